@@ -1,0 +1,1 @@
+//! BranchFS: copy-on-write branches over an ordinary directory.

@@ -1,0 +1,2 @@
+//! The `branchfs` program.
+fn main() {}
