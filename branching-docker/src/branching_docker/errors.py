@@ -1,0 +1,40 @@
+"""What can go wrong before the command runs. In every case nothing was started and the directory is unchanged.
+
+WrapperError (exit 125, as docker's own failures)
+├── WorkspaceError      the directory cannot be worked on
+├── EngineError         Docker is missing, stopped, or out of reach
+└── ImageError          the image is not there, or could not be built
+"""
+
+from __future__ import annotations
+
+
+class WrapperError(Exception):
+    """A failure of ours: one sentence, its cause where there is one, and what to do next."""
+
+    exit_code = 125
+
+    def __init__(self, message: str, *, hint: str, cause: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.cause = cause
+        self.hint = hint
+
+    def lines(self) -> list[str]:
+        """Returns the text for the terminal, line by line."""
+        told = [f"branching-docker: {self.message}"]
+        if self.cause:
+            told.append(f"Cause: {self.cause}")
+        return [*told, f"Hint: {self.hint}"]
+
+
+class WorkspaceError(WrapperError):
+    """The directory given by -w is missing, is no directory, or cannot be read."""
+
+
+class EngineError(WrapperError):
+    """Docker is not installed, not running, not permitted, or on another machine."""
+
+
+class ImageError(WrapperError):
+    """The image is not there and nothing was built or pulled in its place."""
