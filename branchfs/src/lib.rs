@@ -1,1 +1,22 @@
 //! BranchFS: copy-on-write branches over an ordinary directory.
+//!
+//! `daemon` runs a mount; it holds a `workspace` (branches, their records and verbs), which shows its branches through
+//! `filesystem` (the kernel's requests, led to the `view` of one branch over its `layer`s) and commits them by `commit`.
+
+mod commit;
+mod control;
+mod daemon;
+mod error;
+mod filesystem;
+mod kernel;
+mod layer;
+mod overlay;
+mod seen;
+mod sys;
+mod tree;
+mod view;
+mod workspace;
+
+pub use daemon::{BACKGROUND, Options, announce, control_socket, run, start, stop};
+pub use error::Error;
+pub use workspace::Policy;

@@ -1,2 +1,253 @@
-//! The `branchfs` program.
-fn main() {}
+//! The `branchfs` program: mounts, unmounts, and asks a mount's daemon.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use branchfs::{Options, Policy};
+use clap::{Parser, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+
+/// Copy-on-write branches over an ordinary directory: fork, explore, commit.
+#[derive(Parser)]
+#[command(version, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Mount a workspace; returns when it is ready. Branches appear at MOUNTPOINT/@name
+    Mount {
+        /// The directory to branch from
+        #[arg(long, value_name = "DIR", default_value = ".")]
+        base: PathBuf,
+        /// Where branches are kept: on the base's file system [default: .branching in the base]
+        #[arg(long, value_name = "DIR")]
+        store: Option<PathBuf>,
+        /// What presents a branch as a directory
+        #[arg(long, value_enum, default_value = "auto", env = "BRANCHFS_DRIVER")]
+        driver: Driver,
+        /// What happens to the siblings of a committed branch
+        #[arg(long, value_enum, default_value = "first-winner")]
+        policy: Policy,
+        /// Stay in the foreground
+        #[arg(long)]
+        foreground: bool,
+        /// Where to mount: a directory outside of the base
+        mountpoint: PathBuf,
+    },
+    /// Unmount a workspace; returns when nothing of it is left but kept branches
+    Unmount {
+        /// Let it vanish at once although it is in use
+        #[arg(long)]
+        lazy: bool,
+        /// The mountpoint
+        mountpoint: PathBuf,
+    },
+    /// Create a branch
+    Create {
+        /// The branch to fork
+        #[arg(short, long, default_value = "main")]
+        parent: String,
+        /// Its name
+        name: String,
+        /// The mountpoint
+        mountpoint: PathBuf,
+    },
+    /// Commit a branch into its parent
+    Commit {
+        /// Overwrite what others changed in the base since the fork
+        #[arg(long)]
+        force: bool,
+        /// Show what would change, and change nothing
+        #[arg(long)]
+        dry_run: bool,
+        /// The branch
+        name: String,
+        /// The mountpoint
+        mountpoint: PathBuf,
+    },
+    /// Drop a branch and its children
+    Abort {
+        /// The branch
+        name: String,
+        /// The mountpoint
+        mountpoint: PathBuf,
+    },
+    /// List the open branches
+    List {
+        /// The mountpoint
+        mountpoint: PathBuf,
+    },
+    /// Show what a branch changes
+    Diff {
+        /// The branch
+        name: String,
+        /// The mountpoint
+        mountpoint: PathBuf,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Driver {
+    /// The fastest that has full semantics here
+    Auto,
+    /// The kernel's FUSE
+    Fuse,
+    /// The kernel's overlayfs
+    Overlay,
+}
+
+/// How the program ends.
+enum Exit {
+    Success,
+    Failure,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        match exit {
+            Exit::Success => Self::SUCCESS,
+            Exit::Failure => Self::FAILURE,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => Exit::Success.into(),
+        Err(error) => {
+            eprintln!("branchfs: {error:#}");
+            Exit::Failure.into()
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Mount {
+            base,
+            store,
+            driver,
+            policy,
+            foreground,
+            mountpoint,
+        } => {
+            if matches!(driver, Driver::Overlay) {
+                bail!("the overlay driver is not there yet; use --driver fuse");
+            }
+            mount(
+                &Options {
+                    base,
+                    store,
+                    mountpoint,
+                    policy,
+                },
+                foreground,
+            )
+        }
+        Command::Unmount { lazy, mountpoint } => branchfs::stop(&mountpoint, lazy),
+        Command::Create {
+            parent,
+            name,
+            mountpoint,
+        } => {
+            let branch = ask(
+                &mountpoint,
+                json!({ "verb": "create", "name": name, "parent": parent }),
+            )?;
+            show(branch["path"].as_str().unwrap_or_default())
+        }
+        Command::Commit {
+            force,
+            dry_run,
+            name,
+            mountpoint,
+        } => {
+            let request =
+                json!({ "verb": "commit", "branch": name, "force": force, "dry_run": dry_run });
+            show_changes(&ask(&mountpoint, request)?)
+        }
+        Command::Abort { name, mountpoint } => {
+            ask(&mountpoint, json!({ "verb": "abort", "branch": name })).map(|_| ())
+        }
+        Command::List { mountpoint } => {
+            let reply = ask(&mountpoint, json!({ "verb": "list" }))?;
+            for branch in reply["branches"].as_array().into_iter().flatten() {
+                let text = |key: &str| branch[key].as_str().unwrap_or_default().to_owned();
+                show(&format!(
+                    "{}\t{}\t{}",
+                    text("name"),
+                    text("state"),
+                    text("path")
+                ))?;
+            }
+            Ok(())
+        }
+        Command::Diff { name, mountpoint } => show_changes(&ask(
+            &mountpoint,
+            json!({ "verb": "diff", "branch": name }),
+        )?),
+    }
+}
+
+fn mount(options: &Options, foreground: bool) -> Result<()> {
+    if std::env::var_os(branchfs::BACKGROUND).is_some() {
+        return branchfs::run(options, branchfs::announce);
+    }
+    if foreground {
+        return branchfs::run(options, || ());
+    }
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    branchfs::start(&arguments)
+}
+
+/// One request to the daemon of a mount.
+fn ask(mountpoint: &Path, mut request: Value) -> Result<Value> {
+    request["v"] = 1.into();
+    let socket = branchfs::control_socket(mountpoint)?;
+    let mut stream = UnixStream::connect(&socket)
+        .with_context(|| format!("the daemon does not answer at {}", socket.display()))?;
+    writeln!(stream, "{request}")?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line)?;
+    let reply: Value = serde_json::from_str(&line.replace("\\udc", "\\\\udc"))
+        .context("the daemon's reply cannot be read")?;
+    let Some(error) = reply.get("error") else {
+        return Ok(reply["ok"].clone());
+    };
+    let mut message = error["message"]
+        .as_str()
+        .unwrap_or("unknown error")
+        .to_owned();
+    for path in error["paths"].as_array().into_iter().flatten() {
+        message.push_str("\n  ");
+        message.push_str(path.as_str().unwrap_or_default());
+    }
+    if let Some(hint) = error["hint"].as_str() {
+        message.push_str("\nHint: ");
+        message.push_str(hint);
+    }
+    bail!("{message}")
+}
+
+fn show_changes(reply: &Value) -> Result<()> {
+    for change in reply["changes"].as_array().into_iter().flatten() {
+        let text = |key: &str| change[key].as_str().unwrap_or_default();
+        show(&format!("{:<9} {}", text("change"), text("path")))?;
+    }
+    Ok(())
+}
+
+/// A line on standard output; a reader that has gone away ends the program quietly.
+fn show(line: &str) -> Result<()> {
+    match writeln!(std::io::stdout(), "{line}") {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
+}

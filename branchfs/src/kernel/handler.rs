@@ -9,130 +9,120 @@
 //! copied up keeps its inode number, and one lower file has a node in every branch.
 
 use std::ffi::OsStr;
-use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rustix::io::Errno;
 
 /// A node number as the kernel knows it. 1 is the root of the mount.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct NodeId(pub u64);
-
-/// The root of the mount.
-pub const ROOT: NodeId = NodeId(1);
+pub(crate) struct NodeId(pub u64);
 
 /// The number of an open file or directory, chosen by the filesystem.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Handle(pub u64);
+pub(crate) struct Handle(pub u64);
 
 /// How long the kernel may keep an answer. `FOREVER` until it is invalidated explicitly.
-pub const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
+pub(crate) const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Who asks: file system uid and gid of the calling process, as seen in the daemon's user namespace.
 #[derive(Clone, Copy, Debug)]
-pub struct Caller {
+pub(crate) struct Caller {
     /// Effective (file system) user.
-    pub uid: u32,
+    pub(crate) uid: u32,
     /// Effective (file system) group.
-    pub gid: u32,
-    /// Thread id of the caller; 0 where the kernel does not know one.
-    pub pid: u32,
+    pub(crate) gid: u32,
 }
 
 /// A point in time: seconds since 1970 and nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Time {
+pub(crate) struct Time {
     /// Seconds, may be negative.
-    pub seconds: i64,
+    pub(crate) seconds: i64,
     /// 0 to 999 999 999.
-    pub nanoseconds: u32,
+    pub(crate) nanoseconds: u32,
 }
 
 /// What `stat` shows.
 #[derive(Clone, Copy, Debug)]
-pub struct Attributes {
+pub(crate) struct Attributes {
     /// Shown inode number.
-    pub ino: u64,
+    pub(crate) ino: u64,
     /// Size in bytes.
-    pub size: u64,
+    pub(crate) size: u64,
     /// 512-byte blocks in use.
-    pub blocks: u64,
+    pub(crate) blocks: u64,
     /// Last access.
-    pub atime: Time,
+    pub(crate) atime: Time,
     /// Last change of content.
-    pub mtime: Time,
+    pub(crate) mtime: Time,
     /// Last change of the inode.
-    pub ctime: Time,
+    pub(crate) ctime: Time,
     /// File type and permission bits, as in `st_mode`.
-    pub mode: u32,
+    pub(crate) mode: u32,
     /// Number of hard links.
-    pub nlink: u32,
+    pub(crate) nlink: u32,
     /// Owner.
-    pub uid: u32,
+    pub(crate) uid: u32,
     /// Group.
-    pub gid: u32,
+    pub(crate) gid: u32,
     /// Device number of a device node: `(major, minor)`.
-    pub rdev: (u32, u32),
+    pub(crate) rdev: (u32, u32),
     /// Preferred I/O size.
-    pub block_size: u32,
+    pub(crate) block_size: u32,
 }
 
 /// An answer that gives the kernel a node (LOOKUP, MKDIR, …): it holds one more reference until FORGET.
 #[derive(Clone, Copy, Debug)]
-pub struct Entry {
+pub(crate) struct Entry {
     /// The node; `None` is a negative entry: the name does not exist and the kernel may remember that.
-    pub node: Option<NodeId>,
+    pub(crate) node: Option<NodeId>,
     /// Tells apart two lives of one node number.
-    pub generation: u64,
+    pub(crate) generation: u64,
     /// How long the name may be kept.
-    pub entry_ttl: Duration,
+    pub(crate) entry_ttl: Duration,
     /// How long the attributes may be kept.
-    pub attributes_ttl: Duration,
+    pub(crate) attributes_ttl: Duration,
     /// Attributes; `None` only in a negative entry.
-    pub attributes: Option<Attributes>,
+    pub(crate) attributes: Option<Attributes>,
 }
 
 /// How an open file is served.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Opened {
+pub(crate) struct Opened {
     /// Number for later requests.
-    pub handle: Option<Handle>,
+    pub(crate) handle: Option<Handle>,
     /// Keep the page cache of an earlier open (`FOPEN_KEEP_CACHE`).
-    pub keep_cache: bool,
+    pub(crate) keep_cache: bool,
     /// Bypass the page cache (`FOPEN_DIRECT_IO`).
-    pub direct_io: bool,
+    pub(crate) direct_io: bool,
     /// Let the kernel cache the listing (`FOPEN_CACHE_DIR`).
-    pub cache_directory: bool,
-    /// The file is a stream without a position (`FOPEN_NONSEEKABLE` is not set; reserved for control files).
-    pub no_flush: bool,
-    /// Backing id from [`super::Notifier::open_backing`]: the kernel reads and writes that file itself.
-    pub passthrough: Option<u32>,
+    pub(crate) cache_directory: bool,
 }
 
 /// Attributes to change; `None` leaves one as it is.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Changes {
+pub(crate) struct Changes {
     /// Permission bits.
-    pub mode: Option<u32>,
+    pub(crate) mode: Option<u32>,
     /// Owner.
-    pub uid: Option<u32>,
+    pub(crate) uid: Option<u32>,
     /// Group.
-    pub gid: Option<u32>,
+    pub(crate) gid: Option<u32>,
     /// Size in bytes.
-    pub size: Option<u64>,
+    pub(crate) size: Option<u64>,
     /// Access time.
-    pub atime: Option<SetTime>,
+    pub(crate) atime: Option<SetTime>,
     /// Modification time.
-    pub mtime: Option<SetTime>,
+    pub(crate) mtime: Option<SetTime>,
     /// The open file through which the change comes, if any.
-    pub handle: Option<Handle>,
+    pub(crate) handle: Option<Handle>,
     /// Drop set-user-id, set-group-id and capabilities (`FATTR_KILL_SUIDGID`).
-    pub kill_privileges: bool,
+    pub(crate) kill_privileges: bool,
 }
 
 /// A time to set.
 #[derive(Clone, Copy, Debug)]
-pub enum SetTime {
+pub(crate) enum SetTime {
     /// The current time.
     Now,
     /// A given time.
@@ -141,29 +131,28 @@ pub enum SetTime {
 
 /// What `statfs` shows.
 #[derive(Clone, Copy, Debug, Default)]
-#[expect(missing_docs, reason = "the fields of struct statvfs")]
-pub struct Statfs {
-    pub blocks: u64,
-    pub blocks_free: u64,
-    pub blocks_available: u64,
-    pub files: u64,
-    pub files_free: u64,
-    pub block_size: u32,
-    pub fragment_size: u32,
-    pub name_max: u32,
+pub(crate) struct Statfs {
+    pub(crate) blocks: u64,
+    pub(crate) blocks_free: u64,
+    pub(crate) blocks_available: u64,
+    pub(crate) files: u64,
+    pub(crate) files_free: u64,
+    pub(crate) block_size: u32,
+    pub(crate) fragment_size: u32,
+    pub(crate) name_max: u32,
 }
 
 /// Flags of an open or create request.
 #[derive(Clone, Copy, Debug)]
-pub struct OpenFlags {
+pub(crate) struct OpenFlags {
     /// `O_*` flags as the caller gave them (without `O_CREAT`, `O_EXCL`, `O_NOCTTY` for OPEN).
-    pub flags: u32,
+    pub(crate) flags: u32,
     /// `O_TRUNC` must also drop set-id bits (`FUSE_OPEN_KILL_SUIDGID`).
-    pub kill_privileges: bool,
+    pub(crate) kill_privileges: bool,
 }
 
 /// Collects directory entries until the kernel's buffer is full.
-pub trait DirectorySink {
+pub(crate) trait DirectorySink {
     /// Adds a plain entry. `kind` is a `DT_*` value. Returns false when it did not fit: stop then.
     fn push(&mut self, ino: u64, offset: u64, kind: u8, name: &OsStr) -> bool;
     /// Adds an entry with attributes (READDIRPLUS); for `.` and `..` give an entry without a node. Returns false when
@@ -174,23 +163,18 @@ pub trait DirectorySink {
 }
 
 /// Shorthand for the answer of a request.
-pub type Answer<T> = Result<T, Errno>;
+pub(crate) type Answer<T> = Result<T, Errno>;
 
-/// What the kernel offers at INIT and what is asked of it; the session fills it in before [`Handler::init`].
+/// What the kernel offers; known at INIT.
 #[derive(Clone, Copy, Debug)]
-pub struct Capabilities {
-    /// Minor version of the kernel's protocol (major 7).
-    pub minor: u32,
-    /// The kernel can let files pass through to a backing file, and the daemon may register one.
-    pub passthrough: bool,
+pub(crate) struct Capabilities {
     /// The kernel understands `FUSE_NOTIFY_INC_EPOCH`.
-    pub epoch: bool,
+    pub(crate) epoch: bool,
 }
 
-/// A filesystem, as the kernel asks for it.
+/// A filesystem, as the kernel asks for it: each method is the FUSE request of its name (fuse(4), linux/fuse.h).
 #[expect(unused_variables, reason = "defaults ignore their arguments")]
-#[expect(missing_docs, reason = "each method is the FUSE request of its name; see fuse(4) and linux/fuse.h")]
-pub trait Handler: Send + Sync + 'static {
+pub(crate) trait Handler: Send + Sync + 'static {
     fn init(&self, capabilities: &Capabilities) {}
     fn destroy(&self) {}
     fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Answer<Entry> {
@@ -201,7 +185,12 @@ pub trait Handler: Send + Sync + 'static {
     fn getattr(&self, node: NodeId, handle: Option<Handle>) -> Answer<(Attributes, Duration)> {
         Err(Errno::NOSYS)
     }
-    fn setattr(&self, caller: &Caller, node: NodeId, changes: &Changes) -> Answer<(Attributes, Duration)> {
+    fn setattr(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        changes: &Changes,
+    ) -> Answer<(Attributes, Duration)> {
         Err(Errno::NOSYS)
     }
     fn readlink(&self, node: NodeId) -> Answer<Vec<u8>> {
@@ -209,10 +198,25 @@ pub trait Handler: Send + Sync + 'static {
     }
     /// `mode` has the file type; `umask` has not been applied (`FUSE_DONT_MASK`): the filesystem does, unless the
     /// parent has a default ACL.
-    fn mknod(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32, umask: u32, rdev: (u32, u32)) -> Answer<Entry> {
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: (u32, u32),
+    ) -> Answer<Entry> {
         Err(Errno::NOSYS)
     }
-    fn mkdir(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32, umask: u32) -> Answer<Entry> {
+    fn mkdir(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+    ) -> Answer<Entry> {
         Err(Errno::NOSYS)
     }
     fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Answer<()> {
@@ -221,31 +225,73 @@ pub trait Handler: Send + Sync + 'static {
     fn rmdir(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Answer<()> {
         Err(Errno::NOSYS)
     }
-    fn symlink(&self, caller: &Caller, parent: NodeId, name: &OsStr, target: &OsStr) -> Answer<Entry> {
+    fn symlink(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        target: &OsStr,
+    ) -> Answer<Entry> {
         Err(Errno::NOSYS)
     }
     /// `flags`: `RENAME_NOREPLACE`, `RENAME_EXCHANGE`, `RENAME_WHITEOUT`.
-    fn rename(&self, caller: &Caller, parent: NodeId, name: &OsStr, new_parent: NodeId, new_name: &OsStr, flags: u32) -> Answer<()> {
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        new_parent: NodeId,
+        new_name: &OsStr,
+        flags: u32,
+    ) -> Answer<()> {
         Err(Errno::NOSYS)
     }
-    fn link(&self, caller: &Caller, node: NodeId, new_parent: NodeId, new_name: &OsStr) -> Answer<Entry> {
+    fn link(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        new_parent: NodeId,
+        new_name: &OsStr,
+    ) -> Answer<Entry> {
         Err(Errno::NOSYS)
     }
     fn open(&self, caller: &Caller, node: NodeId, flags: OpenFlags) -> Answer<Opened> {
         Err(Errno::NOSYS)
     }
-    fn create(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32, umask: u32, flags: OpenFlags) -> Answer<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: OpenFlags,
+    ) -> Answer<(Entry, Opened)> {
         Err(Errno::NOSYS)
     }
     /// `O_TMPFILE`.
-    fn tmpfile(&self, caller: &Caller, parent: NodeId, mode: u32, umask: u32, flags: OpenFlags) -> Answer<(Entry, Opened)> {
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        mode: u32,
+        umask: u32,
+        flags: OpenFlags,
+    ) -> Answer<(Entry, Opened)> {
         Err(Errno::NOSYS)
     }
     /// Fills `buffer` from `offset`; returns the bytes read, fewer only at the end of the file.
     fn read(&self, node: NodeId, handle: Handle, offset: u64, buffer: &mut [u8]) -> Answer<usize> {
         Err(Errno::NOSYS)
     }
-    fn write(&self, node: NodeId, handle: Handle, offset: u64, data: &[u8], kill_privileges: bool) -> Answer<usize> {
+    fn write(
+        &self,
+        node: NodeId,
+        handle: Handle,
+        offset: u64,
+        data: &[u8],
+        kill_privileges: bool,
+    ) -> Answer<usize> {
         Err(Errno::NOSYS)
     }
     /// One descriptor of the open file is closed.
@@ -257,24 +303,42 @@ pub trait Handler: Send + Sync + 'static {
     fn fsync(&self, node: NodeId, handle: Handle, data_only: bool) -> Answer<()> {
         Err(Errno::NOSYS)
     }
-    fn fallocate(&self, node: NodeId, handle: Handle, mode: u32, offset: u64, length: u64) -> Answer<()> {
+    fn fallocate(
+        &self,
+        node: NodeId,
+        handle: Handle,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    ) -> Answer<()> {
         Err(Errno::NOSYS)
     }
     /// `SEEK_DATA` and `SEEK_HOLE` only.
     fn lseek(&self, node: NodeId, handle: Handle, offset: u64, whence: u32) -> Answer<u64> {
         Err(Errno::NOSYS)
     }
-    fn copy_file_range(&self, from: (NodeId, Handle, u64), to: (NodeId, Handle, u64), length: u64, flags: u64) -> Answer<usize> {
+    fn copy_file_range(
+        &self,
+        from: (NodeId, Handle, u64),
+        to: (NodeId, Handle, u64),
+        length: u64,
+        flags: u64,
+    ) -> Answer<usize> {
         Err(Errno::NOSYS)
-    }
-    fn ioctl(&self, caller: &Caller, node: NodeId, handle: Handle, command: u32, input: &[u8], output_size: u32) -> Answer<(i32, Vec<u8>)> {
-        Err(Errno::NOTTY)
     }
     fn opendir(&self, caller: &Caller, node: NodeId, flags: u32) -> Answer<Opened> {
         Err(Errno::NOSYS)
     }
     /// Entries after `offset` (0: from the start); `plus` asks for [`DirectorySink::push_plus`].
-    fn readdir(&self, caller: &Caller, node: NodeId, handle: Handle, offset: u64, plus: bool, sink: &mut dyn DirectorySink) -> Answer<()> {
+    fn readdir(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        handle: Handle,
+        offset: u64,
+        plus: bool,
+        sink: &mut dyn DirectorySink,
+    ) -> Answer<()> {
         Err(Errno::NOSYS)
     }
     fn releasedir(&self, node: NodeId, handle: Handle) {}
@@ -285,7 +349,15 @@ pub trait Handler: Send + Sync + 'static {
     fn getxattr(&self, node: NodeId, name: &OsStr) -> Answer<Vec<u8>> {
         Err(Errno::NOSYS)
     }
-    fn setxattr(&self, caller: &Caller, node: NodeId, name: &OsStr, value: &[u8], flags: u32, acl_kill_sgid: bool) -> Answer<()> {
+    fn setxattr(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        name: &OsStr,
+        value: &[u8],
+        flags: u32,
+        acl_kill_sgid: bool,
+    ) -> Answer<()> {
         Err(Errno::NOSYS)
     }
     /// Names separated and ended by NUL.
@@ -303,15 +375,11 @@ pub trait Handler: Send + Sync + 'static {
     }
 }
 
-/// Registers and releases backing files for passthrough, and tells the kernel to forget what it has cached.
+/// Tells the kernel to forget what it has cached.
 ///
 /// None of these may be called while a lock is held that a request needs: the kernel may be waiting for an answer
 /// before it can take the invalidation.
-pub trait Kernel: Send + Sync {
-    /// Registers an open file for passthrough. Errors: `EPERM` without the privilege, `EOPNOTSUPP` without support.
-    fn open_backing(&self, file: BorrowedFd<'_>) -> Answer<u32>;
-    /// Gives a backing id back.
-    fn close_backing(&self, id: u32);
+pub(crate) trait Kernel: Send + Sync {
     /// Forgets attributes and pages of a node. `ENOENT` (the kernel does not know it) is success.
     fn invalidate_node(&self, node: NodeId) -> Answer<()>;
     /// Forgets one name in a directory. `ENOENT` is success.

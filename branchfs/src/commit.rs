@@ -1,0 +1,20 @@
+//! Committing a branch to the base: all of it or nothing, whatever happens in between.
+//!
+//! A plan is a list of [`Step`]s, each atomic, idempotent and reversible, naming the inodes it expects. It is worked out
+//! by reading alone ([`plan`]), then written to the journal: from that moment the commit rolls forward, after a crash
+//! too ([`recover`]). A step that fails makes the commit roll back the same way. Nothing is copied: new objects are
+//! renamed in, whole directories at once; replaced ones are exchanged, so that what was there lands in the layer; deleted
+//! ones are renamed out.
+//!
+//! Cost: one `rename` for each changed file or new directory, two `syncfs` and two `fsync` for the whole commit.
+//! Measured on ext4, an exchange costs a twentieth of a rename over a file, because nothing is freed.
+
+mod journal;
+mod plan;
+mod step;
+
+pub(crate) use journal::{Decided, Header, recover};
+pub(crate) use plan::{Change, Plan, Request, plan};
+pub(crate) use step::{Disk, Place};
+
+use step::Step;

@@ -1,0 +1,658 @@
+//! Working out a commit: which steps turn the base into what the branch shows, and what stands against it.
+//!
+//! The walk goes through the branch's own layers alone; its cost follows the changed names. At each name the topmost
+//! layer that has it decides:
+//!
+//! | layer | base | step |
+//! |---|---|---|
+//! | object | nothing | rename in |
+//! | object | something | exchange |
+//! | whiteout | something | rename out |
+//! | directory, new or opaque | | as an object, whole; then what upper layers change in it |
+//! | directory, merging | directory | recurse; its attributes last |
+//! | directory with a redirect | | the base's directory moves there; recurse |
+//!
+//! Redirected directories are moved out of the base first, deepest first, so that chains and swaps of renames need no
+//! order among themselves.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Statx};
+use serde::Serialize;
+
+use super::journal::directory_of;
+use super::step::{Disk, Place, Step};
+use crate::error::Error;
+use crate::overlay::{DEVICE_XATTR, Namespace, may_be_whiteout, parse_redirect};
+use crate::seen::{Expected, Identity};
+
+/// What is to be committed.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) transaction: u64,
+    /// The branch's own layers, top first: directories in the store that hold the layer's content.
+    pub(crate) layers: Vec<PathBuf>,
+    pub(crate) namespace: Namespace,
+    /// What the layers depend on in the base.
+    pub(crate) seen: BTreeMap<PathBuf, Expected>,
+    /// When the branch was forked, nanoseconds since 1970: the measure for paths that were never noted.
+    pub(crate) forked: i64,
+}
+
+/// How a path of the base changes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ChangeKind {
+    /// It is new.
+    Added,
+    /// Its content or target is another.
+    Modified,
+    /// It is gone.
+    Deleted,
+    /// It was moved here.
+    Renamed,
+    /// It is of another type.
+    Type,
+    /// A directory's mode, owner or extended attributes are others.
+    Metadata,
+}
+
+/// One changed path.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Change {
+    pub(crate) path: PathBuf,
+    pub(crate) change: ChangeKind,
+    pub(crate) from: Option<PathBuf>,
+    pub(crate) kind: &'static str,
+}
+
+/// A worked-out commit.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) steps: Vec<Step>,
+    /// Sorted by path.
+    pub(crate) changes: Vec<Change>,
+    /// Paths of the base that others changed since the branch depended on them.
+    pub(crate) drift: BTreeSet<PathBuf>,
+    /// Whiteouts that hide nothing and must not come into the base.
+    pub(crate) litter: Vec<Place>,
+}
+
+/// A directory of one of the branch's layers: where it is now, and where it will be when its children are moved.
+#[derive(Clone, Debug)]
+struct Source {
+    now: Place,
+    then: Place,
+    /// Position in the stack.
+    layer: usize,
+}
+
+/// Sorts, and folds what was deleted and added at one path into one change.
+fn one_change_a_path(changes: Vec<Change>) -> Vec<Change> {
+    let mut by_path: BTreeMap<PathBuf, Change> = BTreeMap::new();
+    for change in changes {
+        let folded = match by_path.get(&change.path) {
+            Some(known)
+                if known.change == ChangeKind::Deleted || change.change == ChangeKind::Deleted =>
+            {
+                let new = if change.change == ChangeKind::Deleted {
+                    known.clone()
+                } else {
+                    change
+                };
+                let is_same_kind = by_path
+                    .get(&new.path)
+                    .is_some_and(|known| known.kind == new.kind);
+                Change {
+                    change: if is_same_kind {
+                        ChangeKind::Modified
+                    } else {
+                        ChangeKind::Type
+                    },
+                    ..new
+                }
+            }
+            _ => change,
+        };
+        by_path.insert(folded.path.clone(), folded);
+    }
+    by_path.into_values().collect()
+}
+
+struct Planner<'a> {
+    disk: &'a Disk,
+    request: &'a Request,
+    plan: Plan,
+    /// Directories of the base that move: path -> where they wait.
+    moved: HashMap<PathBuf, Place>,
+    metadata: Vec<Step>,
+    next: usize,
+}
+
+/// Works out the commit of a branch. Changes nothing.
+pub(crate) fn plan(disk: &Disk, request: &Request) -> Result<Plan, Error> {
+    let mut planner = Planner {
+        disk,
+        request,
+        plan: Plan::default(),
+        moved: HashMap::new(),
+        metadata: Vec::new(),
+        next: 0,
+    };
+    let root: Vec<Source> = request
+        .layers
+        .iter()
+        .enumerate()
+        .map(|(layer, path)| Source {
+            now: Place::Store(path.clone()),
+            then: Place::Store(path.clone()),
+            layer,
+        })
+        .collect();
+    planner.move_redirected(&root)?;
+    planner.merge(Path::new(""), &root, &Place::Base(PathBuf::new()))?;
+    let mut plan = planner.plan;
+    // Deepest last to first: entries of a directory are settled before its times are set.
+    planner.metadata.reverse();
+    plan.steps.append(&mut planner.metadata);
+    plan.changes = one_change_a_path(std::mem::take(&mut plan.changes));
+    Ok(plan)
+}
+
+impl Planner<'_> {
+    /// A free place beside the journal entry's plan.
+    fn aside(&mut self) -> Place {
+        self.next += 1;
+        Place::Store(directory_of(self.request.transaction).join(self.next.to_string()))
+    }
+
+    /// First of all, every directory of the base that is elsewhere in the branch leaves its place.
+    fn move_redirected(&mut self, root: &[Source]) -> Result<(), Error> {
+        let mut origins = BTreeSet::new();
+        for source in root {
+            self.find_redirects(&source.now, Path::new(""), &mut origins)?;
+        }
+        // Sorted paths have parents before children; in reverse the deepest leave first.
+        for origin in origins.into_iter().rev() {
+            let from = Place::Base(origin.clone());
+            let Some(stat) = self.disk.stat(&from)? else {
+                self.plan.drift.insert(origin);
+                continue;
+            };
+            self.check_present(&origin, &stat);
+            let to = self.aside();
+            self.plan.steps.push(Step::Rename {
+                from,
+                to: to.clone(),
+                ino: stat.stx_ino,
+                directory: true,
+            });
+            self.moved.insert(origin, to);
+        }
+        Ok(())
+    }
+
+    fn find_redirects(
+        &self,
+        directory: &Place,
+        path: &Path,
+        found: &mut BTreeSet<PathBuf>,
+    ) -> Result<(), Error> {
+        for entry in self.disk.list(directory)? {
+            if entry.kind != FileType::Directory {
+                continue;
+            }
+            let (place, path) = (directory.join(&entry.name), path.join(&entry.name));
+            if let Some(origin) = self.redirect(&place, &path)? {
+                if self.disk.stat(&Place::Base(origin.clone()))?.is_some() {
+                    found.insert(origin);
+                }
+            }
+            self.find_redirects(&place, &path, found)?;
+        }
+        Ok(())
+    }
+
+    fn redirect(&self, place: &Place, path: &Path) -> Result<Option<PathBuf>, Error> {
+        let Some(value) = self.disk.xattr(place, self.request.namespace.redirect()) else {
+            return Ok(None);
+        };
+        let origin = parse_redirect(&value, path);
+        origin.map(Some).ok_or_else(|| {
+            Error::Corrupt(format!("{} has a redirect that leads out", path.display()))
+        })
+    }
+
+    fn is_opaque(&self, place: &Place) -> bool {
+        self.disk
+            .xattr(place, self.request.namespace.opaque())
+            .is_some_and(|value| value == b"y")
+    }
+
+    fn is_whiteout(&self, place: &Place, stat: &Statx) -> bool {
+        may_be_whiteout(stat) && self.disk.xattr(place, DEVICE_XATTR).is_none()
+    }
+
+    /// Plans a directory that exists in the base's final tree: `existing` is where its present entries are now, `path`
+    /// is where they will be.
+    fn merge(&mut self, path: &Path, sources: &[Source], existing: &Place) -> Result<(), Error> {
+        let mut names: BTreeMap<OsString, usize> = BTreeMap::new();
+        for (position, source) in sources.iter().enumerate() {
+            for entry in self.disk.list(&source.now)? {
+                names.entry(entry.name).or_insert(position);
+            }
+        }
+        if !names.is_empty() || !path.as_os_str().is_empty() {
+            self.plan_metadata(path, &sources[0], existing)?;
+        }
+        for (name, position) in names {
+            self.plan_name(
+                &path.join(&name),
+                &name,
+                &sources[position..],
+                &existing.join(&name),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// What is now at a place of the base, unless it moved away.
+    fn existing(&self, place: &Place) -> Result<Option<Statx>, Error> {
+        match place {
+            Place::Base(path) if self.moved.contains_key(path) => Ok(None),
+            _ => self.disk.stat(place),
+        }
+    }
+
+    fn plan_name(
+        &mut self,
+        path: &Path,
+        name: &std::ffi::OsStr,
+        sources: &[Source],
+        existing: &Place,
+    ) -> Result<(), Error> {
+        let (now, then) = (sources[0].now.join(name), sources[0].then.join(name));
+        let Some(stat) = self.disk.stat(&now)? else {
+            return Ok(());
+        };
+        let found = self.existing(existing)?;
+        if self.is_whiteout(&now, &stat) {
+            return match found {
+                Some(found) => self.remove(path, existing, &found),
+                None => Ok(()), // others removed it as well, or it moved away
+            };
+        }
+        let kind = kind_of(&stat);
+        if kind != FileType::Directory {
+            self.check(existing, found.as_ref())?;
+            self.strip_device_mark(&now, path, kind);
+            return self.put(path, then, &stat, existing, found.as_ref());
+        }
+        self.plan_directory(path, name, sources, existing, found.as_ref())
+    }
+
+    fn plan_directory(
+        &mut self,
+        path: &Path,
+        name: &std::ffi::OsStr,
+        sources: &[Source],
+        existing: &Place,
+        found: Option<&Statx>,
+    ) -> Result<(), Error> {
+        let mut chain: Vec<Source> = Vec::new();
+        let mut origin = None;
+        let mut merges = true;
+        for source in sources {
+            let (now, then) = (source.now.join(name), source.then.join(name));
+            let Some(stat) = self.disk.stat(&now)? else {
+                continue;
+            };
+            if kind_of(&stat) != FileType::Directory {
+                merges = false;
+                break;
+            }
+            chain.push(Source {
+                now: now.clone(),
+                then,
+                layer: source.layer,
+            });
+            if self.is_opaque(&now) {
+                merges = false;
+                break;
+            }
+            if let Some(redirect) = self.redirect(&now, path)? {
+                // Layers further down know the directory under its old name.
+                for below in &self.request.layers[source.layer + 1..] {
+                    let place = Place::Store(below.join(&redirect));
+                    if self
+                        .disk
+                        .stat(&place)?
+                        .is_some_and(|stat| kind_of(&stat) == FileType::Directory)
+                    {
+                        chain.push(Source {
+                            now: place.clone(),
+                            then: place,
+                            layer: source.layer + 1,
+                        });
+                    }
+                }
+                origin = Some(redirect);
+                break;
+            }
+        }
+        if let Some((origin, waiting)) =
+            origin.and_then(|origin| self.moved.get(&origin).cloned().map(|to| (origin, to)))
+        {
+            return self.put_moved(path, &chain, existing, found, origin, waiting);
+        }
+        if merges && found.is_some_and(|found| kind_of(found) == FileType::Directory) {
+            self.check(existing, found)?;
+            return self.merge(path, &chain, existing);
+        }
+        let Some(bottom) = chain.pop() else {
+            return Ok(());
+        };
+        let Some(stat) = self.disk.stat(&bottom.now)? else {
+            return Ok(());
+        };
+        self.check(existing, found)?;
+        let apart = self.purify(&bottom, path)?;
+        self.put(path, bottom.then.clone(), &stat, existing, found)?;
+        if self.is_opaque(&bottom.now) {
+            let name = self.request.namespace.opaque().to_owned();
+            self.plan.steps.push(Step::Strip {
+                place: Place::Base(path.to_path_buf()),
+                name,
+                value: "y".to_owned(),
+            });
+        }
+        for (path, source, origin) in apart {
+            let Some(waiting) = self.moved.get(&origin).cloned() else {
+                continue;
+            };
+            self.put_moved(
+                &path,
+                &[source],
+                &Place::Base(path.clone()),
+                None,
+                origin,
+                waiting,
+            )?;
+        }
+        if chain.is_empty() {
+            Ok(())
+        } else {
+            self.merge(path, &chain, &bottom.now)
+        }
+    }
+
+    /// A directory of the base that was renamed, with what the branch changed in it.
+    fn put_moved(
+        &mut self,
+        path: &Path,
+        chain: &[Source],
+        existing: &Place,
+        found: Option<&Statx>,
+        origin: PathBuf,
+        waiting: Place,
+    ) -> Result<(), Error> {
+        if let Some(found) = found {
+            self.remove(path, existing, found)?;
+        } else {
+            self.check(existing, None)?;
+        }
+        let now = Place::Base(origin.clone());
+        let Some(stat) = self.disk.stat(&now)? else {
+            return Ok(());
+        };
+        let to = Place::Base(path.to_path_buf());
+        self.plan.steps.push(Step::Rename {
+            from: waiting,
+            to,
+            ino: stat.stx_ino,
+            directory: true,
+        });
+        self.change(path, ChangeKind::Renamed, Some(origin), FileType::Directory);
+        self.merge(path, chain, &now)
+    }
+
+    /// Moves an object of the layer into the base, in exchange for what is there.
+    fn put(
+        &mut self,
+        path: &Path,
+        from: Place,
+        stat: &Statx,
+        existing: &Place,
+        found: Option<&Statx>,
+    ) -> Result<(), Error> {
+        let to = Place::Base(path.to_path_buf());
+        let kind = kind_of(stat);
+        match found {
+            Some(found) => {
+                if kind_of(found) == FileType::Directory {
+                    self.list_deleted(path, existing)?;
+                }
+                let is_same_kind = kind_of(found) == kind;
+                self.change(
+                    path,
+                    if is_same_kind {
+                        ChangeKind::Modified
+                    } else {
+                        ChangeKind::Type
+                    },
+                    None,
+                    kind,
+                );
+                let directory =
+                    kind == FileType::Directory || kind_of(found) == FileType::Directory;
+                self.plan.steps.push(Step::Exchange {
+                    one: from,
+                    other: to,
+                    ino_one: stat.stx_ino,
+                    ino_other: found.stx_ino,
+                    directory,
+                });
+            }
+            None => {
+                self.change(path, ChangeKind::Added, None, kind);
+                let directory = kind == FileType::Directory;
+                self.plan.steps.push(Step::Rename {
+                    from,
+                    to,
+                    ino: stat.stx_ino,
+                    directory,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, path: &Path, existing: &Place, found: &Statx) -> Result<(), Error> {
+        self.check(existing, Some(found))?;
+        let kind = kind_of(found);
+        if kind == FileType::Directory {
+            self.list_deleted(path, existing)?;
+        }
+        self.change(path, ChangeKind::Deleted, None, kind);
+        let (from, to) = (Place::Base(path.to_path_buf()), self.aside());
+        let directory = kind == FileType::Directory;
+        self.plan.steps.push(Step::Rename {
+            from,
+            to,
+            ino: found.stx_ino,
+            directory,
+        });
+        Ok(())
+    }
+
+    /// Everything below a removed directory is deleted too, and must be what the branch knew.
+    fn list_deleted(&mut self, path: &Path, existing: &Place) -> Result<(), Error> {
+        for entry in self.disk.list(existing)? {
+            let (path, place) = (path.join(&entry.name), existing.join(&entry.name));
+            let Some(stat) = self.existing(&place)? else {
+                continue;
+            };
+            let kind = kind_of(&stat);
+            self.check(&place, Some(&stat))?;
+            if kind == FileType::Directory {
+                self.list_deleted(&path, &place)?;
+            }
+            self.change(&path, ChangeKind::Deleted, None, kind);
+        }
+        Ok(())
+    }
+
+    /// A new directory goes into the base whole. Finds what must not go with it: whiteouts, and directories that were
+    /// moved into it from the base, whose layer part is set aside first (path, part, origin).
+    fn purify(
+        &mut self,
+        source: &Source,
+        path: &Path,
+    ) -> Result<Vec<(PathBuf, Source, PathBuf)>, Error> {
+        let mut apart = Vec::new();
+        for entry in self.disk.list(&source.now)? {
+            let (now, then) = (source.now.join(&entry.name), source.then.join(&entry.name));
+            let path = path.join(&entry.name);
+            if entry.kind == FileType::CharacterDevice {
+                if let Some(stat) = self.disk.stat(&now)? {
+                    if self.is_whiteout(&now, &stat) {
+                        self.plan.litter.push(now);
+                        continue;
+                    }
+                }
+                self.strip_device_mark(&now, &path, entry.kind);
+            }
+            if entry.kind == FileType::Directory {
+                if let Some(origin) = self.redirect(&now, &path)? {
+                    let Some(stat) = self.disk.stat(&now)? else {
+                        continue;
+                    };
+                    let to = self.aside();
+                    self.plan.steps.push(Step::Rename {
+                        from: then,
+                        to: to.clone(),
+                        ino: stat.stx_ino,
+                        directory: true,
+                    });
+                    apart.push((
+                        path,
+                        Source {
+                            now,
+                            then: to,
+                            layer: source.layer,
+                        },
+                        origin,
+                    ));
+                    continue;
+                }
+                if self.is_opaque(&now) {
+                    let name = self.request.namespace.opaque().to_owned();
+                    self.metadata.push(Step::Strip {
+                        place: Place::Base(path.clone()),
+                        name,
+                        value: "y".to_owned(),
+                    });
+                }
+                apart.extend(self.purify(
+                    &Source {
+                        now,
+                        then,
+                        layer: source.layer,
+                    },
+                    &path,
+                )?);
+            }
+            self.change(&path, ChangeKind::Added, None, entry.kind);
+        }
+        Ok(apart)
+    }
+
+    fn strip_device_mark(&mut self, now: &Place, path: &Path, kind: FileType) {
+        if kind != FileType::CharacterDevice {
+            return;
+        }
+        if let Some(value) = self.disk.xattr(now, DEVICE_XATTR) {
+            let value = String::from_utf8_lossy(&value).into_owned();
+            self.metadata.push(Step::Strip {
+                place: Place::Base(path.to_path_buf()),
+                name: DEVICE_XATTR.to_owned(),
+                value,
+            });
+        }
+    }
+
+    /// A directory on both sides takes the attributes that the branch shows.
+    fn plan_metadata(&mut self, path: &Path, top: &Source, existing: &Place) -> Result<(), Error> {
+        let (mut new, old) = (self.disk.metadata(&top.now)?, self.disk.metadata(existing)?);
+        let is_changed =
+            (new.mode, new.uid, new.gid, &new.xattrs) != (old.mode, old.uid, old.gid, &old.xattrs);
+        if is_changed && !path.as_os_str().is_empty() {
+            self.change(path, ChangeKind::Metadata, None, FileType::Directory);
+        }
+        let was_changed_by_others = self
+            .disk
+            .stat(existing)?
+            .is_some_and(|stat| Identity::of(&stat).ctime > self.request.forked);
+        if was_changed_by_others {
+            new.mtime = new.mtime.max(old.mtime);
+        }
+        self.metadata.push(Step::Metadata {
+            path: Place::Base(path.to_path_buf()),
+            new,
+            old,
+        });
+        Ok(())
+    }
+
+    fn change(&mut self, path: &Path, change: ChangeKind, from: Option<PathBuf>, kind: FileType) {
+        let kind = match kind {
+            FileType::RegularFile => "file",
+            FileType::Directory => "directory",
+            FileType::Symlink => "symlink",
+            _ => "other",
+        };
+        self.plan.changes.push(Change {
+            path: path.to_path_buf(),
+            change,
+            from,
+            kind,
+        });
+    }
+
+    /// Compares what the base has at a place with what the branch saw there.
+    fn check(&mut self, existing: &Place, found: Option<&Statx>) -> Result<(), Error> {
+        let Place::Base(path) = existing else {
+            return Ok(());
+        };
+        match found {
+            Some(stat) => self.check_present(path, stat),
+            None => {
+                if matches!(self.request.seen.get(path), Some(Expected::Present(_)))
+                    && !self.moved.contains_key(path)
+                {
+                    self.plan.drift.insert(path.clone());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_present(&mut self, path: &Path, stat: &Statx) {
+        let now = Identity::of(stat);
+        let has_drifted = match self.request.seen.get(path) {
+            Some(Expected::Present(then)) => !then.still(&now),
+            Some(Expected::Absent) => true,
+            // Never noted: a directory's times change with its entries, which are compared by themselves.
+            None => !now.is_directory() && now.ctime > self.request.forked,
+        };
+        if has_drifted {
+            self.plan.drift.insert(path.to_path_buf());
+        }
+    }
+}
+
+fn kind_of(stat: &Statx) -> FileType {
+    FileType::from_raw_mode(u32::from(stat.stx_mode))
+}

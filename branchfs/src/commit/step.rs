@@ -1,0 +1,358 @@
+//! The steps a commit is made of.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{RenameFlags, Statx, Timespec, Timestamps, XattrFlags};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Context, Error};
+use crate::overlay::is_private_xattr;
+use crate::seen::{from_hex, to_hex};
+use crate::tree::{Tree, xattr_names};
+
+/// The two trees a commit works on. Their descriptor caches are the commit's own.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    pub(crate) base: Tree,
+    pub(crate) store: Tree,
+}
+
+/// A path below one of the two roots.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Place {
+    /// In the base.
+    Base(#[serde(with = "hex")] PathBuf),
+    /// In the store.
+    Store(#[serde(with = "hex")] PathBuf),
+}
+
+impl Place {
+    pub(crate) fn join(&self, name: &OsStr) -> Self {
+        match self {
+            Self::Base(path) => Self::Base(path.join(name)),
+            Self::Store(path) => Self::Store(path.join(name)),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Base(path) | Self::Store(path) => path,
+        }
+    }
+}
+
+/// Attributes of a directory that is on both sides of a commit.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Metadata {
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// Seconds and nanoseconds.
+    pub(crate) atime: (i64, u32),
+    /// Seconds and nanoseconds.
+    pub(crate) mtime: (i64, u32),
+    /// Name -> value, both in hexadecimal; without the overlay format's own.
+    pub(crate) xattrs: BTreeMap<String, String>,
+}
+
+/// One atomic change.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Step {
+    /// Moves `ino` to a free name.
+    Rename {
+        from: Place,
+        to: Place,
+        ino: u64,
+        directory: bool,
+    },
+    /// Swaps two objects.
+    Exchange {
+        one: Place,
+        other: Place,
+        ino_one: u64,
+        ino_other: u64,
+        directory: bool,
+    },
+    /// Removes a mark of the overlay format from a directory that has come into the base.
+    Strip {
+        place: Place,
+        name: String,
+        value: String,
+    },
+    /// Sets the attributes of a directory of the base.
+    Metadata {
+        path: Place,
+        new: Metadata,
+        old: Metadata,
+    },
+}
+
+/// Which way a step goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Direction {
+    Forward,
+    Back,
+}
+
+impl Disk {
+    fn tree(&self, place: &Place) -> &Tree {
+        match place {
+            Place::Base(_) => &self.base,
+            Place::Store(_) => &self.store,
+        }
+    }
+
+    pub(crate) fn stat(&self, place: &Place) -> Result<Option<Statx>, Error> {
+        match self.tree(place).stat(place.path()) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            Err(error) => Err(error).at(place.path()),
+        }
+    }
+
+    pub(crate) fn list(&self, place: &Place) -> Result<Vec<crate::tree::DirectoryEntry>, Error> {
+        self.tree(place).list(place.path()).at(place.path())
+    }
+
+    pub(crate) fn xattr(&self, place: &Place, name: &str) -> Option<Vec<u8>> {
+        self.tree(place)
+            .get_xattr(place.path(), OsStr::new(name))
+            .ok()
+    }
+
+    pub(crate) fn remove_file(&self, place: &Place) -> Result<(), Error> {
+        self.tree(place).remove_file(place.path()).at(place.path())
+    }
+
+    fn rename(
+        &self,
+        from: &Place,
+        to: &Place,
+        flags: RenameFlags,
+        directory: bool,
+    ) -> Result<(), Errno> {
+        let parent_of = |place: &Place| {
+            self.tree(place)
+                .directory(place.path().parent().unwrap_or(Path::new("")))
+        };
+        let (from_parent, to_parent) = (parent_of(from)?, parent_of(to)?);
+        let name_of = |place: &Place| {
+            place
+                .path()
+                .file_name()
+                .map(OsStr::to_os_string)
+                .ok_or(Errno::INVAL)
+        };
+        if directory {
+            self.tree(from).forget(from.path());
+            self.tree(to).forget(to.path());
+        }
+        rustix::fs::renameat_with(
+            &*from_parent,
+            name_of(from)?,
+            &*to_parent,
+            name_of(to)?,
+            flags,
+        )
+    }
+
+    /// The attributes of the directory at `place`.
+    pub(crate) fn metadata(&self, place: &Place) -> Result<Metadata, Error> {
+        let tree = self.tree(place);
+        let stat = tree.stat(place.path()).at(place.path())?;
+        let mut xattrs = BTreeMap::new();
+        let list = match tree.list_xattrs(place.path()) {
+            Err(Errno::OPNOTSUPP) => Vec::new(),
+            other => other.at(place.path())?,
+        };
+        for name in xattr_names(&list).filter(|name| !is_private_xattr(name)) {
+            let value = tree.get_xattr(place.path(), name).at(place.path())?;
+            xattrs.insert(hex_of(name.as_bytes()), hex_of(&value));
+        }
+        Ok(Metadata {
+            mode: u32::from(stat.stx_mode) & 0o7777,
+            uid: stat.stx_uid,
+            gid: stat.stx_gid,
+            atime: (stat.stx_atime.tv_sec, stat.stx_atime.tv_nsec),
+            mtime: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec),
+            xattrs,
+        })
+    }
+
+    fn set_metadata(&self, place: &Place, wanted: &Metadata) -> Result<(), Errno> {
+        let (tree, path) = (self.tree(place), place.path());
+        let stat = tree.stat(path)?;
+        if (stat.stx_uid, stat.stx_gid) != (wanted.uid, wanted.gid) {
+            tree.set_owner(path, Some(wanted.uid), Some(wanted.gid))?;
+        }
+        let present = match tree.list_xattrs(path) {
+            Err(Errno::OPNOTSUPP) => Vec::new(),
+            other => other?,
+        };
+        for name in xattr_names(&present).filter(|name| !is_private_xattr(name)) {
+            if !wanted.xattrs.contains_key(&hex_of(name.as_bytes())) {
+                tree.remove_xattr(path, name)?;
+            }
+        }
+        for (name, value) in &wanted.xattrs {
+            let (name, value) = (bytes_of(name)?, bytes_of(value)?);
+            let name = OsString::from_vec(name);
+            if tree.get_xattr(path, &name).as_ref() != Ok(&value) {
+                tree.set_xattr(path, &name, &value, XattrFlags::empty())?;
+            }
+        }
+        if u32::from(tree.stat(path)?.stx_mode) & 0o7777 != wanted.mode {
+            tree.set_mode(path, wanted.mode)?;
+        }
+        let time = |(seconds, nanoseconds): (i64, u32)| Timespec {
+            tv_sec: seconds,
+            tv_nsec: i64::from(nanoseconds),
+        };
+        tree.set_times(
+            path,
+            &Timestamps {
+                last_access: time(wanted.atime),
+                last_modification: time(wanted.mtime),
+            },
+        )
+    }
+}
+
+impl Step {
+    /// Does the step, or takes it back.
+    pub(crate) fn run(&self, disk: &Disk, direction: Direction) -> Result<(), Error> {
+        let forward = direction == Direction::Forward;
+        match self {
+            Self::Rename {
+                from,
+                to,
+                directory,
+                ..
+            } => {
+                let (from, to) = if forward { (from, to) } else { (to, from) };
+                disk.rename(from, to, RenameFlags::NOREPLACE, *directory)
+                    .at(shown(from, to))
+            }
+            Self::Exchange {
+                one,
+                other,
+                directory,
+                ..
+            } => disk
+                .rename(one, other, RenameFlags::EXCHANGE, *directory)
+                .at(shown(one, other)),
+            Self::Strip { place, name, value } => {
+                let tree = disk.tree(place);
+                if forward {
+                    match tree.remove_xattr(place.path(), OsStr::new(name)) {
+                        Ok(()) | Err(Errno::NODATA) => Ok(()),
+                        Err(error) => Err(error).at(place.path()),
+                    }
+                } else {
+                    tree.set_xattr(
+                        place.path(),
+                        OsStr::new(name),
+                        value.as_bytes(),
+                        XattrFlags::empty(),
+                    )
+                    .at(place.path())
+                }
+            }
+            Self::Metadata { path, new, old } => disk
+                .set_metadata(path, if forward { new } else { old })
+                .at(path.path()),
+        }
+    }
+
+    /// Does the step, or takes it back, unless that was done before a crash. The inodes tell which side it is on.
+    pub(crate) fn settle(&self, disk: &Disk, direction: Direction) -> Result<(), Error> {
+        let forward = direction == Direction::Forward;
+        let ino_at = |place: &Place| Ok::<_, Error>(disk.stat(place)?.map(|stat| stat.stx_ino));
+        let is_done = match self {
+            Self::Rename { from, to, ino, .. } => {
+                let (from, to) = if forward { (from, to) } else { (to, from) };
+                if ino_at(to)? == Some(*ino) {
+                    true
+                } else if ino_at(from)? == Some(*ino) {
+                    false
+                } else {
+                    return Err(Error::Corrupt(format!(
+                        "neither {from:?} nor {to:?} is inode {ino}"
+                    )));
+                }
+            }
+            Self::Exchange {
+                one,
+                ino_one,
+                ino_other,
+                ..
+            } => {
+                let (before, after) = if forward {
+                    (ino_one, ino_other)
+                } else {
+                    (ino_other, ino_one)
+                };
+                match ino_at(one)? {
+                    Some(ino) if ino == *after => true,
+                    Some(ino) if ino == *before => false,
+                    found => {
+                        return Err(Error::Corrupt(format!(
+                            "{one:?} is inode {found:?}, not {before} or {after}"
+                        )));
+                    }
+                }
+            }
+            // Setting what is set already changes nothing; taking back what was not done yet may find nothing there.
+            Self::Strip { place, .. } | Self::Metadata { path: place, .. } => {
+                !forward && disk.stat(place)?.is_none()
+            }
+        };
+        if is_done {
+            Ok(())
+        } else {
+            self.run(disk, direction)
+        }
+    }
+}
+
+/// The path to name in an error: the one in the base.
+fn shown<'p>(one: &'p Place, other: &'p Place) -> &'p Path {
+    match (one, other) {
+        (Place::Base(path), _) | (_, Place::Base(path)) => path,
+        _ => one.path(),
+    }
+}
+
+fn hex_of(bytes: &[u8]) -> String {
+    to_hex(Path::new(OsStr::from_bytes(bytes)))
+}
+
+fn bytes_of(text: &str) -> Result<Vec<u8>, Errno> {
+    from_hex(text)
+        .map(|path| path.into_os_string().into_vec())
+        .ok_or(Errno::IO)
+}
+
+/// Paths in the journal: JSON text cannot hold bytes outside UTF-8.
+mod hex {
+    use std::path::{Path, PathBuf};
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use crate::seen::{from_hex, to_hex};
+
+    pub(crate) fn serialize<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&to_hex(path))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<PathBuf, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        from_hex(&text).ok_or_else(|| serde::de::Error::custom("not a path in hexadecimal"))
+    }
+}

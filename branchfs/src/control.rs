@@ -1,0 +1,315 @@
+//! The control socket: JSON lines, one reply a request (docs/control.md). One thread a connection.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::commit::Change;
+use crate::error::{Context, Error};
+use crate::workspace::{BranchInfo, Policy, Selector, Workspace, directory_name};
+
+/// Version of the protocol.
+const VERSION: u64 = 1;
+
+/// Longest request line in bytes.
+const REQUEST_BYTES_MAX: u64 = 1 << 20;
+
+/// What a mount says about itself.
+#[derive(Clone, Debug)]
+pub(crate) struct MountInfo {
+    /// Where it is mounted.
+    pub(crate) mountpoint: PathBuf,
+    /// What happens to siblings.
+    pub(crate) policy: Policy,
+}
+
+/// The listening socket.
+pub(crate) struct Control {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct Request {
+    v: Option<u64>,
+    verb: String,
+    name: Option<String>,
+    parent: Option<Value>,
+    branch: Option<Value>,
+    #[serde(default)]
+    force: bool,
+    #[serde(default)]
+    skip: bool,
+    #[serde(default)]
+    only: Vec<String>,
+    #[serde(default)]
+    exclude: Vec<String>,
+    #[serde(default)]
+    dry_run: bool,
+}
+
+impl Control {
+    /// Listens on a socket of its own in the runtime directory.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn listen() -> Result<Self, Error> {
+        let directory = runtime_directory();
+        std::fs::create_dir_all(&directory).at(&directory)?;
+        let path = directory.join(format!("{}.sock", std::process::id()));
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).at(&path);
+            }
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path).at(&path)?;
+        // Who may connect is checked by credentials, not by the file's mode.
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o666))
+            .at(&path)?;
+        Ok(Self { listener, path })
+    }
+
+    /// The socket's path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Serves connections until the process ends.
+    pub(crate) fn serve(self, workspace: Arc<Workspace>, info: MountInfo) {
+        for stream in self.listener.incoming() {
+            let Ok(stream) = stream else { continue }; // the peer gave up, or descriptors ran out: others may come
+            let (workspace, info) = (Arc::clone(&workspace), info.clone());
+            let served = thread::Builder::new()
+                .name("control".to_owned())
+                .spawn(move || {
+                    // A connection that breaks concerns its peer alone.
+                    let _ = serve_connection(&stream, &workspace, &info);
+                });
+            drop(served); // without a thread the connection is closed, which the peer sees
+        }
+    }
+}
+
+fn runtime_directory() -> PathBuf {
+    if rustix::process::geteuid().is_root() {
+        return PathBuf::from("/run/branchfs");
+    }
+    std::env::var_os("XDG_RUNTIME_DIR")
+        .map_or_else(std::env::temp_dir, PathBuf::from)
+        .join("branchfs")
+}
+
+fn serve_connection(
+    stream: &UnixStream,
+    workspace: &Workspace,
+    info: &MountInfo,
+) -> std::io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)?;
+    let allowed = [0, rustix::process::geteuid().as_raw(), workspace.owner().0];
+    let mut writer = stream;
+    if !allowed.contains(&peer.uid.as_raw()) {
+        let error = Error::Usage(format!(
+            "user {} may not control this workspace",
+            peer.uid.as_raw()
+        ));
+        return writer.write_all(reply(Err(error)).as_bytes());
+    }
+    let mut reader = BufReader::new(stream);
+    loop {
+        let mut line = Vec::new();
+        let read =
+            std::io::Read::take(&mut reader, REQUEST_BYTES_MAX).read_until(b'\n', &mut line)?;
+        if read == 0 {
+            return Ok(());
+        }
+        if line.last() != Some(&b'\n') {
+            let error = Error::Usage(format!(
+                "a request is one line of at most {REQUEST_BYTES_MAX} bytes"
+            ));
+            return writer.write_all(reply(Err(error)).as_bytes());
+        }
+        writer.write_all(reply(answer(&line, workspace, info)).as_bytes())?;
+    }
+}
+
+fn reply(outcome: Result<Value, Error>) -> String {
+    let value = match outcome {
+        Ok(value) => json!({ "ok": value }),
+        Err(error) => json!({ "error": {
+            "kind": error.kind(),
+            "message": error.to_string(),
+            "hint": error.hint(),
+            "paths": error.paths().iter().map(|path| path_text(path)).collect::<Vec<_>>(),
+        }}),
+    };
+    restore_surrogates(&value.to_string()) + "\n"
+}
+
+fn answer(line: &[u8], workspace: &Workspace, info: &MountInfo) -> Result<Value, Error> {
+    let request: Request = serde_json::from_slice(line)
+        .map_err(|error| Error::Usage(format!("the request cannot be read: {error}")))?;
+    if request.v != Some(VERSION) {
+        return Err(Error::Usage(format!(
+            "this daemon speaks version {VERSION} of the protocol"
+        )));
+    }
+    match request.verb.as_str() {
+        "info" => Ok(describe(workspace, info)),
+        "create" => {
+            let name = request
+                .name
+                .ok_or_else(|| Error::Usage("create needs a name".to_owned()))?;
+            let parent = request
+                .parent
+                .map_or(Ok(Selector::Id(0)), |parent| selector(&parent))?;
+            workspace
+                .create(&name, &parent)
+                .map(|branch| branch_object(&branch, info))
+        }
+        "commit" => {
+            for (given, what) in [
+                (request.skip, "skip"),
+                (!request.only.is_empty(), "only"),
+                (!request.exclude.is_empty(), "exclude"),
+            ] {
+                if given {
+                    return Err(Error::Unsupported(format!(
+                        "commit does not know {what} yet; nothing was committed"
+                    )));
+                }
+            }
+            let branch = branch_of(request.branch.as_ref())?;
+            let committed = workspace.commit(&branch, request.force, request.dry_run)?;
+            Ok(json!({ "changes": changes(&committed.changes), "stale": committed.stale }))
+        }
+        "abort" => workspace
+            .abort(&branch_of(request.branch.as_ref())?)
+            .map(|()| json!({})),
+        "list" => {
+            let branches: Vec<Value> = workspace
+                .list()?
+                .iter()
+                .map(|branch| branch_object(branch, info))
+                .collect();
+            Ok(json!({ "branches": branches }))
+        }
+        "diff" => {
+            let found = workspace.diff(&branch_of(request.branch.as_ref())?)?;
+            Ok(json!({ "changes": changes(&found.changes) }))
+        }
+        verb => Err(Error::Usage(format!(
+            "this daemon does not know the verb {verb:?}"
+        ))),
+    }
+}
+
+fn describe(workspace: &Workspace, info: &MountInfo) -> Value {
+    let (uid, gid) = workspace.owner();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "mountpoint": path_text(&info.mountpoint),
+        "base": path_text(workspace.base()),
+        "store": path_text(workspace.store()),
+        "driver": "fuse",
+        "policy": info.policy.name(),
+        "pid": std::process::id(),
+        "uid": uid,
+        "gid": gid,
+    })
+}
+
+fn branch_of(value: Option<&Value>) -> Result<Selector, Error> {
+    selector(value.ok_or_else(|| Error::Usage("the request names no branch".to_owned()))?)
+}
+
+fn selector(value: &Value) -> Result<Selector, Error> {
+    match value {
+        Value::String(name) => Ok(Selector::Name(name.clone())),
+        Value::Number(id) => id
+            .as_u64()
+            .map(Selector::Id)
+            .ok_or_else(|| Error::Usage(format!("{id} is not a branch id"))),
+        other => Err(Error::Usage(format!(
+            "{other} is neither a branch's name nor its id"
+        ))),
+    }
+}
+
+fn branch_object(branch: &BranchInfo, info: &MountInfo) -> Value {
+    json!({
+        "id": branch.id,
+        "name": branch.name,
+        "parent": branch.parent,
+        "path": path_text(&info.mountpoint.join(directory_name(&branch.name))),
+        "branch_path": branch.branch_path,
+        "state": if branch.is_stale { "stale" } else { "live" },
+        "frozen": branch.is_frozen,
+        "created": branch.created,
+    })
+}
+
+fn changes(changes: &[Change]) -> Vec<Value> {
+    let object = |change: &Change| {
+        let mut value = json!({ "path": path_text(&change.path), "change": change.change, "kind": change.kind });
+        if let Some(from) = &change.from {
+            value["from"] = path_text(from).into();
+        }
+        value
+    };
+    changes.iter().map(object).collect()
+}
+
+/// First of the private-use characters that stand for a byte outside UTF-8 until the text is finished: the JSON library
+/// cannot write the lone surrogates that the protocol uses.
+const ESCAPED_BYTE: u32 = 0x10_FF00;
+
+/// A path as text; bytes outside UTF-8 become marks that [`restore_surrogates`] turns into `\udcXX`.
+fn path_text(path: &Path) -> String {
+    let mut text = String::new();
+    for chunk in OsStr::new(path).as_bytes().utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.extend(
+            chunk
+                .invalid()
+                .iter()
+                .filter_map(|byte| char::from_u32(ESCAPED_BYTE + u32::from(*byte))),
+        );
+    }
+    text
+}
+
+fn restore_surrogates(text: &str) -> String {
+    if !text
+        .chars()
+        .any(|character| u32::from(character) >= ESCAPED_BYTE)
+    {
+        return text.to_owned();
+    }
+    let restore = |character: char| match u32::from(character).checked_sub(ESCAPED_BYTE) {
+        Some(byte) if byte <= 0xff => format!("\\udc{byte:02x}"),
+        _ => character.to_string(),
+    };
+    text.chars().map(restore).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_outside_utf8_are_lone_surrogates() {
+        let path = Path::new(OsStr::from_bytes(b"a\xff/\xc3\xa9"));
+        assert_eq!(
+            restore_surrogates(&json!(path_text(path)).to_string()),
+            "\"a\\udcff/\u{e9}\""
+        );
+    }
+}

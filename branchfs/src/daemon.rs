@@ -1,0 +1,245 @@
+//! One mount's life: open the workspace, mount, serve, and leave nothing behind.
+
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::{Context as _, Result, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::control::{Control, MountInfo};
+use crate::kernel::handler::Handler;
+use crate::kernel::{Session, unmount};
+use crate::workspace::{Policy, Workspace};
+
+/// Threads that answer requests: a slow one (fsync, a large copy-up) must not hold up the others.
+const REQUEST_THREADS: usize = 4;
+
+/// What to mount, and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The directory to branch from.
+    pub base: PathBuf,
+    /// Where branches are kept; `None` is `.branching` in the base.
+    pub store: Option<PathBuf>,
+    /// Where to mount.
+    pub mountpoint: PathBuf,
+    /// What happens to siblings.
+    pub policy: Policy,
+}
+
+/// Mounts and serves until the mount is gone. `ready` is called once everything answers.
+///
+/// # Errors
+/// Whatever stood in the way, as one sentence; nothing is mounted then.
+pub fn run(options: &Options, ready: impl FnOnce()) -> Result<()> {
+    if options.policy != Policy::FirstWinner {
+        bail!(
+            "the policy {} is not there yet; this version has first-winner",
+            options.policy.name()
+        );
+    }
+    let mountpoint = std::fs::canonicalize(&options.mountpoint).with_context(|| {
+        format!(
+            "the mountpoint {} cannot be used",
+            options.mountpoint.display()
+        )
+    })?;
+    if !mountpoint.is_dir() {
+        bail!("the mountpoint {} is not a directory", mountpoint.display());
+    }
+    let base = std::fs::canonicalize(&options.base)
+        .with_context(|| format!("the base {} cannot be used", options.base.display()))?;
+    if mountpoint.starts_with(&base) {
+        bail!(
+            "the mountpoint {} is inside the base {}: choose one outside, or the mount would contain itself",
+            mountpoint.display(),
+            base.display()
+        );
+    }
+    rustix::process::umask(rustix::fs::Mode::empty());
+    raise_open_files_limit();
+    let workspace = Arc::new(Workspace::open(&base, options.store.as_deref())?);
+    let control = Control::listen()?;
+    let socket = control.path().to_path_buf();
+    let served = serve(&workspace, &mountpoint, options.policy, control, ready);
+    // The socket's directory is shared with other mounts and stays.
+    std::fs::remove_file(&socket)
+        .with_context(|| format!("{} cannot be removed", socket.display()))?;
+    served?;
+    workspace.close()?;
+    Ok(())
+}
+
+fn serve(
+    workspace: &Arc<Workspace>,
+    mountpoint: &Path,
+    policy: Policy,
+    control: Control,
+    ready: impl FnOnce(),
+) -> Result<()> {
+    let session = Session::mount(mountpoint)?;
+    workspace
+        .filesystem
+        .connect(session.kernel(), control.path().as_os_str().to_os_string());
+    let info = MountInfo {
+        mountpoint: mountpoint.to_path_buf(),
+        policy,
+    };
+    let (served, at) = (Arc::clone(workspace), mountpoint.to_path_buf());
+    thread::Builder::new()
+        .name("control".to_owned())
+        .spawn(move || control.serve(served, info))?;
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || {
+            for _ in signals.forever() {
+                if let Err(error) = unmount(&at, true) {
+                    // Nobody is left to be told; the mount goes on.
+                    eprintln!("branchfs: {} cannot be unmounted: {error}", at.display());
+                }
+            }
+        })?;
+    ready();
+    let handler: Arc<dyn Handler> = workspace.filesystem.clone();
+    session.serve(&handler, REQUEST_THREADS)?;
+    Ok(())
+}
+
+/// Every open file of every branch is one of ours.
+fn raise_open_files_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // Raising the soft limit to the hard one is always allowed; where it fails, opens fail with EMFILE as they would.
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        },
+    );
+}
+
+/// Runs the daemon in the background: returns when the mount answers, or with the error that kept it from that.
+///
+/// # Errors
+/// As [`run`].
+pub fn start(arguments: &[std::ffi::OsString]) -> Result<()> {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+    let program = std::env::current_exe()
+        .context("this program's own path is not known (is /proc mounted?)")?;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .env(BACKGROUND, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    // One byte on its standard output says that it is ready; an end without it is a failure, told on standard error.
+    let mut byte = [0; 1];
+    let ready = child
+        .stdout
+        .take()
+        .map_or(Ok(0), |mut output| output.read(&mut byte))?;
+    if ready == 1 {
+        return Ok(());
+    }
+    let mut message = String::new();
+    if let Some(mut errors) = child.stderr.take() {
+        errors.read_to_string(&mut message)?;
+    }
+    child.wait()?;
+    let message = message.trim().trim_start_matches("branchfs: ");
+    bail!(
+        "{}",
+        if message.is_empty() {
+            "the daemon ended without a word"
+        } else {
+            message
+        }
+    )
+}
+
+/// Set in the environment of a daemon that was started in the background.
+pub const BACKGROUND: &str = "BRANCHFS_BACKGROUND";
+
+/// Tells the starting process that the mount answers, and lets go of its terminal.
+pub fn announce() {
+    // The session of the starting terminal must not take the daemon with it.
+    let _ = rustix::process::setsid();
+    let mut output = std::io::stdout();
+    // If the starting process is gone, nobody waits for the byte.
+    let _ = output.write_all(b"1").and_then(|()| output.flush());
+    if let Ok(null) = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+    {
+        let _ = rustix::stdio::dup2_stdout(&null);
+        let _ = rustix::stdio::dup2_stderr(&null);
+    }
+    let _ = std::env::set_current_dir("/"); // keeps no directory busy
+}
+
+/// Ends a mount and waits until its daemon has left nothing behind.
+///
+/// # Errors
+/// Not a mount of ours, or in use.
+pub fn stop(mountpoint: &Path, lazily: bool) -> Result<()> {
+    let socket = control_socket(mountpoint)?;
+    let daemon: Option<i32> = socket
+        .file_stem()
+        .and_then(|stem| std::str::from_utf8(stem.as_bytes()).ok())
+        .and_then(|pid| pid.parse().ok());
+    let waiter = daemon
+        .and_then(rustix::process::Pid::from_raw)
+        .and_then(|pid| {
+            rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+        });
+    unmount(mountpoint, lazily).map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => anyhow::anyhow!(
+            "{} is in use: end the processes that have files or their working directory in it, or unmount with --lazy",
+            mountpoint.display()
+        ),
+        _ => anyhow::anyhow!("{} cannot be unmounted: {error}", mountpoint.display()),
+    })?;
+    if let (Some(waiter), false) = (waiter, lazily) {
+        const CLOSING_MAX: rustix::time::Timespec = rustix::time::Timespec {
+            tv_sec: 30,
+            tv_nsec: 0,
+        };
+        let mut poll = [rustix::event::PollFd::new(
+            &waiter,
+            rustix::event::PollFlags::IN,
+        )];
+        if rustix::event::poll(&mut poll, Some(&CLOSING_MAX))? == 0 {
+            bail!(
+                "{} is unmounted, but its daemon has not ended after 30 seconds",
+                mountpoint.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The control socket of a mount.
+///
+/// # Errors
+/// Not a mount of ours.
+pub fn control_socket(mountpoint: &Path) -> Result<PathBuf> {
+    let mut value = vec![0; 4096];
+    let length = rustix::fs::getxattr(
+        mountpoint,
+        crate::filesystem::CONTROL_XATTR,
+        value.as_mut_slice(),
+    )
+    .map_err(|error| {
+        anyhow::anyhow!("{} is not a BranchFS mount ({error})", mountpoint.display())
+    })?;
+    value.truncate(length);
+    Ok(PathBuf::from(std::ffi::OsStr::from_bytes(&value)))
+}

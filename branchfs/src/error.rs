@@ -1,0 +1,147 @@
+//! What can go wrong with a branch, as users see it: the error kinds of the control protocol (docs/control.md).
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+/// An operation on branches failed. Unless a variant says otherwise, nothing was changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The request cannot be understood.
+    #[error("{0}")]
+    Usage(String),
+    /// A branch cannot have this name.
+    #[error("{} is not a branch name: {reason}", name.to_string_lossy())]
+    Name {
+        /// The name as given.
+        name: OsString,
+        /// The rule it breaks.
+        reason: &'static str,
+    },
+    /// A branch of this name is open.
+    #[error("a branch named {0} is open already")]
+    Exists(String),
+    /// There is no such branch.
+    #[error("there is no branch {0}")]
+    NotFound(String),
+    /// A sibling was committed first.
+    #[error("branch {0} is stale: a sibling was committed first")]
+    Stale(String),
+    /// A commit would overwrite what others did.
+    #[error("{message}")]
+    Conflict {
+        /// What happened.
+        message: String,
+        /// The paths in question, relative to the workspace.
+        paths: Vec<PathBuf>,
+    },
+    /// The branch has live children.
+    #[error(
+        "branch {name} has live children ({children}): it is frozen until they are committed or aborted"
+    )]
+    Frozen {
+        /// The frozen branch.
+        name: String,
+        /// Names of its live children.
+        children: String,
+    },
+    /// Files are open for writing.
+    #[error("branch {name} has files open for writing")]
+    Busy {
+        /// The branch.
+        name: String,
+        /// Those files.
+        paths: Vec<PathBuf>,
+    },
+    /// This mount cannot do it.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The operating system refused.
+    #[error("cannot access {}: {source}", path.display())]
+    Io {
+        /// What was accessed.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// The store is damaged.
+    #[error("the store is damaged: {0}")]
+    Corrupt(String),
+}
+
+impl Error {
+    /// The protocol's word for this kind.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Usage(_) => "usage",
+            Self::Name { .. } => "name",
+            Self::Exists(_) => "exists",
+            Self::NotFound(_) => "not_found",
+            Self::Stale(_) => "stale",
+            Self::Conflict { .. } => "conflict",
+            Self::Frozen { .. } => "frozen",
+            Self::Busy { .. } => "busy",
+            Self::Unsupported(_) => "unsupported",
+            Self::Io { .. } => "io",
+            Self::Corrupt(_) => "corrupt",
+        }
+    }
+
+    /// What to do next, where there is something to do.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Exists(_) => {
+                Some("choose another name, or commit or abort the open branch first")
+            }
+            Self::Stale(_) => Some("abort it, and start again from a new branch"),
+            Self::Conflict { .. } => Some("the branch is still open: look at it, then abort it"),
+            Self::Frozen { .. } => Some("commit or abort the children first"),
+            Self::Busy { .. } => Some("end the processes that write there, then commit again"),
+            Self::Corrupt(_) => {
+                Some("keep the store as it is and look at it before anything is removed")
+            }
+            Self::Usage(_)
+            | Self::Name { .. }
+            | Self::NotFound(_)
+            | Self::Unsupported(_)
+            | Self::Io { .. } => None,
+        }
+    }
+
+    /// The paths the error is about.
+    #[must_use]
+    pub fn paths(&self) -> &[PathBuf] {
+        match self {
+            Self::Conflict { paths, .. } | Self::Busy { paths, .. } => paths,
+            _ => &[],
+        }
+    }
+}
+
+/// Gives an error of the operating system its path.
+pub(crate) trait Context<T> {
+    /// "cannot access PATH: …"
+    fn at(self, path: impl AsRef<Path>) -> Result<T, Error>;
+}
+
+impl<T> Context<T> for Result<T, Errno> {
+    fn at(self, path: impl AsRef<Path>) -> Result<T, Error> {
+        self.map_err(|errno| Error::Io {
+            path: path.as_ref().to_path_buf(),
+            source: errno.into(),
+        })
+    }
+}
+
+impl<T> Context<T> for std::io::Result<T> {
+    fn at(self, path: impl AsRef<Path>) -> Result<T, Error> {
+        self.map_err(|source| Error::Io {
+            path: path.as_ref().to_path_buf(),
+            source,
+        })
+    }
+}

@@ -1,0 +1,888 @@
+//! The mount: main at its root, every branch at `/@name`, and the kernel's requests led to the view they are for.
+//!
+//! A node number is `slot << 40 | index`: which view, and which node of it. Slot 0 is main, so that `/` is node 1. Slots
+//! are never used twice; a node of a branch that is gone answers ESTALE.
+//!
+//! Locking, in this order: `gate` (every request reads; whoever changes what views are made of writes), `views`, one
+//! view's mutex. File content is read and written under the gate alone. Nothing here is held while the kernel is told
+//! to forget something: it may be waiting for an answer.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
+use std::time::Duration;
+
+use rustix::fs::{FallocateFlags, OFlags, RenameFlags, SeekFrom};
+use rustix::io::Errno;
+
+use crate::kernel::handler::{
+    Answer, Attributes, Caller, Capabilities, Changes, DirectorySink, Entry, FOREVER, Handle,
+    Handler, Kernel, NodeId, OpenFlags, Opened, Statfs,
+};
+use crate::layer::Layer;
+use crate::view::{Index, New, Owner, ROOT, View};
+
+/// Bits of a node number that name the node within its view.
+const INDEX_BITS: u32 = 40;
+
+/// The extended attribute of the mount's root that names the control socket.
+pub(crate) const CONTROL_XATTR: &str = "user.branchfs.control";
+
+/// Number of a view; 0 is main.
+pub(crate) type Slot = u64;
+
+/// Main's slot.
+pub(crate) const MAIN: Slot = 0;
+
+/// How a branch stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+enum Status {
+    Live,
+    /// A sibling was committed first, or the branch is gone: everything answers ESTALE.
+    Stale,
+}
+
+/// A view with what requests need to know before they lock it.
+#[derive(Debug)]
+pub(crate) struct Mounted {
+    pub(crate) slot: Slot,
+    /// The branch's name; empty for main.
+    pub(crate) name: OsString,
+    /// Slot of the parent branch.
+    pub(crate) parent: Slot,
+    status: AtomicU8,
+    /// Live children, and a commit under way, freeze a branch.
+    freezes: AtomicUsize,
+    view: Mutex<View>,
+}
+
+impl Mounted {
+    fn new(slot: Slot, name: OsString, parent: Slot, view: View) -> Self {
+        Self {
+            slot,
+            name,
+            parent,
+            status: AtomicU8::new(Status::Live as u8),
+            freezes: AtomicUsize::new(0),
+            view: Mutex::new(view),
+        }
+    }
+
+    /// The view, whatever its state.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, View> {
+        // A request that panicked may have left the node table behind the layers; the layers themselves are sound, and
+        // lookups bring the table in line again.
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn live(&self) -> Answer<MutexGuard<'_, View>> {
+        if self.status.load(Ordering::Acquire) == Status::Live as u8 {
+            Ok(self.lock())
+        } else {
+            Err(Errno::STALE)
+        }
+    }
+
+    fn writable(&self) -> Answer<MutexGuard<'_, View>> {
+        let view = self.live()?;
+        if self.is_frozen() {
+            Err(Errno::ROFS)
+        } else {
+            Ok(view)
+        }
+    }
+
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.freezes.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn freeze(&self) {
+        self.freezes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn thaw(&self) {
+        self.freezes.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Main is looked at anew each time: others may change the base.
+    fn ttl(&self) -> Duration {
+        if self.slot == MAIN {
+            Duration::ZERO
+        } else {
+            FOREVER
+        }
+    }
+
+    fn entry(&self, index: Index, attributes: Attributes) -> Entry {
+        Entry {
+            node: Some(NodeId(self.slot << INDEX_BITS | index)),
+            generation: 0,
+            entry_ttl: self.ttl(),
+            attributes_ttl: self.ttl(),
+            attributes: Some(attributes),
+        }
+    }
+}
+
+/// All views of one mount.
+pub(crate) struct Filesystem {
+    gate: RwLock<()>,
+    views: RwLock<Views>,
+    control_socket: OnceLock<OsString>,
+    capabilities: OnceLock<Capabilities>,
+    kernel: OnceLock<Arc<dyn Kernel>>,
+}
+
+#[derive(Debug)]
+struct Views {
+    by_slot: HashMap<Slot, Arc<Mounted>>,
+    by_name: HashMap<OsString, Slot>,
+    next: Slot,
+}
+
+impl Filesystem {
+    /// A mount with main alone, over `base`.
+    pub(crate) fn new(base: Arc<Layer>) -> Self {
+        let main = Arc::new(Mounted::new(
+            MAIN,
+            OsString::new(),
+            MAIN,
+            View::new(vec![base]),
+        ));
+        let views = Views {
+            by_slot: HashMap::from([(MAIN, main)]),
+            by_name: HashMap::new(),
+            next: MAIN + 1,
+        };
+        Self {
+            gate: RwLock::new(()),
+            views: RwLock::new(views),
+            control_socket: OnceLock::new(),
+            capabilities: OnceLock::new(),
+            kernel: OnceLock::new(),
+        }
+    }
+
+    /// Sets what is known only once the mount and its socket are there.
+    pub(crate) fn connect(&self, kernel: Arc<dyn Kernel>, control_socket: OsString) {
+        let _ = (
+            self.kernel.set(kernel),
+            self.control_socket.set(control_socket),
+        ); // set once, at start
+    }
+
+    /// Holds up all requests while what views are made of changes.
+    pub(crate) fn close_gate(&self) -> RwLockWriteGuard<'_, ()> {
+        self.gate.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pass(&self) -> RwLockReadGuard<'_, ()> {
+        self.gate.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The mounted view of a slot.
+    pub(crate) fn mounted(&self, slot: Slot) -> Answer<Arc<Mounted>> {
+        let views = self.views.read().unwrap_or_else(PoisonError::into_inner);
+        views.by_slot.get(&slot).cloned().ok_or(Errno::STALE)
+    }
+
+    /// Shows a new branch at `/@name`. The caller made sure that the name is free.
+    pub(crate) fn add(&self, name: &OsStr, parent: Slot, layers: Vec<Arc<Layer>>) -> Slot {
+        let mut views = self.views.write().unwrap_or_else(PoisonError::into_inner);
+        let slot = views.next;
+        views.next += 1;
+        let mounted = Arc::new(Mounted::new(
+            slot,
+            name.to_os_string(),
+            parent,
+            View::new(layers),
+        ));
+        views.by_slot.insert(slot, mounted);
+        views.by_name.insert(name.to_os_string(), slot);
+        slot
+    }
+
+    /// Makes everything in a branch answer ESTALE; its name stays until it is removed.
+    pub(crate) fn set_stale(&self, slot: Slot) {
+        if let Ok(mounted) = self.mounted(slot) {
+            mounted.status.store(Status::Stale as u8, Ordering::Release);
+        }
+    }
+
+    /// Takes a branch out of the mount. Returns its view: dropping that closes all its files.
+    pub(crate) fn remove(&self, slot: Slot) -> Option<Arc<Mounted>> {
+        let mut views = self.views.write().unwrap_or_else(PoisonError::into_inner);
+        let mounted = views.by_slot.remove(&slot)?;
+        views.by_name.remove(&mounted.name);
+        mounted.status.store(Status::Stale as u8, Ordering::Release);
+        Some(mounted)
+    }
+
+    /// Tells the kernel that a branch's answers are outdated: all its names and attributes, and `/@name` itself. Called
+    /// without any lock held. Cost: one notification, or two for each node the kernel knows where it lacks epochs.
+    pub(crate) fn invalidate(&self, mounted: &Mounted) {
+        let Some(kernel) = self.kernel.get() else {
+            return;
+        };
+        let mut at = OsString::from("@");
+        at.push(&mounted.name);
+        // The kernel may have forgotten all of it by itself: nothing is lost when an invalidation finds nothing.
+        let _ = kernel.invalidate_entry(NodeId(MAIN << INDEX_BITS | ROOT), &at);
+        if mounted.parent != MAIN {
+            let _ = kernel.invalidate_entry(NodeId(mounted.parent << INDEX_BITS | ROOT), &at);
+        }
+        let epoch = kernel.increment_epoch().is_ok();
+        let nodes: Vec<_> = mounted
+            .lock()
+            .nodes
+            .all()
+            .map(|(index, node)| {
+                (
+                    index,
+                    if epoch {
+                        Vec::new()
+                    } else {
+                        node.names.clone()
+                    },
+                )
+            })
+            .collect();
+        for (index, names) in nodes {
+            for (parent, name) in names {
+                let _ = kernel.invalidate_entry(NodeId(mounted.slot << INDEX_BITS | parent), &name);
+            }
+            let _ = kernel.invalidate_node(NodeId(mounted.slot << INDEX_BITS | index));
+        }
+    }
+
+    /// Lets the kernel forget what a commit into this branch has outdated.
+    pub(crate) fn invalidate_outdated(&self, slot: Slot, outdated: &[crate::view::Outdated]) {
+        let Some(kernel) = self.kernel.get() else {
+            return;
+        };
+        // Names that did not exist are cached too and known to nobody here: only an epoch reaches them.
+        let _ = kernel.increment_epoch();
+        for (index, name) in outdated {
+            if let Some((parent, name)) = name {
+                let _ = kernel.invalidate_entry(NodeId(slot << INDEX_BITS | parent), name);
+            }
+            let _ = kernel.invalidate_node(NodeId(slot << INDEX_BITS | index));
+        }
+    }
+
+    /// Names that are absent may be remembered by the kernel only if it can be made to forget all of them at once.
+    fn may_cache_absence(&self, mounted: &Mounted) -> bool {
+        mounted.slot != MAIN
+            && self
+                .capabilities
+                .get()
+                .is_some_and(|capabilities| capabilities.epoch)
+    }
+
+    fn split(node: NodeId) -> (Slot, Index) {
+        (node.0 >> INDEX_BITS, node.0 & ((1 << INDEX_BITS) - 1))
+    }
+
+    fn at(&self, node: NodeId) -> Answer<(Arc<Mounted>, Index)> {
+        let (slot, index) = Self::split(node);
+        Ok((self.mounted(slot)?, index))
+    }
+
+    /// `/@name` at the root of main or of the branch's parent.
+    fn branch_entry(&self, mounted: &Mounted, index: Index, name: &OsStr) -> Option<Answer<Entry>> {
+        let branch = OsStr::from_bytes(name.as_bytes().strip_prefix(b"@")?);
+        if index != ROOT {
+            return None;
+        }
+        let views = self.views.read().unwrap_or_else(PoisonError::into_inner);
+        let found = views.by_slot.get(views.by_name.get(branch)?)?;
+        if mounted.slot != MAIN && found.parent != mounted.slot {
+            return None;
+        }
+        let attributes = match found.live() {
+            Ok(view) => view.getattr(ROOT),
+            Err(error) => Err(error),
+        };
+        Some(attributes.map(|attributes| Entry {
+            entry_ttl: FOREVER,
+            ..found.entry(ROOT, attributes)
+        }))
+    }
+
+    fn file(&self, node: NodeId, handle: Handle) -> Answer<Arc<OwnedFd>> {
+        let (mounted, _) = self.at(node)?;
+        let view = mounted.live()?;
+        view.handles.file(handle.0)
+    }
+
+    fn writable_file(&self, node: NodeId, handle: Handle) -> Answer<Arc<OwnedFd>> {
+        let (mounted, _) = self.at(node)?;
+        let view = mounted.writable()?;
+        view.handles.file(handle.0)
+    }
+
+    fn make(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        new: New<'_>,
+        umask: u32,
+    ) -> Answer<(Entry, Option<OwnedFd>)> {
+        let _pass = self.pass();
+        let (mounted, parent) = self.at(parent)?;
+        self.refuse_branch_name(&mounted, parent, name)?;
+        let mut view = mounted.writable()?;
+        let owner = Owner {
+            uid: caller.uid,
+            gid: caller.gid,
+        };
+        let (index, attributes, file) = view.create(parent, name, new, umask, owner)?;
+        view.nodes.remember(index);
+        Ok((mounted.entry(index, attributes), file))
+    }
+
+    /// The name of an open branch cannot be taken by something else in the root.
+    fn refuse_branch_name(&self, mounted: &Mounted, parent: Index, name: &OsStr) -> Answer<()> {
+        match self.branch_entry(mounted, parent, name) {
+            Some(_) => Err(Errno::EXIST),
+            None => Ok(()),
+        }
+    }
+
+    fn opened(mounted: &Mounted, handle: u64) -> Opened {
+        Opened {
+            handle: Some(Handle(handle)),
+            keep_cache: mounted.slot != MAIN,
+            ..Opened::default()
+        }
+    }
+}
+
+impl Handler for Filesystem {
+    fn init(&self, capabilities: &Capabilities) {
+        let _ = self.capabilities.set(*capabilities); // INIT comes once
+    }
+
+    fn lookup(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Answer<Entry> {
+        let _pass = self.pass();
+        let (mounted, parent) = self.at(parent)?;
+        if let Some(entry) = self.branch_entry(&mounted, parent, name) {
+            return entry;
+        }
+        let mut view = mounted.live()?;
+        if let Some((index, attributes)) = view.lookup(parent, name)? {
+            view.nodes.remember(index);
+            return Ok(mounted.entry(index, attributes));
+        }
+        let may_become_branch = parent == ROOT && name.as_bytes().starts_with(b"@");
+        if may_become_branch || !self.may_cache_absence(&mounted) {
+            return Err(Errno::NOENT);
+        }
+        Ok(Entry {
+            node: None,
+            generation: 0,
+            entry_ttl: FOREVER,
+            attributes_ttl: FOREVER,
+            attributes: None,
+        })
+    }
+
+    fn forget(&self, node: NodeId, count: u64) {
+        let _pass = self.pass();
+        if let Ok((mounted, index)) = self.at(node) {
+            if index != ROOT {
+                mounted.lock().nodes.forget(index, count);
+            }
+        }
+    }
+
+    fn getattr(&self, node: NodeId, handle: Option<Handle>) -> Answer<(Attributes, Duration)> {
+        let _ = handle;
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        let attributes = mounted.live()?.getattr(index)?;
+        Ok((attributes, mounted.ttl()))
+    }
+
+    fn setattr(
+        &self,
+        _caller: &Caller,
+        node: NodeId,
+        changes: &Changes,
+    ) -> Answer<(Attributes, Duration)> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        let attributes = mounted.writable()?.setattr(index, changes)?;
+        Ok((attributes, mounted.ttl()))
+    }
+
+    fn readlink(&self, node: NodeId) -> Answer<Vec<u8>> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        mounted.live()?.readlink(index)
+    }
+
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: (u32, u32),
+    ) -> Answer<Entry> {
+        let new = match rustix::fs::FileType::from_raw_mode(mode) {
+            rustix::fs::FileType::RegularFile => New::File { mode },
+            _ => New::Special { mode, device: rdev },
+        };
+        self.make(caller, parent, name, new, umask)
+            .map(|(entry, _)| entry)
+    }
+
+    fn mkdir(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+    ) -> Answer<Entry> {
+        self.make(caller, parent, name, New::Directory { mode }, umask)
+            .map(|(entry, _)| entry)
+    }
+
+    fn symlink(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        target: &OsStr,
+    ) -> Answer<Entry> {
+        self.make(caller, parent, name, New::Symlink { target }, 0)
+            .map(|(entry, _)| entry)
+    }
+
+    fn unlink(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Answer<()> {
+        let _pass = self.pass();
+        let (mounted, parent) = self.at(parent)?;
+        mounted.writable()?.unlink(parent, name)
+    }
+
+    fn rmdir(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Answer<()> {
+        let _pass = self.pass();
+        let (mounted, parent) = self.at(parent)?;
+        if self.branch_entry(&mounted, parent, name).is_some() {
+            return Err(Errno::BUSY);
+        }
+        mounted.writable()?.rmdir(parent, name)
+    }
+
+    fn rename(
+        &self,
+        _caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        new_parent: NodeId,
+        new_name: &OsStr,
+        flags: u32,
+    ) -> Answer<()> {
+        let _pass = self.pass();
+        let (mounted, parent) = self.at(parent)?;
+        let (new_slot, new_parent) = Self::split(new_parent);
+        if new_slot != mounted.slot {
+            return Err(Errno::XDEV); // another branch
+        }
+        for (parent, name) in [(parent, name), (new_parent, new_name)] {
+            if self.branch_entry(&mounted, parent, name).is_some() {
+                return Err(Errno::BUSY);
+            }
+        }
+        mounted.writable()?.rename(
+            (parent, name),
+            (new_parent, new_name),
+            RenameFlags::from_bits_retain(flags),
+        )
+    }
+
+    fn link(
+        &self,
+        _caller: &Caller,
+        node: NodeId,
+        new_parent: NodeId,
+        new_name: &OsStr,
+    ) -> Answer<Entry> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        let (new_slot, new_parent) = Self::split(new_parent);
+        if new_slot != mounted.slot {
+            return Err(Errno::XDEV);
+        }
+        self.refuse_branch_name(&mounted, new_parent, new_name)?;
+        let mut view = mounted.writable()?;
+        let attributes = view.link(index, new_parent, new_name)?;
+        view.nodes.remember(index);
+        Ok(mounted.entry(index, attributes))
+    }
+
+    fn open(&self, _caller: &Caller, node: NodeId, flags: OpenFlags) -> Answer<Opened> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        let wanted = OFlags::from_bits_retain(flags.flags);
+        let changes = wanted.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC);
+        let mut view = if changes {
+            mounted.writable()?
+        } else {
+            mounted.live()?
+        };
+        let (file, writable) = view.open(index, wanted, flags.kill_privileges)?;
+        let handle = view.handles.add_file(index, file, writable);
+        view.nodes.get_mut(index)?.handles.push(handle);
+        Ok(Self::opened(&mounted, handle))
+    }
+
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: OpenFlags,
+    ) -> Answer<(Entry, Opened)> {
+        let (entry, file) = self.make(caller, parent, name, New::File { mode }, umask)?;
+        let (mounted, index) = self.at(entry.node.ok_or(Errno::IO)?)?;
+        let mut view = mounted.live()?;
+        let writable =
+            OFlags::from_bits_retain(flags.flags).intersects(OFlags::WRONLY | OFlags::RDWR);
+        let handle = view
+            .handles
+            .add_file(index, file.ok_or(Errno::IO)?, writable);
+        view.nodes.get_mut(index)?.handles.push(handle);
+        Ok((entry, Self::opened(&mounted, handle)))
+    }
+
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        mode: u32,
+        umask: u32,
+        _flags: OpenFlags,
+    ) -> Answer<(Entry, Opened)> {
+        let _pass = self.pass();
+        let (mounted, parent) = self.at(parent)?;
+        let mut view = mounted.writable()?;
+        let owner = Owner {
+            uid: caller.uid,
+            gid: caller.gid,
+        };
+        let (index, attributes, file) = view.create_unnamed(parent, mode, umask, owner)?;
+        view.nodes.remember(index);
+        let handle = view.handles.add_file(index, file, true);
+        view.nodes.get_mut(index)?.handles.push(handle);
+        Ok((
+            mounted.entry(index, attributes),
+            Self::opened(&mounted, handle),
+        ))
+    }
+
+    fn read(&self, node: NodeId, handle: Handle, offset: u64, buffer: &mut [u8]) -> Answer<usize> {
+        let _pass = self.pass();
+        let file = self.file(node, handle)?;
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match rustix::io::pread(&*file, &mut buffer[filled..], offset + filled as u64) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(filled)
+    }
+
+    fn write(
+        &self,
+        node: NodeId,
+        handle: Handle,
+        offset: u64,
+        data: &[u8],
+        kill_privileges: bool,
+    ) -> Answer<usize> {
+        let _pass = self.pass();
+        let file = self.writable_file(node, handle)?;
+        if kill_privileges {
+            crate::view::kill_privileges_of(&*file)?;
+        }
+        rustix::io::retry_on_intr(|| rustix::io::pwrite(&*file, data, offset))
+    }
+
+    fn flush(&self, _node: NodeId, _handle: Handle) -> Answer<()> {
+        Err(Errno::NOSYS) // every write has reached the layer already; the kernel stops asking
+    }
+
+    fn release(&self, node: NodeId, handle: Handle) {
+        let _pass = self.pass();
+        let Ok((mounted, _)) = self.at(node) else {
+            return;
+        };
+        let mut view = mounted.lock();
+        let Some(index) = view.handles.remove(handle.0) else {
+            return;
+        };
+        if let Ok(node) = view.nodes.get_mut(index) {
+            node.handles.retain(|open| *open != handle.0);
+        }
+        view.nodes.drop_unused(index);
+    }
+
+    fn fsync(&self, node: NodeId, handle: Handle, data_only: bool) -> Answer<()> {
+        let file = self.file(node, handle)?;
+        if data_only {
+            rustix::fs::fdatasync(&*file)
+        } else {
+            rustix::fs::fsync(&*file)
+        }
+    }
+
+    fn fallocate(
+        &self,
+        node: NodeId,
+        handle: Handle,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    ) -> Answer<()> {
+        let _pass = self.pass();
+        let file = self.writable_file(node, handle)?;
+        rustix::fs::fallocate(
+            &*file,
+            FallocateFlags::from_bits_retain(mode),
+            offset,
+            length,
+        )
+    }
+
+    fn lseek(&self, node: NodeId, handle: Handle, offset: u64, whence: u32) -> Answer<u64> {
+        const SEEK_DATA: u32 = 3;
+        const SEEK_HOLE: u32 = 4;
+        let file = self.file(node, handle)?;
+        match whence {
+            SEEK_DATA => rustix::fs::seek(&*file, SeekFrom::Data(offset)),
+            SEEK_HOLE => rustix::fs::seek(&*file, SeekFrom::Hole(offset)),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        from: (NodeId, Handle, u64),
+        to: (NodeId, Handle, u64),
+        length: u64,
+        _flags: u64,
+    ) -> Answer<usize> {
+        let _pass = self.pass();
+        let source = self.file(from.0, from.1)?;
+        let target = self.writable_file(to.0, to.1)?;
+        let (mut read, mut write) = (from.2, to.2);
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        rustix::fs::copy_file_range(
+            &*source,
+            Some(&mut read),
+            &*target,
+            Some(&mut write),
+            length,
+        )
+    }
+
+    fn opendir(&self, _caller: &Caller, node: NodeId, _flags: u32) -> Answer<Opened> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        let mut view = mounted.live()?;
+        let handle = view.handles.add_directory(index);
+        view.nodes.get_mut(index)?.handles.push(handle);
+        let cached = mounted.slot != MAIN;
+        Ok(Opened {
+            handle: Some(Handle(handle)),
+            cache_directory: cached,
+            keep_cache: cached,
+            ..Opened::default()
+        })
+    }
+
+    fn readdir(
+        &self,
+        _caller: &Caller,
+        node: NodeId,
+        handle: Handle,
+        offset: u64,
+        plus: bool,
+        sink: &mut dyn DirectorySink,
+    ) -> Answer<()> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        let mut view = mounted.live()?;
+        let listed = view.listing(index, handle.0, offset)?;
+        let none = Entry {
+            node: None,
+            generation: 0,
+            entry_ttl: Duration::ZERO,
+            attributes_ttl: Duration::ZERO,
+            attributes: None,
+        };
+        let push = |sink: &mut dyn DirectorySink, ino: u64, next: u64, name: &str| {
+            const DIRECTORY: u8 = 4;
+            if plus {
+                sink.push_plus(&none, ino, next, DIRECTORY, OsStr::new(name))
+            } else {
+                sink.push(ino, next, DIRECTORY, OsStr::new(name))
+            }
+        };
+        if offset == 0 && !push(sink, view.getattr(index).map_or(1, |own| own.ino), 1, ".") {
+            return Ok(());
+        }
+        if offset <= 1 && !push(sink, view.parent_ino(index), 2, "..") {
+            return Ok(());
+        }
+        let start = usize::try_from(offset.saturating_sub(2)).map_err(|_| Errno::INVAL)?;
+        for (position, entry) in listed.entries.iter().enumerate().skip(start) {
+            let next = position as u64 + 3;
+            let kind = kind_of(entry.kind);
+            if !plus {
+                if !sink.push(entry.ino, next, kind, &entry.name) {
+                    break;
+                }
+                continue;
+            }
+            if !sink.has_room(&entry.name) {
+                break;
+            }
+            // Shadowed by a branch of that name, or removed since the listing was taken: the name alone.
+            let shadowed = self.branch_entry(&mounted, index, &entry.name).is_some();
+            let found = if shadowed {
+                None
+            } else {
+                view.lookup(index, &entry.name).ok().flatten()
+            };
+            let pushed = match found {
+                Some((child, attributes)) => {
+                    view.nodes.remember(child);
+                    let pushed = sink.push_plus(
+                        &mounted.entry(child, attributes),
+                        attributes.ino,
+                        next,
+                        kind,
+                        &entry.name,
+                    );
+                    if !pushed {
+                        view.nodes.forget(child, 1);
+                    }
+                    pushed
+                }
+                None => sink.push_plus(&none, entry.ino, next, kind, &entry.name),
+            };
+            if !pushed {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn releasedir(&self, node: NodeId, handle: Handle) {
+        self.release(node, handle);
+    }
+
+    fn fsyncdir(&self, node: NodeId, _handle: Handle, _data_only: bool) -> Answer<()> {
+        let (mounted, index) = self.at(node)?;
+        let at = mounted.live()?.locate(index)?;
+        rustix::fs::fsync(
+            at.layer
+                .tree
+                .open(&at.path, OFlags::RDONLY | OFlags::DIRECTORY)?,
+        )
+    }
+
+    fn getxattr(&self, node: NodeId, name: &OsStr) -> Answer<Vec<u8>> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        if mounted.slot == MAIN && index == ROOT && name == CONTROL_XATTR {
+            return self
+                .control_socket
+                .get()
+                .map(|path| path.as_bytes().to_vec())
+                .ok_or(Errno::NODATA);
+        }
+        mounted.live()?.getxattr(index, name)
+    }
+
+    fn setxattr(
+        &self,
+        _caller: &Caller,
+        node: NodeId,
+        name: &OsStr,
+        value: &[u8],
+        flags: u32,
+        acl_kill_sgid: bool,
+    ) -> Answer<()> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        mounted
+            .writable()?
+            .setxattr(index, name, value, flags, acl_kill_sgid)
+    }
+
+    fn listxattr(&self, node: NodeId) -> Answer<Vec<u8>> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        mounted.live()?.listxattr(index)
+    }
+
+    fn removexattr(&self, _caller: &Caller, node: NodeId, name: &OsStr) -> Answer<()> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        mounted.writable()?.removexattr(index, name)
+    }
+
+    fn statfs(&self, node: NodeId) -> Answer<Statfs> {
+        let (mounted, _) = self.at(node)?;
+        let root = mounted.live()?.top();
+        let opened = root.tree.open(
+            std::path::Path::new("."),
+            OFlags::RDONLY | OFlags::DIRECTORY,
+        )?;
+        let found = rustix::fs::fstatvfs(opened.as_fd())?;
+        let narrow = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+        Ok(Statfs {
+            blocks: found.f_blocks,
+            blocks_free: found.f_bfree,
+            blocks_available: found.f_bavail,
+            files: found.f_files,
+            files_free: found.f_ffree,
+            block_size: narrow(found.f_bsize),
+            fragment_size: narrow(found.f_frsize),
+            name_max: narrow(found.f_namemax),
+        })
+    }
+
+    fn syncfs(&self, node: NodeId) -> Answer<()> {
+        let (mounted, _) = self.at(node)?;
+        let top = mounted.live()?.top();
+        rustix::fs::syncfs(top.tree.open(
+            std::path::Path::new("."),
+            OFlags::RDONLY | OFlags::DIRECTORY,
+        )?)
+    }
+}
+
+/// The `DT_*` value of a kind.
+fn kind_of(kind: rustix::fs::FileType) -> u8 {
+    const MODE_SHIFT: u32 = 12;
+    u8::try_from(kind.as_raw_mode() >> MODE_SHIFT).unwrap_or(0)
+}

@@ -1,0 +1,390 @@
+//! One layer: a branch's own changes in the overlay format, or the base.
+//!
+//! A layer on disk is `upper/` (the changes), `work/` (scratch on the same file system: things are built there and
+//! renamed into place, so that no half-made object is ever visible) and `writes` (what the changes depend on in the
+//! base, see [`crate::write_set`]). The base is a layer without whiteouts, scratch or log.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{
+    AtFlags, FileType, RenameFlags, SeekFrom, Statx, StatxTimestamp, Timespec, Timestamps,
+    XattrFlags,
+};
+use rustix::io::Errno;
+
+use crate::error::{Context, Error};
+use crate::overlay::{self, Namespace};
+use crate::seen::{Expected, Identity, WriteSet};
+use crate::tree::{Result, Tree, xattr_names};
+
+/// Number of a layer; 0 is the base.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(crate) struct LayerId(pub(crate) u64);
+
+/// The base.
+pub(crate) const BASE: LayerId = LayerId(0);
+
+/// A layer, open.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    pub(crate) id: LayerId,
+    /// The content.
+    pub(crate) tree: Tree,
+    own: Option<Own>,
+}
+
+/// What only a branch's layer has.
+#[derive(Debug)]
+struct Own {
+    work: Tree,
+    namespace: Namespace,
+    foreign: bool,
+    scratch: AtomicU64,
+    log: Mutex<Log>,
+}
+
+#[derive(Debug)]
+struct Log {
+    writes: WriteSet,
+    /// Inode number in the layer -> inode number shown, for copied-up files.
+    origins: HashMap<u64, u64>,
+}
+
+impl Layer {
+    /// The base, through `tree`.
+    pub(crate) fn base(tree: Tree) -> Self {
+        Self {
+            id: BASE,
+            tree,
+            own: None,
+        }
+    }
+
+    /// A branch's layer in `directory`, which exists. `foreign`: it is on another file system than the base.
+    pub(crate) fn open(
+        id: LayerId,
+        directory: &Path,
+        namespace: Namespace,
+        foreign: bool,
+    ) -> std::result::Result<Self, Error> {
+        let upper = directory.join("upper");
+        let tree = Tree::open_root(&upper).at(&upper)?;
+        let work = directory.join("work");
+        let scratch = Tree::open_root(&work).at(&work)?;
+        let log = directory.join("writes");
+        let loaded = WriteSet::load(&log).at(&log)?;
+        let writes = WriteSet::open(&log).at(&log)?;
+        let own = Own {
+            work: scratch,
+            namespace,
+            foreign,
+            scratch: AtomicU64::new(0),
+            log: Mutex::new(Log {
+                writes,
+                origins: loaded.origins,
+            }),
+        };
+        Ok(Self {
+            id,
+            tree,
+            own: Some(own),
+        })
+    }
+
+    fn own(&self) -> &Own {
+        self.own
+            .as_ref()
+            .expect("only a branch's layer is changed this way; the base is written in place")
+    }
+
+    /// True for the base: written in place, without whiteouts.
+    pub(crate) fn is_base(&self) -> bool {
+        self.own.is_none()
+    }
+
+    /// True where `stat` of `path` shows a whiteout.
+    pub(crate) fn is_whiteout(&self, path: &Path, stat: &Statx) -> bool {
+        if self.own.is_none() || !overlay::may_be_whiteout(stat) {
+            return false;
+        }
+        self.tree
+            .get_xattr(path, OsStr::new(overlay::DEVICE_XATTR))
+            .is_err()
+    }
+
+    /// True where the directory at `path` hides what lower layers have there.
+    pub(crate) fn is_opaque(&self, path: &Path) -> bool {
+        self.own.as_ref().is_some_and(|own| {
+            self.tree
+                .get_xattr(path, OsStr::new(own.namespace.opaque()))
+                .is_ok_and(|value| value == b"y")
+        })
+    }
+
+    /// Where the directory at `path` came from, if it was renamed over lower layers.
+    pub(crate) fn redirect(&self, path: &Path) -> Result<Option<PathBuf>> {
+        let Some(own) = &self.own else {
+            return Ok(None);
+        };
+        match self
+            .tree
+            .get_xattr(path, OsStr::new(own.namespace.redirect()))
+        {
+            Ok(value) => overlay::parse_redirect(&value, path)
+                .map(Some)
+                .ok_or(Errno::IO),
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) fn set_opaque(&self, path: &Path) -> Result<()> {
+        self.set_opaque_in(&self.tree, path)
+    }
+
+    /// Marks a directory that is still in scratch, or in the layer.
+    pub(crate) fn set_opaque_in(&self, tree: &Tree, path: &Path) -> Result<()> {
+        tree.set_xattr(
+            path,
+            OsStr::new(self.own().namespace.opaque()),
+            b"y",
+            XattrFlags::empty(),
+        )
+    }
+
+    /// Gives an object of the layer a name in scratch.
+    pub(crate) fn link_to_scratch(&self, path: &Path, scratch: &Path) -> Result<()> {
+        let (from, to) = (
+            self.tree
+                .directory(path.parent().unwrap_or(Path::new("")))?,
+            self.work().directory(Path::new(""))?,
+        );
+        rustix::fs::linkat(
+            &*from,
+            path.file_name().unwrap_or(OsStr::new(".")),
+            &*to,
+            scratch,
+            AtFlags::empty(),
+        )
+    }
+
+    pub(crate) fn set_redirect(&self, path: &Path, origin: &Path) -> Result<()> {
+        use std::os::unix::ffi::OsStrExt;
+        let mut value = b"/".to_vec();
+        value.extend_from_slice(origin.as_os_str().as_bytes());
+        self.tree.set_xattr(
+            path,
+            OsStr::new(self.own().namespace.redirect()),
+            &value,
+            XattrFlags::empty(),
+        )
+    }
+
+    /// Inode number to show for an object of this layer. Numbers of a layer on another file system than the base's are
+    /// moved out of the base's range.
+    pub(crate) fn shown_ino(&self, ino: u64) -> u64 {
+        const OTHER_FILE_SYSTEM: u64 = 1 << 62;
+        match &self.own {
+            Some(own) => match lock(&own.log).origins.get(&ino) {
+                Some(shown) => *shown,
+                None if own.foreign => ino | OTHER_FILE_SYSTEM,
+                None => ino,
+            },
+            None => ino,
+        }
+    }
+
+    /// Notes what the branch saw at a path of the base when it first depended on it.
+    pub(crate) fn saw(&self, base_path: &Path, expected: Expected) -> Result<()> {
+        lock(&self.own().log).writes.seen(base_path, expected)
+    }
+
+    /// Notes that the object `ino` of this layer goes on showing the inode number of its origin.
+    pub(crate) fn set_origin(&self, ino: u64, shown: u64) -> Result<()> {
+        let mut log = lock(&self.own().log);
+        log.origins.insert(ino, shown);
+        log.writes.origin(ino, shown)
+    }
+
+    /// A new object has inode number `ino`: an earlier one's origin is not its own.
+    pub(crate) fn forget_origin(&self, ino: u64) -> Result<()> {
+        let Some(own) = &self.own else { return Ok(()) };
+        let mut log = lock(&own.log);
+        if log.origins.remove(&ino).is_some() {
+            log.writes.forget(ino)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// A name in `work/` that nothing has.
+    pub(crate) fn scratch(&self) -> PathBuf {
+        PathBuf::from(
+            self.own()
+                .scratch
+                .fetch_add(1, Ordering::Relaxed)
+                .to_string(),
+        )
+    }
+
+    /// The scratch tree.
+    pub(crate) fn work(&self) -> &Tree {
+        &self.own().work
+    }
+
+    /// Moves a finished object from scratch into the layer.
+    pub(crate) fn place(&self, scratch: &Path, path: &Path, flags: RenameFlags) -> Result<()> {
+        let (from, to) = (
+            self.work().directory(Path::new(""))?,
+            self.tree
+                .directory(path.parent().unwrap_or(Path::new("")))?,
+        );
+        let name = path.file_name().unwrap_or(OsStr::new("."));
+        rustix::fs::renameat_with(&*from, scratch, &*to, name, flags)
+    }
+
+    /// Moves an object of the layer into scratch.
+    pub(crate) fn unplace(&self, path: &Path, scratch: &Path) -> Result<()> {
+        let (from, to) = (
+            self.tree
+                .directory(path.parent().unwrap_or(Path::new("")))?,
+            self.work().directory(Path::new(""))?,
+        );
+        self.tree.forget(path);
+        rustix::fs::renameat_with(
+            &*from,
+            path.file_name().unwrap_or(OsStr::new(".")),
+            &*to,
+            scratch,
+            RenameFlags::NOREPLACE,
+        )
+    }
+
+    /// Puts a whiteout at `path`, replacing whatever this layer has there.
+    pub(crate) fn put_whiteout(&self, path: &Path) -> Result<()> {
+        const WHITEOUT_MODE: u32 = 0o020_000;
+        match self.tree.make_node(path, WHITEOUT_MODE, 0) {
+            Err(Errno::EXIST) => {}
+            other => return other,
+        }
+        let scratch = self.scratch();
+        self.work().make_node(&scratch, WHITEOUT_MODE, 0)?;
+        self.place(&scratch, path, RenameFlags::EXCHANGE)?;
+        self.tree.forget(path);
+        self.work().remove_all(&scratch)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // A panic while the log was held leaves at most one record unwritten; drift checks treat that as unknown.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What identifies an object of the base for the drift check.
+pub(crate) fn identity(stat: &Statx) -> Identity {
+    Identity::of(stat)
+}
+
+fn timespec(time: StatxTimestamp) -> Timespec {
+    Timespec {
+        tv_sec: time.tv_sec,
+        tv_nsec: i64::from(time.tv_nsec),
+    }
+}
+
+/// Access and modification time of `stat`, for `utimensat`.
+pub(crate) fn times(stat: &Statx) -> Timestamps {
+    Timestamps {
+        last_access: timespec(stat.stx_atime),
+        last_modification: timespec(stat.stx_mtime),
+    }
+}
+
+/// Copies owner, extended attributes, mode and times of `from` to the object `to` (in this order: a change of owner
+/// clears set-id bits and capabilities, and everything before the times touches them).
+pub(crate) fn copy_metadata(from: (&Tree, &Path, &Statx), to: (&Tree, &Path)) -> Result<()> {
+    let (source, path, stat) = from;
+    let (target, new) = to;
+    let made = target.stat(new)?;
+    if (made.stx_uid, made.stx_gid) != (stat.stx_uid, stat.stx_gid) {
+        target.set_owner(new, Some(stat.stx_uid), Some(stat.stx_gid))?;
+    }
+    match source.list_xattrs(path) {
+        Ok(list) => {
+            for name in xattr_names(&list).filter(|name| !overlay::is_private_xattr(name)) {
+                let value = source.get_xattr(path, name)?;
+                target.set_xattr(new, name, &value, XattrFlags::empty())?;
+            }
+        }
+        Err(Errno::OPNOTSUPP) => {}
+        Err(error) => return Err(error),
+    }
+    if FileType::from_raw_mode(u32::from(stat.stx_mode)) != FileType::Symlink {
+        target.set_mode(new, u32::from(stat.stx_mode))?;
+    }
+    target.set_times(new, &times(stat))
+}
+
+/// Copies `length` bytes of content, keeping holes. A file system that can share blocks does so.
+pub(crate) fn copy_content(from: BorrowedFd<'_>, to: BorrowedFd<'_>, length: u64) -> Result<()> {
+    if rustix::fs::ioctl_ficlone(to, from).is_ok() {
+        return Ok(());
+    }
+    rustix::fs::ftruncate(to, length)?;
+    let mut position = 0;
+    while position < length {
+        let start = match rustix::fs::seek(from, SeekFrom::Data(position)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(()),
+            Err(Errno::INVAL) => position,
+            Err(error) => return Err(error),
+        };
+        let end = rustix::fs::seek(from, SeekFrom::Hole(start))
+            .unwrap_or(length)
+            .min(length);
+        copy_range(from, to, start, end)?;
+        position = end;
+    }
+    Ok(())
+}
+
+fn copy_range(from: BorrowedFd<'_>, to: BorrowedFd<'_>, start: u64, end: u64) -> Result<()> {
+    let (mut read, mut write) = (start, start);
+    while read < end {
+        let wanted = usize::try_from(end - read).unwrap_or(usize::MAX);
+        match rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut write), wanted) {
+            Ok(0) => return Ok(()), // shortened behind our back
+            Ok(_) => {}
+            Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                return copy_by_hand(from, to, read, end);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn copy_by_hand(from: BorrowedFd<'_>, to: BorrowedFd<'_>, start: u64, end: u64) -> Result<()> {
+    const BUFFER_BYTES: usize = 1 << 20;
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut position = start;
+    while position < end {
+        let wanted =
+            usize::try_from(end - position).map_or(BUFFER_BYTES, |left| left.min(BUFFER_BYTES));
+        let read = rustix::io::pread(from, &mut buffer[..wanted], position)?;
+        if read == 0 {
+            return Ok(());
+        }
+        let mut written = 0;
+        while written < read {
+            written += rustix::io::pwrite(to, &buffer[written..read], position + written as u64)?;
+        }
+        position += read as u64;
+    }
+    Ok(())
+}

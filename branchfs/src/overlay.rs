@@ -1,0 +1,89 @@
+//! The overlay format of a layer, as the kernel's overlayfs has it (Documentation/filesystems/overlayfs.rst).
+//!
+//! | on disk | meaning |
+//! |---|---|
+//! | character device 0:0 | whiteout: the name is gone |
+//! | character device 0:0 with `trusted.branchfs.device` | a device 0:0 that a user made |
+//! | directory with `NS.overlay.opaque` = `y` | hides what lower layers have there |
+//! | directory with `NS.overlay.redirect` = `/path` | merges with `/path` of the lower layers: it was renamed |
+//!
+//! `NS` is `trusted` where that may be written (`CAP_SYS_ADMIN`), else `user`.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{FileType, Statx};
+
+/// Marks a device 0:0 that is no whiteout.
+pub(crate) const DEVICE_XATTR: &str = "trusted.branchfs.device";
+
+/// Which extended attributes carry the marks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Namespace {
+    /// `trusted.overlay.*`
+    Trusted,
+    /// `user.overlay.*`
+    User,
+}
+
+impl Namespace {
+    pub(crate) fn opaque(self) -> &'static str {
+        match self {
+            Self::Trusted => "trusted.overlay.opaque",
+            Self::User => "user.overlay.opaque",
+        }
+    }
+
+    pub(crate) fn redirect(self) -> &'static str {
+        match self {
+            Self::Trusted => "trusted.overlay.redirect",
+            Self::User => "user.overlay.redirect",
+        }
+    }
+}
+
+/// True where the attributes alone do not exclude a whiteout.
+pub(crate) fn may_be_whiteout(stat: &Statx) -> bool {
+    FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::CharacterDevice
+        && (stat.stx_rdev_major, stat.stx_rdev_minor) == (0, 0)
+}
+
+/// Extended attributes that belong to the format: never shown, never copied, never committed.
+pub(crate) fn is_private_xattr(name: &OsStr) -> bool {
+    let name = name.as_bytes();
+    [
+        &b"trusted.overlay."[..],
+        b"user.overlay.",
+        b"trusted.branchfs.",
+    ]
+    .iter()
+    .any(|prefix| name.starts_with(prefix))
+}
+
+/// The path in the lower layers that the redirect of the directory at `path` names; `None` for one that leads out.
+pub(crate) fn parse_redirect(value: &[u8], path: &Path) -> Option<PathBuf> {
+    let target = Path::new(OsStr::from_bytes(value));
+    let target = match target.strip_prefix("/") {
+        Ok(absolute) => absolute.to_path_buf(),
+        Err(_) => path.parent()?.join(target),
+    };
+    let stays_inside = target
+        .components()
+        .all(|part| matches!(part, Component::Normal(_)));
+    (stays_inside && target.file_name().is_some()).then_some(target)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redirect_stays_inside_the_layer() {
+        let parse = |value: &str| parse_redirect(value.as_bytes(), Path::new("a/b"));
+        assert_eq!(parse("/x/y"), Some(PathBuf::from("x/y")));
+        assert_eq!(parse("y"), Some(PathBuf::from("a/y")));
+        assert_eq!(parse("/x/../../etc"), None);
+        assert_eq!(parse("/"), None);
+    }
+}

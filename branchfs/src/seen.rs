@@ -1,0 +1,243 @@
+//! The write set of a layer: what the branch saw at each path of the base when it first depended on it (S8 of the
+//! design), and which inode numbers copied-up files go on showing.
+//!
+//! One JSON object a line, appended without a sync: `{"path":"6162","seen":null}` (nothing was there),
+//! `{"path":"6162","seen":{…}}` (an object), `{"ino":12,"shown":7}`, `{"ino":12,"shown":null}`. Paths are the bytes in
+//! hexadecimal. A line that a crash cut short ends the log: paths noted after it fall under the rule for unknown paths
+//! (changed after the fork means drift).
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Statx;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+/// What tells one state of an object from another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    /// File type bits of the mode.
+    pub(crate) kind: u32,
+    pub(crate) ino: u64,
+    pub(crate) size: u64,
+    /// Nanoseconds since 1970.
+    pub(crate) mtime: i64,
+    /// Nanoseconds since 1970.
+    pub(crate) ctime: i64,
+}
+
+impl Identity {
+    pub(crate) fn of(stat: &Statx) -> Self {
+        const KIND_MASK: u32 = 0o170_000;
+        let nanoseconds = |time: rustix::fs::StatxTimestamp| {
+            time.tv_sec * 1_000_000_000 + i64::from(time.tv_nsec)
+        };
+        Self {
+            kind: u32::from(stat.stx_mode) & KIND_MASK,
+            ino: stat.stx_ino,
+            size: stat.stx_size,
+            mtime: nanoseconds(stat.stx_mtime),
+            ctime: nanoseconds(stat.stx_ctime),
+        }
+    }
+
+    pub(crate) fn is_directory(&self) -> bool {
+        const DIRECTORY: u32 = 0o040_000;
+        self.kind == DIRECTORY
+    }
+
+    /// Whether `now` is what was seen. Of a directory only that it is the same one: its times change with its entries,
+    /// which are compared by themselves.
+    pub(crate) fn still(&self, now: &Self) -> bool {
+        if self.is_directory() {
+            (self.kind, self.ino) == (now.kind, now.ino)
+        } else {
+            self == now
+        }
+    }
+}
+
+/// What a path of the base must still be at commit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Expected {
+    Absent,
+    Present(Identity),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Record {
+    Path {
+        path: String,
+        seen: Option<Identity>,
+    },
+    Origin {
+        ino: u64,
+        shown: Option<u64>,
+    },
+}
+
+/// The log, open for appending.
+#[derive(Debug)]
+pub(crate) struct WriteSet {
+    file: File,
+}
+
+/// What a log holds.
+#[derive(Debug, Default)]
+pub(crate) struct Loaded {
+    /// The first record of each path.
+    pub(crate) seen: BTreeMap<PathBuf, Expected>,
+    /// Inode number in the layer -> inode number shown.
+    pub(crate) origins: HashMap<u64, u64>,
+}
+
+impl WriteSet {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self {
+            file: OpenOptions::new().create(true).append(true).open(path)?,
+        })
+    }
+
+    pub(crate) fn load(path: &Path) -> io::Result<Loaded> {
+        let mut loaded = Loaded::default();
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(loaded),
+            Err(error) => return Err(error),
+        };
+        for line in BufReader::new(file).lines() {
+            let Ok(record) = serde_json::from_str(&line?) else {
+                break;
+            };
+            match record {
+                Record::Path { path, seen } => {
+                    let Some(path) = from_hex(&path) else { break };
+                    loaded
+                        .seen
+                        .entry(path)
+                        .or_insert(seen.map_or(Expected::Absent, Expected::Present));
+                }
+                Record::Origin {
+                    ino,
+                    shown: Some(shown),
+                } => {
+                    loaded.origins.insert(ino, shown);
+                }
+                Record::Origin { ino, shown: None } => {
+                    loaded.origins.remove(&ino);
+                }
+            }
+        }
+        Ok(loaded)
+    }
+
+    pub(crate) fn seen(&mut self, path: &Path, expected: Expected) -> Result<(), Errno> {
+        let seen = match expected {
+            Expected::Absent => None,
+            Expected::Present(identity) => Some(identity),
+        };
+        self.append(&Record::Path {
+            path: to_hex(path),
+            seen,
+        })
+    }
+
+    pub(crate) fn origin(&mut self, ino: u64, shown: u64) -> Result<(), Errno> {
+        self.append(&Record::Origin {
+            ino,
+            shown: Some(shown),
+        })
+    }
+
+    pub(crate) fn forget(&mut self, ino: u64) -> Result<(), Errno> {
+        self.append(&Record::Origin { ino, shown: None })
+    }
+
+    /// One `write`, so that records of a crash are whole but for the last.
+    fn append(&mut self, record: &Record) -> Result<(), Errno> {
+        let mut line = serde_json::to_vec(record).map_err(|_| Errno::IO)?;
+        line.push(b'\n');
+        self.file
+            .write_all(&line)
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    }
+}
+
+/// A path as hexadecimal digits of its bytes: JSON text cannot hold bytes outside UTF-8.
+pub(crate) fn to_hex(path: &Path) -> String {
+    use std::fmt::Write as _;
+    path.as_os_str()
+        .as_bytes()
+        .iter()
+        .fold(String::new(), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}"); // a String takes all that is written
+            text
+        })
+}
+
+/// The reverse of [`to_hex`].
+pub(crate) fn from_hex(text: &str) -> Option<PathBuf> {
+    let digits = text.as_bytes();
+    if digits.len() % 2 != 0 {
+        return None;
+    }
+    let bytes: Option<Vec<u8>> = digits
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+        .collect();
+    Some(PathBuf::from(OsString::from_vec(bytes?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(ino: u64) -> Identity {
+        Identity {
+            kind: 0o100_000,
+            ino,
+            size: 3,
+            mtime: 5,
+            ctime: 6,
+        }
+    }
+
+    #[test]
+    fn the_first_record_of_a_path_counts() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("writes");
+        let mut log = WriteSet::open(&path).unwrap();
+        let odd = Path::new(std::ffi::OsStr::from_bytes(b"a\xff\n"));
+        log.seen(odd, Expected::Present(identity(1))).unwrap();
+        log.seen(odd, Expected::Absent).unwrap();
+        log.origin(10, 7).unwrap();
+        log.origin(11, 8).unwrap();
+        log.forget(11).unwrap();
+        let loaded = WriteSet::load(&path).unwrap();
+        assert_eq!(loaded.seen.get(odd), Some(&Expected::Present(identity(1))));
+        assert_eq!(loaded.origins, HashMap::from([(10, 7)]));
+    }
+
+    #[test]
+    fn a_torn_last_line_loses_that_line_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("writes");
+        let mut log = WriteSet::open(&path).unwrap();
+        log.seen(Path::new("whole"), Expected::Absent).unwrap();
+        log.seen(Path::new("torn"), Expected::Absent).unwrap();
+        let length = std::fs::metadata(&path).unwrap().len();
+        OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(length - 4)
+            .unwrap();
+        let loaded = WriteSet::load(&path).unwrap();
+        assert_eq!(loaded.seen.keys().collect::<Vec<_>>(), [Path::new("whole")]);
+    }
+}

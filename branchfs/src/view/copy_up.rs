@@ -1,0 +1,216 @@
+//! Copy-up: bringing an object of a lower layer into the top layer before it is changed.
+//!
+//! A copy is built in the layer's scratch directory and renamed into place, so a crash leaves either nothing or the whole
+//! object. What the base had at that path is noted first (the write set, S8 of the design), and the shown inode number
+//! after. The parent's times are put back: copying up is not a change that a user made.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Gid, Mode, OFlags, RenameFlags, Uid};
+use rustix::io::Errno;
+
+use super::{Index, Place, View};
+use crate::layer::{self, Layer, copy_content, copy_metadata, identity};
+use crate::seen::Expected;
+use crate::tree::{Result, Tree};
+
+/// How much of a file a change needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Content {
+    /// All of it.
+    Keep,
+    /// None: the file is about to be truncated.
+    Drop,
+}
+
+impl View {
+    /// Makes sure that the node is in the top layer. Directories come without their entries.
+    pub(crate) fn copy_up(&mut self, index: Index, content: Content) -> Result<()> {
+        match &self.nodes.get(index)?.place {
+            Place::Upper | Place::Directory { upper: true, .. } => Ok(()),
+            Place::Directory { upper: false, .. } => self.copy_up_directory(index),
+            Place::Lower(_) if self.nodes.get(index)?.names.is_empty() => {
+                self.copy_up_orphan(index)
+            }
+            Place::Lower(_) => self.copy_up_object(index, content),
+            Place::Orphan => Ok(()), // changed through its descriptor
+        }
+    }
+
+    fn copy_up_directory(&mut self, index: Index) -> Result<()> {
+        let (parent, _) = self
+            .nodes
+            .get(index)?
+            .names
+            .first()
+            .cloned()
+            .ok_or(Errno::NOENT)?;
+        self.copy_up(parent, Content::Keep)?;
+        let source = self.locate(index)?;
+        let stat = source.layer.tree.stat(&source.path)?;
+        self.note(
+            &source.layer,
+            &source.path,
+            Expected::Present(identity(&stat)),
+        )?;
+        let (top, path) = (self.top(), self.nodes.path(index)?);
+        let scratch = top.scratch();
+        top.work().make_directory(&scratch, 0o700)?;
+        copy_metadata(
+            (&source.layer.tree, &source.path, &stat),
+            (top.work(), &scratch),
+        )?;
+        keep_parent_times(&top, &path, || {
+            top.place(&scratch, &path, RenameFlags::NOREPLACE)
+        })?;
+        if let Place::Directory { upper, .. } = &mut self.nodes.get_mut(index)?.place {
+            *upper = true;
+        }
+        Ok(())
+    }
+
+    fn copy_up_object(&mut self, index: Index, content: Content) -> Result<()> {
+        let names = self.nodes.get(index)?.names.clone();
+        for (parent, _) in &names {
+            self.copy_up(*parent, Content::Keep)?;
+        }
+        let source = self.locate(index)?;
+        let stat = source.layer.tree.stat(&source.path)?;
+        self.note(
+            &source.layer,
+            &source.path,
+            Expected::Present(identity(&stat)),
+        )?;
+        let (top, path) = (self.top(), self.nodes.path(index)?);
+        let scratch = top.scratch();
+        copy_object(
+            &source.layer.tree,
+            &source.path,
+            &stat,
+            top.work(),
+            &scratch,
+            content,
+        )?;
+        let made = top.work().stat(&scratch)?;
+        keep_parent_times(&top, &path, || {
+            top.place(&scratch, &path, RenameFlags::NOREPLACE)
+        })?;
+        top.set_origin(made.stx_ino, source.layer.shown_ino(stat.stx_ino))?;
+        self.nodes.get_mut(index)?.place = Place::Upper;
+        self.nodes.set_inode(index, Some((top.id, made.stx_ino)));
+        self.link_other_names(index, &top, &path, &names[1..])?;
+        self.reopen_handles(index, &top, &path)
+    }
+
+    /// Hard links that are known under several names stay one object.
+    fn link_other_names(
+        &mut self,
+        index: Index,
+        top: &Arc<Layer>,
+        path: &Path,
+        names: &[(Index, std::ffi::OsString)],
+    ) -> Result<()> {
+        for (parent, name) in names {
+            if let Some(below) = self.find_below(*parent, name)? {
+                if let Place::Lower(at) = &below.place {
+                    let stat = at.layer.tree.stat(&at.path)?;
+                    self.note(&at.layer, &at.path, Expected::Present(identity(&stat)))?;
+                }
+            }
+            let other = self.nodes.path(*parent)?.join(name);
+            keep_parent_times(top, &other, || top.tree.link(path, &other))?;
+        }
+        debug_assert!(self.nodes.get(index).is_ok());
+        Ok(())
+    }
+
+    /// Readers of the lower file go on with the copy, so that they see what is written from now on.
+    fn reopen_handles(&mut self, index: Index, top: &Arc<Layer>, path: &Path) -> Result<()> {
+        let handles = self.nodes.get(index)?.handles.clone();
+        if handles.is_empty() {
+            return Ok(());
+        }
+        let file = Arc::new(top.tree.open(path, OFlags::RDONLY)?);
+        for handle in handles {
+            self.handles.replace_file(handle, Arc::clone(&file));
+        }
+        Ok(())
+    }
+
+    /// An open file whose last name is gone, still in a lower layer: it gets a copy without a name.
+    fn copy_up_orphan(&mut self, index: Index) -> Result<()> {
+        let Some(file) = self.open_file_of(index) else {
+            return Err(Errno::NOENT);
+        };
+        let top = self.top();
+        let stat = rustix::fs::fstat(&file)?;
+        let copy = top.work().create_unnamed(Path::new(""), stat.st_mode)?;
+        copy_content(
+            file.as_fd(),
+            copy.as_fd(),
+            u64::try_from(stat.st_size).unwrap_or(0),
+        )?;
+        rustix::fs::fchown(
+            &copy,
+            Some(Uid::from_raw(stat.st_uid)),
+            Some(Gid::from_raw(stat.st_gid)),
+        )?;
+        rustix::fs::fchmod(&copy, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
+        let copy = Arc::new(copy);
+        for handle in self.nodes.get(index)?.handles.clone() {
+            self.handles.replace_file(handle, Arc::clone(&copy));
+        }
+        self.nodes.get_mut(index)?.place = Place::Orphan;
+        Ok(())
+    }
+
+    /// Notes what the base had at a path when the branch first depended on it.
+    pub(crate) fn note(&self, layer: &Layer, path: &Path, expected: Expected) -> Result<()> {
+        if layer.is_base() && !self.top().is_base() {
+            self.top().saw(path, expected)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Copies an object that is no directory, with all its metadata, to a path that is free.
+fn copy_object(
+    from: &Tree,
+    path: &Path,
+    stat: &rustix::fs::Statx,
+    to: &Tree,
+    scratch: &Path,
+    content: Content,
+) -> Result<()> {
+    let mode = u32::from(stat.stx_mode);
+    match FileType::from_raw_mode(mode) {
+        FileType::RegularFile => {
+            let copy = to.create_file(scratch, 0o600)?;
+            if content == Content::Keep && stat.stx_size > 0 {
+                let original = from.open(path, OFlags::RDONLY)?;
+                copy_content(original.as_fd(), copy.as_fd(), stat.stx_size)?;
+            }
+        }
+        FileType::Symlink => {
+            use std::os::unix::ffi::OsStrExt;
+            to.make_symlink(scratch, std::ffi::OsStr::from_bytes(&from.read_link(path)?))?;
+        }
+        _ => to.make_node(
+            scratch,
+            mode,
+            rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor),
+        )?,
+    }
+    copy_metadata((from, path, stat), (to, scratch))
+}
+
+/// Runs `change`, which adds a name at `path`, and puts the times of its parent back.
+fn keep_parent_times(top: &Layer, path: &Path, change: impl FnOnce() -> Result<()>) -> Result<()> {
+    let parent = path.parent().unwrap_or(Path::new(""));
+    let before = top.tree.stat(parent)?;
+    change()?;
+    top.tree.set_times(parent, &layer::times(&before))
+}

@@ -1,0 +1,113 @@
+//! Directory listings: the names of all layers, merged once when a directory is first read.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+use rustix::fs::FileType;
+
+use super::{Index, View, is_hidden};
+use crate::tree::{DirectoryEntry, Result};
+
+/// The listing of an open directory, and the node it is of.
+pub(crate) struct Listed {
+    pub(crate) entries: Arc<Vec<DirectoryEntry>>,
+}
+
+impl View {
+    /// The listing of an open directory; reading from the start takes a new one.
+    pub(crate) fn listing(&mut self, node: Index, handle: u64, offset: u64) -> Result<Listed> {
+        let known = self.handles.directory(handle)?.listing.clone();
+        let entries = match known {
+            Some(entries) if offset > 0 => entries,
+            _ => {
+                let entries = Arc::new(self.list(node)?);
+                self.handles.directory(handle)?.listing = Some(Arc::clone(&entries));
+                entries
+            }
+        };
+        Ok(Listed { entries })
+    }
+
+    /// Every name of a directory, without `.` and `..`.
+    pub(crate) fn list(&self, node: Index) -> Result<Vec<DirectoryEntry>> {
+        let sources = match self.sources(node) {
+            Err(rustix::io::Errno::NOENT) => return Ok(Vec::new()), // removed while open: empty
+            other => other?,
+        };
+        let mut entries: Vec<DirectoryEntry> = Vec::new();
+        // Name -> position in `entries`, or `None` for a whiteout. Only needed where layers merge.
+        let mut seen: HashMap<std::ffi::OsString, Option<usize>> = HashMap::new();
+        let merges = sources.len() > 1;
+        for source in &sources {
+            for mut entry in source.layer.tree.list(&source.path)? {
+                if source.layer.is_base()
+                    && source.path.as_os_str().is_empty()
+                    && is_hidden(entry.name.as_ref())
+                {
+                    continue;
+                }
+                if merges {
+                    match seen.get(&entry.name) {
+                        Some(None) => continue,
+                        Some(Some(position)) => {
+                            merge_ino(&mut entries[*position], &entry);
+                            continue;
+                        }
+                        None => {}
+                    }
+                }
+                if self.is_whiteout(source, &entry) {
+                    seen.insert(entry.name, None);
+                    continue;
+                }
+                if merges {
+                    seen.insert(entry.name.clone(), Some(entries.len()));
+                }
+                entry.ino = source.layer.shown_ino(entry.ino);
+                entries.push(entry);
+            }
+        }
+        Ok(entries)
+    }
+
+    fn is_whiteout(&self, source: &super::At, entry: &DirectoryEntry) -> bool {
+        if source.layer.is_base() || entry.kind != FileType::CharacterDevice {
+            return false;
+        }
+        let path = source.path.join(&entry.name);
+        source
+            .layer
+            .tree
+            .stat(&path)
+            .is_ok_and(|stat| source.layer.is_whiteout(&path, &stat))
+    }
+
+    /// Whether a directory has no entries.
+    pub(crate) fn is_empty(&self, node: Index) -> Result<bool> {
+        Ok(self.list(node)?.is_empty())
+    }
+
+    /// The number to list for `..`: the parent's inode number where it is known.
+    pub(crate) fn parent_ino(&self, node: Index) -> u64 {
+        let parent = self
+            .nodes
+            .get(node)
+            .ok()
+            .and_then(|node| node.names.first().map(|(parent, _)| *parent));
+        self.getattr(parent.unwrap_or(node))
+            .map_or(0, |attributes| attributes.ino)
+    }
+
+    /// True for names that a listing of this directory must never show.
+    pub(crate) fn hides(&self, node: Index, name: &OsStr) -> bool {
+        node == super::ROOT && is_hidden(name.as_ref())
+    }
+}
+
+/// A merged directory shows the number of its lowest part.
+fn merge_ino(entry: &mut DirectoryEntry, lower: &DirectoryEntry) {
+    if entry.kind == FileType::Directory && lower.kind == FileType::Directory {
+        entry.ino = lower.ino;
+    }
+}

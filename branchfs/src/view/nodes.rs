@@ -1,0 +1,285 @@
+//! The node table of one view: what the kernel knows of a branch.
+//!
+//! A node is an object, not a name: hard links share one. Its path in the top layer is the chain of its first name and
+//! its parents' names, so renaming a directory moves everything below it for free. Where a node's content lies is its
+//! [`Place`]. A node is dropped when the kernel has forgotten it, nothing has it open and no child node hangs below it:
+//! the table is as large as the kernel's own cache.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::fs::FileType;
+use rustix::io::Errno;
+
+use crate::kernel::handler::Attributes;
+use crate::layer::{Layer, LayerId};
+use crate::tree::Result;
+
+/// Index of a node within its view; 1 is the branch's root directory.
+pub(crate) type Index = u64;
+
+/// The branch's root directory.
+pub(crate) const ROOT: Index = 1;
+
+/// A place in one layer.
+#[derive(Clone, Debug)]
+pub(crate) struct At {
+    pub(crate) layer: Arc<Layer>,
+    pub(crate) path: PathBuf,
+}
+
+/// Where a node's content lies.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// A directory: in the top layer at its own path (`upper`), merged with directories of lower layers, top first.
+    Directory { upper: bool, lowers: Arc<[At]> },
+    /// An object of the top layer, at the node's own path.
+    Upper,
+    /// An object of a lower layer, not copied up.
+    Lower(At),
+    /// No name leads to it any more; it lives on while it is open.
+    Orphan,
+}
+
+/// One object.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) kind: FileType,
+    /// Every name the kernel has looked up: (parent, name). Empty for orphans and the root.
+    pub(crate) names: Vec<(Index, OsString)>,
+    pub(crate) place: Place,
+    /// Key in `by_inode`.
+    inode: Option<(LayerId, u64)>,
+    /// References the kernel holds.
+    lookups: u64,
+    children: usize,
+    /// Open files and directories.
+    pub(crate) handles: Vec<u64>,
+    /// What an orphan that nobody has open shows.
+    pub(crate) last_attributes: Option<Attributes>,
+    /// Whether the directory has a default ACL, once known.
+    pub(crate) default_acl: Option<bool>,
+}
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct Nodes {
+    table: HashMap<Index, Node>,
+    by_name: HashMap<(Index, OsString), Index>,
+    by_inode: HashMap<(LayerId, u64), Index>,
+    next: Index,
+}
+
+impl Nodes {
+    pub(crate) fn new(root: Place) -> Self {
+        let mut nodes = Self {
+            table: HashMap::new(),
+            by_name: HashMap::new(),
+            by_inode: HashMap::new(),
+            next: ROOT,
+        };
+        let root = nodes.add(FileType::Directory, root, None);
+        nodes.table.get_mut(&root).expect("just added").lookups = 1; // never dropped
+        nodes
+    }
+
+    pub(crate) fn get(&self, index: Index) -> Result<&Node> {
+        self.table.get(&index).ok_or(Errno::STALE)
+    }
+
+    pub(crate) fn get_mut(&mut self, index: Index) -> Result<&mut Node> {
+        self.table.get_mut(&index).ok_or(Errno::STALE)
+    }
+
+    pub(crate) fn child(&self, parent: Index, name: &OsStr) -> Option<Index> {
+        self.by_name.get(&(parent, name.to_os_string())).copied()
+    }
+
+    pub(crate) fn by_inode(&self, inode: (LayerId, u64)) -> Option<Index> {
+        self.by_inode.get(&inode).copied()
+    }
+
+    /// Every node, in no order.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (Index, &Node)> {
+        self.table.iter().map(|(index, node)| (*index, node))
+    }
+
+    /// Adds a node that has no name and no reference yet.
+    pub(crate) fn add(
+        &mut self,
+        kind: FileType,
+        place: Place,
+        inode: Option<(LayerId, u64)>,
+    ) -> Index {
+        let index = self.next;
+        self.next += 1;
+        let node = Node {
+            kind,
+            names: Vec::new(),
+            place,
+            inode,
+            lookups: 0,
+            children: 0,
+            handles: Vec::new(),
+            last_attributes: None,
+            default_acl: None,
+        };
+        self.table.insert(index, node);
+        if let Some(inode) = inode {
+            self.by_inode.insert(inode, index);
+        }
+        index
+    }
+
+    /// Gives a node a name; a node that had it before loses it.
+    pub(crate) fn name(&mut self, index: Index, parent: Index, name: &OsStr) {
+        if self.child(parent, name) == Some(index) {
+            return;
+        }
+        self.unname(parent, name);
+        self.by_name.insert((parent, name.to_os_string()), index);
+        if let Some(node) = self.table.get_mut(&index) {
+            node.names.push((parent, name.to_os_string()));
+        }
+        if let Some(node) = self.table.get_mut(&parent) {
+            node.children += 1;
+        }
+    }
+
+    /// Takes a name away; returns the node that had it.
+    pub(crate) fn unname(&mut self, parent: Index, name: &OsStr) -> Option<Index> {
+        let index = self.by_name.remove(&(parent, name.to_os_string()))?;
+        if let Some(node) = self.table.get_mut(&index) {
+            node.names
+                .retain(|(of, own)| (*of, own.as_os_str()) != (parent, name));
+        }
+        if let Some(node) = self.table.get_mut(&parent) {
+            node.children -= 1;
+        }
+        self.drop_unused(parent);
+        Some(index)
+    }
+
+    /// Exchanges two names.
+    pub(crate) fn exchange(&mut self, one: (Index, &OsStr), other: (Index, &OsStr)) {
+        let (first, second) = (self.child(one.0, one.1), self.child(other.0, other.1));
+        self.unname(one.0, one.1);
+        self.unname(other.0, other.1);
+        if let Some(first) = first {
+            self.name(first, other.0, other.1);
+        }
+        if let Some(second) = second {
+            self.name(second, one.0, one.1);
+        }
+    }
+
+    /// The object is now this inode of this layer (`None`: it can no longer be found by inode).
+    pub(crate) fn set_inode(&mut self, index: Index, inode: Option<(LayerId, u64)>) {
+        let Some(node) = self.table.get_mut(&index) else {
+            return;
+        };
+        if let Some(old) = std::mem::replace(&mut node.inode, inode) {
+            if self.by_inode.get(&old) == Some(&index) {
+                self.by_inode.remove(&old);
+            }
+        }
+        if let Some(inode) = inode {
+            self.by_inode.insert(inode, index);
+        }
+    }
+
+    /// The kernel takes one more reference.
+    pub(crate) fn remember(&mut self, index: Index) {
+        if let Some(node) = self.table.get_mut(&index) {
+            node.lookups += 1;
+        }
+    }
+
+    /// The kernel gives references back.
+    pub(crate) fn forget(&mut self, index: Index, count: u64) {
+        let Some(node) = self.table.get_mut(&index) else {
+            return;
+        };
+        node.lookups = node.lookups.saturating_sub(count);
+        self.drop_unused(index);
+    }
+
+    /// Drops a node, and then its parents, while nothing needs them.
+    pub(crate) fn drop_unused(&mut self, index: Index) {
+        let Some(node) = self.table.get(&index) else {
+            return;
+        };
+        if index == ROOT || node.lookups > 0 || node.children > 0 || !node.handles.is_empty() {
+            return;
+        }
+        self.set_inode(index, None);
+        let names = self
+            .table
+            .remove(&index)
+            .map(|node| node.names)
+            .unwrap_or_default();
+        for (parent, name) in names {
+            self.by_name.remove(&(parent, name));
+            if let Some(node) = self.table.get_mut(&parent) {
+                node.children -= 1;
+            }
+            self.drop_unused(parent);
+        }
+    }
+
+    /// The node's path in the top layer.
+    pub(crate) fn path(&self, index: Index) -> Result<PathBuf> {
+        let mut parts: Vec<&OsStr> = Vec::new();
+        let mut at = index;
+        while at != ROOT {
+            let (parent, name) = self.get(at)?.names.first().ok_or(Errno::NOENT)?;
+            parts.push(name);
+            at = *parent;
+        }
+        Ok(parts.iter().rev().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn directory() -> Place {
+        Place::Directory {
+            upper: true,
+            lowers: Arc::new([]),
+        }
+    }
+
+    #[test]
+    fn renaming_a_directory_moves_the_paths_below_it() {
+        let mut nodes = Nodes::new(directory());
+        let folder = nodes.add(FileType::Directory, directory(), None);
+        nodes.name(folder, ROOT, OsStr::new("old"));
+        let file = nodes.add(FileType::RegularFile, Place::Upper, None);
+        nodes.name(file, folder, OsStr::new("file"));
+        nodes.remember(file);
+        nodes.remember(folder);
+        nodes.unname(ROOT, OsStr::new("old"));
+        nodes.name(folder, ROOT, OsStr::new("new"));
+        assert_eq!(nodes.path(file), Ok(PathBuf::from("new/file")));
+    }
+
+    #[test]
+    fn a_forgotten_node_goes_with_parents_that_only_it_kept() {
+        let mut nodes = Nodes::new(directory());
+        let folder = nodes.add(FileType::Directory, directory(), None);
+        nodes.name(folder, ROOT, OsStr::new("d"));
+        let file = nodes.add(FileType::RegularFile, Place::Upper, None);
+        nodes.name(file, folder, OsStr::new("f"));
+        nodes.remember(folder);
+        nodes.remember(file);
+        nodes.forget(folder, 1);
+        assert!(nodes.get(folder).is_ok(), "a child still needs it");
+        nodes.forget(file, 1);
+        assert_eq!(nodes.all().count(), 1, "only the root is left");
+        assert_eq!(nodes.child(ROOT, OsStr::new("d")), None);
+    }
+}

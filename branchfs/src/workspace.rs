@@ -1,0 +1,1068 @@
+//! The branches of one base: their records in the store, and the verbs that act on them.
+//!
+//! The store (docs/format.md) holds one record and at least one layer for each branch. A branch's stack is its own
+//! layers on top of its parent's stack at the fork; committing into a parent *branch* puts the child's layers on top of
+//! the parent's, which is O(1) and leaves every other view as it is. Committing into main is [`crate::commit`].
+//!
+//! Locking: `branches` is taken first and held through a verb (verbs are serialised; they are short but for the syncs of
+//! a commit), then the filesystem's gate.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::fs::{CWD, Timespec, Timestamps};
+use serde::{Deserialize, Serialize};
+
+use crate::commit::{self, Change, Decided, Disk, Header, Request};
+use crate::error::{Context, Error};
+use crate::filesystem::{Filesystem, MAIN, Slot};
+use crate::layer::{Layer, LayerId, copy_metadata};
+use crate::overlay::Namespace;
+use crate::seen::WriteSet;
+use crate::tree::Tree;
+use crate::view::HIDDEN;
+
+/// A branch's number; 0 is main. Never used twice.
+pub(crate) type BranchId = u64;
+
+/// Version of the store's format.
+const FORMAT: &str = "branchfs 1\n";
+
+/// How long a commit waits for files that are being closed.
+const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// What happens to the siblings of a committed branch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum Policy {
+    /// The first child to commit wins, its siblings become stale.
+    FirstWinner,
+    /// Siblings live on; disjoint changes may all be committed.
+    Snapshot,
+    /// As snapshot, and what was read must be unchanged.
+    Serializable,
+}
+
+impl Policy {
+    /// The word of the command line and the protocol.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FirstWinner => "first-winner",
+            Self::Snapshot => "snapshot",
+            Self::Serializable => "serializable",
+        }
+    }
+}
+
+/// A branch as the store records it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Record {
+    id: BranchId,
+    name: String,
+    parent: BranchId,
+    /// Own layers, top first.
+    layers: Vec<u64>,
+    is_stale: bool,
+    /// Nanoseconds since 1970.
+    created: i64,
+}
+
+/// A branch that is open.
+#[derive(Debug)]
+struct Branch {
+    record: Record,
+    slot: Slot,
+    /// Its whole stack, top first, ending with the base.
+    stack: Vec<Arc<Layer>>,
+}
+
+/// A branch as it is reported.
+#[derive(Clone, Debug)]
+pub(crate) struct BranchInfo {
+    /// Its number.
+    pub(crate) id: BranchId,
+    /// Its name.
+    pub(crate) name: String,
+    /// Its parent's number.
+    pub(crate) parent: BranchId,
+    /// `/main/a/b`.
+    pub(crate) branch_path: String,
+    /// A sibling was committed first.
+    pub(crate) is_stale: bool,
+    /// It has live children.
+    pub(crate) is_frozen: bool,
+    /// Seconds since 1970.
+    pub(crate) created: f64,
+}
+
+/// What a commit did, or would do.
+#[derive(Debug, Default)]
+pub(crate) struct Committed {
+    pub(crate) changes: Vec<Change>,
+    pub(crate) stale: Vec<String>,
+}
+
+/// The base, its store and its branches.
+pub(crate) struct Workspace {
+    base_path: PathBuf,
+    store_path: PathBuf,
+    owner: (u32, u32),
+    namespace: Namespace,
+    base: Arc<Layer>,
+    disk_roots: (OwnedFd, OwnedFd),
+    _lock: fs::File,
+    pub(crate) filesystem: Arc<Filesystem>,
+    branches: Mutex<BTreeMap<BranchId, Branch>>,
+}
+
+impl Workspace {
+    /// Opens the workspace over `base`, recovering what a crash left in `store`.
+    ///
+    /// # Errors
+    /// Refuses where the store is in use, is damaged, or lies on another file system than the base.
+    pub(crate) fn open(base: &Path, store: Option<&Path>) -> Result<Self, Error> {
+        let base_path = fs::canonicalize(base).at(base)?;
+        let base_metadata = fs::metadata(&base_path).at(&base_path)?;
+        if !base_metadata.is_dir() {
+            return Err(Error::Unsupported(format!(
+                "the base {} is not a directory",
+                base_path.display()
+            )));
+        }
+        fs::read_dir(&base_path).at(&base_path)?;
+        let store_path = store.map_or_else(|| base_path.join(HIDDEN), Path::to_path_buf);
+        let owner = (base_metadata.uid(), base_metadata.gid());
+        let keep = KeptTimes::of(&base_path)?;
+        make_store(&store_path, owner)?;
+        keep.restore()?;
+        let store_path = fs::canonicalize(&store_path).at(&store_path)?;
+        if fs::metadata(&store_path).at(&store_path)?.dev() != base_metadata.dev() {
+            return Err(Error::Unsupported(format!(
+                "the store {} is on another file system than the base {}: a commit could not be atomic; choose a store on the same one",
+                store_path.display(),
+                base_path.display()
+            )));
+        }
+        let lock = lock_store(&store_path)?;
+        let open = |path: &Path| Tree::open_root(path).at(path);
+        let writable = open(&base_path)?;
+        // Lower layers are reached through a read-only mount: a mistake would be EROFS, not a changed base.
+        let lower = match crate::sys::read_only_clone(writable.root()) {
+            Ok(root) => Tree::new(root),
+            Err(_) => open(&base_path)?, // without the privilege to mount; views never write lower layers by design
+        };
+        let namespace = probe_namespace(&store_path)?;
+        let duplicate = |tree: &Tree| rustix::io::dup(tree.root()).at(&base_path);
+        let disk_roots = (duplicate(&writable)?, duplicate(&open(&store_path)?)?);
+        let workspace = Self {
+            owner,
+            namespace,
+            base: Arc::new(Layer::base(lower)),
+            disk_roots,
+            _lock: lock,
+            filesystem: Arc::new(Filesystem::new(Arc::new(Layer::base(writable)))),
+            branches: Mutex::new(BTreeMap::new()),
+            base_path,
+            store_path,
+        };
+        workspace.recover()?;
+        Ok(workspace)
+    }
+
+    /// The base directory.
+    pub(crate) fn base(&self) -> &Path {
+        &self.base_path
+    }
+
+    /// The store.
+    pub(crate) fn store(&self) -> &Path {
+        &self.store_path
+    }
+
+    /// Owner and group of the base.
+    pub(crate) fn owner(&self) -> (u32, u32) {
+        self.owner
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<BranchId, Branch>> {
+        // Every verb leaves the table right before it can fail or panic; a poisoned lock hides nothing half-done.
+        self.branches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn disk(&self) -> Result<Disk, Error> {
+        let duplicate = |root: &OwnedFd| rustix::io::dup(root).map(Tree::new).at(&self.base_path);
+        Ok(Disk {
+            base: duplicate(&self.disk_roots.0)?,
+            store: duplicate(&self.disk_roots.1)?,
+        })
+    }
+
+    fn layer_path(&self, layer: u64) -> PathBuf {
+        self.store_path.join("layers").join(layer.to_string())
+    }
+
+    fn record_path(&self, id: BranchId) -> PathBuf {
+        self.store_path.join("branches").join(format!("{id}.json"))
+    }
+
+    fn write_record(&self, record: &Record) -> Result<(), Error> {
+        let path = self.record_path(record.id);
+        let draft = path.with_extension("new");
+        let text = serde_json::to_vec(record).map_err(|error| Error::Corrupt(error.to_string()))?;
+        fs::write(&draft, text).at(&draft)?;
+        fs::rename(&draft, &path).at(&path)
+    }
+
+    /// Brings the store in line after a crash, and shows the branches that are in it.
+    fn recover(&self) -> Result<(), Error> {
+        let disk = self.disk()?;
+        let mut records = self.read_records()?;
+        for recovered in commit::recover(&disk)? {
+            let header = recovered.decided.header.clone();
+            if recovered.is_committed {
+                for id in &header.stale {
+                    if let Some(record) = records.get_mut(id) {
+                        record.is_stale = true;
+                        self.write_record(record)?;
+                    }
+                }
+                if let Some(record) = records.remove(&header.branch) {
+                    self.drop_record(&record)?;
+                }
+            }
+            recovered
+                .decided
+                .retire(&disk, &self.trash_name("tx", header.transaction))?;
+        }
+        let keep: Vec<u64> = records
+            .values()
+            .flat_map(|record| record.layers.clone())
+            .collect();
+        self.drop_unknown_layers(&keep)?;
+        let mut branches = self.lock();
+        for record in records.into_values() {
+            let stack = self.open_stack(&record, &branches)?;
+            let parent = branches
+                .get(&record.parent)
+                .map_or(MAIN, |parent| parent.slot);
+            let slot = self
+                .filesystem
+                .add(OsStr::new(&record.name), parent, stack.clone());
+            if record.is_stale {
+                self.filesystem.set_stale(slot);
+            } else {
+                self.freeze(parent);
+            }
+            branches.insert(
+                record.id,
+                Branch {
+                    record,
+                    slot,
+                    stack,
+                },
+            );
+        }
+        drop(branches);
+        self.empty_trash();
+        Ok(())
+    }
+
+    fn read_records(&self) -> Result<BTreeMap<BranchId, Record>, Error> {
+        let directory = self.store_path.join("branches");
+        let mut records = BTreeMap::new();
+        for entry in fs::read_dir(&directory).at(&directory)? {
+            let path = entry.at(&directory)?.path();
+            if path.extension() != Some(OsStr::new("json")) {
+                fs::remove_file(&path).at(&path)?; // a draft that was never finished
+                continue;
+            }
+            let text = fs::read(&path).at(&path)?;
+            let record: Record = serde_json::from_slice(&text)
+                .map_err(|error| Error::Corrupt(format!("{}: {error}", path.display())))?;
+            records.insert(record.id, record);
+        }
+        Ok(records)
+    }
+
+    fn drop_unknown_layers(&self, keep: &[u64]) -> Result<(), Error> {
+        let directory = self.store_path.join("layers");
+        for entry in fs::read_dir(&directory).at(&directory)? {
+            let entry = entry.at(&directory)?;
+            let known = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+                .is_some_and(|id| keep.contains(&id));
+            if !known {
+                self.throw_away(&entry.path(), "lost");
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens a recorded branch's layers on top of its parent's stack.
+    fn open_stack(
+        &self,
+        record: &Record,
+        branches: &BTreeMap<BranchId, Branch>,
+    ) -> Result<Vec<Arc<Layer>>, Error> {
+        let mut stack = Vec::new();
+        for layer in &record.layers {
+            let path = self.layer_path(*layer);
+            let work = path.join("work");
+            fs::remove_dir_all(&work).at(&work)?;
+            self.make_directory(&work)?;
+            stack.push(Arc::new(Layer::open(
+                LayerId(*layer),
+                &path,
+                self.namespace,
+                false,
+            )?));
+        }
+        match branches.get(&record.parent) {
+            Some(parent) => stack.extend(parent.stack.iter().cloned()),
+            None => stack.push(Arc::clone(&self.base)),
+        }
+        Ok(stack)
+    }
+
+    fn make_directory(&self, path: &Path) -> Result<(), Error> {
+        fs::DirBuilder::new().mode(0o700).create(path).at(path)?;
+        give(path, self.owner)
+    }
+
+    /// Creates a branch. O(1): three directories and a record, whatever the size of the tree.
+    ///
+    /// # Errors
+    /// `Name`, `Exists`, `NotFound` (parent), `Stale` (parent). Nothing is left behind then.
+    pub(crate) fn create(&self, name: &str, parent: &Selector) -> Result<BranchInfo, Error> {
+        check_name(OsStr::new(name))?;
+        let mut branches = self.lock();
+        if branches.values().any(|branch| branch.record.name == name) {
+            return Err(Error::Exists(name.to_owned()));
+        }
+        let (parent_id, parent_slot, parent_stack) = match parent.find(&branches)? {
+            None => (0, MAIN, vec![Arc::clone(&self.base)]),
+            Some(parent) if parent.record.is_stale => {
+                return Err(Error::Stale(parent.record.name.clone()));
+            }
+            Some(parent) => (parent.record.id, parent.slot, parent.stack.clone()),
+        };
+        let id = self.next_id(&branches);
+        let path = self.layer_path(id);
+        let made = self.make_layer(id, &path, &parent_stack).and_then(|layer| {
+            let record = Record {
+                id,
+                name: name.to_owned(),
+                parent: parent_id,
+                layers: vec![id],
+                is_stale: false,
+                created: now(),
+            };
+            self.write_record(&record)?;
+            Ok((layer, record))
+        });
+        let (layer, record) = made.inspect_err(|_| self.throw_away(&path, "unmade"))?;
+        let mut stack = vec![Arc::new(layer)];
+        stack.extend(parent_stack);
+        // From here on nothing writes to the parent: what the child sees is settled.
+        let gate = self.filesystem.close_gate();
+        self.freeze(parent_slot);
+        let slot = self
+            .filesystem
+            .add(OsStr::new(name), parent_slot, stack.clone());
+        drop(gate);
+        branches.insert(
+            id,
+            Branch {
+                record,
+                slot,
+                stack,
+            },
+        );
+        Self::info(&branches, id)
+    }
+
+    fn make_layer(&self, id: u64, path: &Path, parent: &[Arc<Layer>]) -> Result<Layer, Error> {
+        self.make_directory(path)?;
+        let (upper, work) = (path.join("upper"), path.join("work"));
+        self.make_directory(&upper)?;
+        self.make_directory(&work)?;
+        let layer = Layer::open(LayerId(id), path, self.namespace, false)?;
+        give(&path.join("writes"), self.owner)?;
+        let root = Path::new("");
+        let top = &parent[0].tree;
+        let stat = top.stat(root).at(&self.base_path)?;
+        copy_metadata((top, root, &stat), (&layer.tree, root)).at(&upper)?;
+        Ok(layer)
+    }
+
+    /// Numbers grow with the clock, so that none is used twice over restarts.
+    fn next_id(&self, branches: &BTreeMap<BranchId, Branch>) -> BranchId {
+        let clock = u64::try_from(now() / 1_000_000).unwrap_or(0);
+        branches
+            .keys()
+            .last()
+            .map_or(clock, |last| clock.max(last + 1))
+    }
+
+    /// Commits a branch into its parent.
+    ///
+    /// # Errors
+    /// `Stale` siblings' commits are `Conflict`; `Frozen`, `Busy`, `Conflict` (drift), `Io`. Parent and branch are as
+    /// before then.
+    pub(crate) fn commit(
+        &self,
+        selector: &Selector,
+        force: bool,
+        dry_run: bool,
+    ) -> Result<Committed, Error> {
+        let mut branches = self.lock();
+        let branch = selector
+            .find(&branches)?
+            .ok_or_else(|| Error::Usage("main has no parent to commit to".to_owned()))?;
+        let (id, name, parent) = (
+            branch.record.id,
+            branch.record.name.clone(),
+            branch.record.parent,
+        );
+        if branch.record.is_stale {
+            let message =
+                format!("branch {name} cannot be committed: a sibling was committed first");
+            return Err(Error::Conflict {
+                message,
+                paths: Vec::new(),
+            });
+        }
+        let children = children_of(&branches, id);
+        if !children.is_empty() {
+            return Err(Error::Frozen {
+                name,
+                children: children.join(", "),
+            });
+        }
+        let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
+        if dry_run {
+            let plan = self.plan(branch)?;
+            refuse_drift(&name, &plan.drift, force)?;
+            return Ok(Committed {
+                changes: plan.changes,
+                stale: Vec::new(),
+            });
+        }
+        mounted.freeze();
+        let closed = self.wait_for_writers(branch);
+        let outcome = closed.and_then(|()| match parent {
+            0 => self.commit_to_base(&mut branches, id, force),
+            parent => self.commit_to_branch(&mut branches, id, parent),
+        });
+        if outcome.is_err() {
+            mounted.thaw();
+        }
+        outcome
+    }
+
+    fn plan(&self, branch: &Branch) -> Result<commit::Plan, Error> {
+        let mut seen = BTreeMap::new();
+        for layer in branch.record.layers.iter().rev() {
+            let log = self.layer_path(*layer).join("writes");
+            for (path, expected) in WriteSet::load(&log).at(&log)?.seen {
+                seen.entry(path).or_insert(expected);
+            }
+        }
+        let layers = branch
+            .record
+            .layers
+            .iter()
+            .map(|layer| Path::new("layers").join(layer.to_string()).join("upper"));
+        let request = Request {
+            transaction: branch.record.id,
+            layers: layers.collect(),
+            namespace: self.namespace,
+            seen,
+            forked: branch.record.created,
+        };
+        commit::plan(&self.disk()?, &request)
+    }
+
+    /// What a branch would change in the base: its own layers alone.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unsupported` for a nested branch, `Io`.
+    pub(crate) fn diff(&self, selector: &Selector) -> Result<Committed, Error> {
+        let branches = self.lock();
+        let branch = selector
+            .find(&branches)?
+            .ok_or_else(|| Error::Usage("main has no parent to compare with".to_owned()))?;
+        if branch.record.parent != 0 {
+            return Err(Error::Unsupported("the changes of a nested branch cannot be listed yet; commit it into its parent first".to_owned()));
+        }
+        Ok(Committed {
+            changes: self.plan(branch)?.changes,
+            stale: Vec::new(),
+        })
+    }
+
+    /// Closing a file is told to us after the caller goes on: give it a moment.
+    fn wait_for_writers(&self, branch: &Branch) -> Result<(), Error> {
+        let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
+        let deadline = Instant::now() + WRITERS_WAIT_MAX;
+        loop {
+            let view = mounted.lock();
+            let mut written: Vec<PathBuf> = view
+                .handles
+                .written()
+                .filter_map(|index| view.nodes.path(index).ok())
+                .collect();
+            drop(view);
+            if written.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                written.sort();
+                written.dedup();
+                return Err(Error::Busy {
+                    name: branch.record.name.clone(),
+                    paths: written,
+                });
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn commit_to_base(
+        &self,
+        branches: &mut BTreeMap<BranchId, Branch>,
+        id: BranchId,
+        force: bool,
+    ) -> Result<Committed, Error> {
+        let branch = &branches[&id];
+        let plan = self.plan(branch)?;
+        refuse_drift(&branch.record.name, &plan.drift, force)?;
+        let disk = self.disk()?;
+        for litter in &plan.litter {
+            disk.remove_file(litter)?;
+        }
+        let changes = plan.changes.clone();
+        let stale: Vec<BranchId> = siblings_of(branches, id);
+        let header = Header {
+            version: 1,
+            transaction: id,
+            branch: id,
+            stale: stale.clone(),
+        };
+        let decided =
+            Decided::decide(&disk, header, plan).inspect_err(|_| self.drop_journal(id))?;
+        let gate = self.filesystem.close_gate();
+        if let Err(error) = decided.apply(&disk) {
+            drop(gate);
+            if !matches!(error, Error::Corrupt(_)) {
+                self.drop_journal(id); // all is taken back: the entry holds nothing of the base
+            }
+            return Err(error);
+        }
+        for layer in [&self.base, &self.main_layer()] {
+            layer.tree.forget_all();
+        }
+        self.settle_siblings(branches, &stale);
+        drop(gate);
+        Decided::sync(&disk)?;
+        for sibling in &stale {
+            self.write_record(&branches[sibling].record)?;
+        }
+        let names = stale
+            .iter()
+            .map(|id| branches[id].record.name.clone())
+            .collect();
+        let committed = branches.remove(&id);
+        if let Some(committed) = committed {
+            self.thaw(MAIN, 1 + stale.len());
+            self.retire_branch(&committed)?;
+        }
+        decided.retire(&disk, &self.trash_name("tx", id))?;
+        self.tell_stale(branches, &stale);
+        self.empty_trash();
+        Ok(Committed {
+            changes,
+            stale: names,
+        })
+    }
+
+    fn main_layer(&self) -> Arc<Layer> {
+        let main = self
+            .filesystem
+            .mounted(MAIN)
+            .expect("main is there as long as the mount");
+        main.lock().top()
+    }
+
+    /// A commit into a parent branch: the child's layers become the parent's top.
+    fn commit_to_branch(
+        &self,
+        branches: &mut BTreeMap<BranchId, Branch>,
+        id: BranchId,
+        parent: BranchId,
+    ) -> Result<Committed, Error> {
+        let stale = siblings_of(branches, id);
+        let child = branches
+            .get(&id)
+            .ok_or_else(|| Error::NotFound(id.to_string()))?;
+        let (child_layers, child_stack) = (child.record.layers.clone(), child.stack.clone());
+        let above = branches
+            .get(&parent)
+            .ok_or_else(|| Error::NotFound(parent.to_string()))?;
+        let mut record = above.record.clone();
+        record.layers = child_layers.into_iter().chain(record.layers).collect();
+        // One rename of one record is the commit; what it names must be on disk first.
+        let disk = self.disk()?;
+        Decided::sync(&disk)?;
+        self.write_record(&record)?;
+        Decided::sync(&disk)?;
+        let slot = above.slot;
+        let gate = self.filesystem.close_gate();
+        self.settle_siblings(branches, &stale);
+        let mounted = self.filesystem.mounted(slot).at(&self.base_path)?;
+        let outdated = mounted.lock().restack(child_stack.clone());
+        drop(gate);
+        for sibling in &stale {
+            self.write_record(&branches[sibling].record)?;
+        }
+        if let Some(above) = branches.get_mut(&parent) {
+            above.record = record;
+            above.stack = child_stack;
+        }
+        self.thaw(slot, 1 + stale.len());
+        if let Some(mut child) = branches.remove(&id) {
+            child.record.layers.clear(); // they are the parent's now
+            self.retire_branch(&child)?;
+        }
+        self.filesystem.invalidate_outdated(slot, &outdated);
+        self.tell_stale(branches, &stale);
+        let names = stale
+            .iter()
+            .map(|id| branches[id].record.name.clone())
+            .collect();
+        Ok(Committed {
+            changes: Vec::new(),
+            stale: names,
+        })
+    }
+
+    /// Under the gate: from the next request on the siblings answer ESTALE.
+    fn settle_siblings(&self, branches: &mut BTreeMap<BranchId, Branch>, stale: &[BranchId]) {
+        for id in stale {
+            if let Some(branch) = branches.get_mut(id) {
+                branch.record.is_stale = true;
+                self.filesystem.set_stale(branch.slot);
+            }
+        }
+    }
+
+    fn tell_stale(&self, branches: &BTreeMap<BranchId, Branch>, stale: &[BranchId]) {
+        for id in stale {
+            if let Ok(mounted) = self.filesystem.mounted(branches[id].slot) {
+                self.filesystem.invalidate(&mounted);
+            }
+        }
+    }
+
+    /// Drops a branch and its children. Returns at once; space is given back in the background.
+    ///
+    /// # Errors
+    /// `NotFound`, `Io`.
+    pub(crate) fn abort(&self, selector: &Selector) -> Result<(), Error> {
+        let mut branches = self.lock();
+        let branch = selector
+            .find(&branches)?
+            .ok_or_else(|| Error::Usage("main cannot be aborted".to_owned()))?;
+        let id = branch.record.id;
+        self.abort_one(&mut branches, id)?;
+        drop(branches);
+        self.empty_trash();
+        Ok(())
+    }
+
+    fn abort_one(
+        &self,
+        branches: &mut BTreeMap<BranchId, Branch>,
+        id: BranchId,
+    ) -> Result<(), Error> {
+        let children: Vec<BranchId> = branches
+            .values()
+            .filter(|child| child.record.parent == id)
+            .map(|child| child.record.id)
+            .collect();
+        for child in children {
+            self.abort_one(branches, child)?;
+        }
+        let Some(branch) = branches.remove(&id) else {
+            return Ok(());
+        };
+        if !branch.record.is_stale {
+            let parent = branches
+                .get(&branch.record.parent)
+                .map_or(MAIN, |parent| parent.slot);
+            self.thaw(parent, 1);
+        }
+        self.retire_branch(&branch)
+    }
+
+    /// Takes a branch out of the mount and its files into the trash.
+    fn retire_branch(&self, branch: &Branch) -> Result<(), Error> {
+        let mounted = {
+            let _gate = self.filesystem.close_gate();
+            self.filesystem.remove(branch.slot)
+        };
+        self.drop_record(&branch.record)?;
+        if let Some(mounted) = mounted {
+            let filesystem = Arc::clone(&self.filesystem);
+            filesystem.invalidate(&mounted);
+        }
+        Ok(())
+    }
+
+    fn drop_record(&self, record: &Record) -> Result<(), Error> {
+        let path = self.record_path(record.id);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => other.at(&path)?,
+        }
+        for layer in &record.layers {
+            self.throw_away(&self.layer_path(*layer), "layer");
+        }
+        Ok(())
+    }
+
+    fn drop_journal(&self, id: BranchId) {
+        self.throw_away(
+            &self.store_path.join("journal").join(id.to_string()),
+            "failed",
+        );
+    }
+
+    fn trash_name(&self, what: &str, number: u64) -> PathBuf {
+        Path::new("trash").join(format!("{what}-{number}-{}", now()))
+    }
+
+    /// Moves something of the store into the trash. What cannot be moved stays where it is and is tried again at the
+    /// next start: nothing refers to it any more.
+    fn throw_away(&self, path: &Path, what: &str) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let to = self
+            .store_path
+            .join("trash")
+            .join(format!("{what}-{name}-{}", now()));
+        let _ = fs::rename(path, to);
+    }
+
+    /// Deletes what is in the trash, in the background.
+    fn empty_trash(&self) {
+        let trash = self.store_path.join("trash");
+        // Without a thread it is left for the next call.
+        let _ = thread::Builder::new()
+            .name("trash".to_owned())
+            .spawn(move || {
+                let Ok(tree) = Tree::open_root(&trash) else {
+                    return;
+                };
+                for entry in tree.list(Path::new("")).unwrap_or_default() {
+                    let _ = tree.remove_all(Path::new(&entry.name)); // two threads may race for one entry
+                }
+            });
+    }
+
+    /// All branches, oldest first.
+    pub(crate) fn list(&self) -> Result<Vec<BranchInfo>, Error> {
+        let branches = self.lock();
+        branches
+            .keys()
+            .map(|id| Self::info(&branches, *id))
+            .collect()
+    }
+
+    fn info(branches: &BTreeMap<BranchId, Branch>, id: BranchId) -> Result<BranchInfo, Error> {
+        let branch = branches
+            .get(&id)
+            .ok_or_else(|| Error::NotFound(id.to_string()))?;
+        let mut names = vec![branch.record.name.as_str()];
+        let mut parent = branch.record.parent;
+        while let Some(above) = branches.get(&parent) {
+            names.push(&above.record.name);
+            parent = above.record.parent;
+        }
+        names.push("main");
+        names.reverse();
+        Ok(BranchInfo {
+            id,
+            name: branch.record.name.clone(),
+            parent: branch.record.parent,
+            branch_path: format!("/{}", names.join("/")),
+            is_stale: branch.record.is_stale,
+            is_frozen: !children_of(branches, id).is_empty(),
+            created: branch.record.created as f64 / 1e9,
+        })
+    }
+
+    fn freeze(&self, slot: Slot) {
+        if let Ok(mounted) = self.filesystem.mounted(slot) {
+            mounted.freeze();
+        }
+    }
+
+    fn thaw(&self, slot: Slot, times: usize) {
+        if let Ok(mounted) = self.filesystem.mounted(slot) {
+            (0..times).for_each(|_| mounted.thaw());
+        }
+    }
+
+    /// Ends the use of the store; it is removed when it holds nothing.
+    ///
+    /// # Errors
+    /// `Io`: the store is left where it is then.
+    pub(crate) fn close(&self) -> Result<(), Error> {
+        let is_empty = self.lock().is_empty();
+        if !is_empty {
+            return Ok(());
+        }
+        let journal = self.store_path.join("journal");
+        if fs::read_dir(&journal).at(&journal)?.next().is_some() {
+            return Ok(()); // something is to be recovered at the next start
+        }
+        let keep = KeptTimes::of(&self.base_path)?;
+        match fs::remove_dir_all(&self.store_path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // The background may be emptying the trash at the same time.
+            Err(_) => fs::remove_dir_all(&self.store_path).at(&self.store_path)?,
+            Ok(()) => {}
+        }
+        keep.restore()
+    }
+}
+
+/// Which branch a request means.
+#[derive(Clone, Debug)]
+pub(crate) enum Selector {
+    /// By number; 0 is main.
+    Id(BranchId),
+    /// By name; "main" is main.
+    Name(String),
+}
+
+impl Selector {
+    /// The branch, or `None` for main.
+    fn find<'b>(
+        &self,
+        branches: &'b BTreeMap<BranchId, Branch>,
+    ) -> Result<Option<&'b Branch>, Error> {
+        match self {
+            Self::Id(0) => Ok(None),
+            Self::Id(id) => branches
+                .get(id)
+                .map(Some)
+                .ok_or_else(|| Error::NotFound(id.to_string())),
+            Self::Name(name) => {
+                match branches.values().find(|branch| branch.record.name == *name) {
+                    Some(branch) => Ok(Some(branch)),
+                    None if name == "main" => Ok(None),
+                    None => Err(Error::NotFound(name.clone())),
+                }
+            }
+        }
+    }
+}
+
+/// Checks a name against the rule of the control protocol.
+fn check_name(name: &OsStr) -> Result<(), Error> {
+    const NAME_BYTES_MAX: usize = 254; // `@name` is a file name of at most 255 bytes
+    let bytes = name.as_encoded_bytes();
+    let reason = if bytes.is_empty() {
+        "it is empty"
+    } else if bytes == b"." || bytes == b".." {
+        "it means a directory itself"
+    } else if bytes == b"main" {
+        "it is the root branch's"
+    } else if bytes.len() > NAME_BYTES_MAX {
+        "it is longer than 254 bytes"
+    } else if bytes[0] == b'@' {
+        "it begins with @"
+    } else if bytes.contains(&b'/') {
+        "it contains a slash"
+    } else if bytes.iter().any(u8::is_ascii_control) {
+        "it contains a newline or another control character"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Name {
+        name: name.to_os_string(),
+        reason,
+    })
+}
+
+fn refuse_drift(
+    name: &str,
+    drift: &std::collections::BTreeSet<PathBuf>,
+    force: bool,
+) -> Result<(), Error> {
+    if drift.is_empty() || force {
+        return Ok(());
+    }
+    let message =
+        format!("branch {name} cannot be committed: the base was changed by others since the fork");
+    Err(Error::Conflict {
+        message,
+        paths: drift.iter().cloned().collect(),
+    })
+}
+
+fn children_of(branches: &BTreeMap<BranchId, Branch>, id: BranchId) -> Vec<String> {
+    let live = branches
+        .values()
+        .filter(|branch| branch.record.parent == id && !branch.record.is_stale);
+    live.map(|branch| branch.record.name.clone()).collect()
+}
+
+/// Live siblings of a branch.
+fn siblings_of(branches: &BTreeMap<BranchId, Branch>, id: BranchId) -> Vec<BranchId> {
+    let parent = branches.get(&id).map(|branch| branch.record.parent);
+    let is_sibling = |branch: &&Branch| {
+        Some(branch.record.parent) == parent && branch.record.id != id && !branch.record.is_stale
+    };
+    branches
+        .values()
+        .filter(is_sibling)
+        .map(|branch| branch.record.id)
+        .collect()
+}
+
+fn now() -> i64 {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |since| {
+            i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+        })
+}
+
+/// Gives a path of the store to the base's owner, who can then always remove it.
+fn give(path: &Path, (uid, gid): (u32, u32)) -> Result<(), Error> {
+    let metadata = fs::symlink_metadata(path).at(path)?;
+    if (metadata.uid(), metadata.gid()) == (uid, gid) {
+        return Ok(());
+    }
+    std::os::unix::fs::lchown(path, Some(uid), Some(gid)).at(path)
+}
+
+fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
+    let make = |path: &Path| match fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other.at(path).and_then(|()| give(path, owner)),
+    };
+    make(store)?;
+    let format = store.join("format");
+    match fs::read_to_string(&format) {
+        Ok(found) if found == FORMAT => {}
+        Ok(found) => {
+            let found = found.trim();
+            return Err(Error::Corrupt(format!(
+                "{} says {found:?}, this program knows {:?}",
+                format.display(),
+                FORMAT.trim()
+            )));
+        }
+        Err(_) => {
+            for (name, content) in [(".gitignore", "*\n"), ("format", FORMAT)] {
+                let path = store.join(name);
+                fs::write(&path, content).at(&path)?;
+                give(&path, owner)?;
+            }
+        }
+    }
+    ["branches", "layers", "journal", "trash"]
+        .iter()
+        .try_for_each(|name| make(&store.join(name)))
+}
+
+fn lock_store(store: &Path) -> Result<fs::File, Error> {
+    let path = store.join("lock");
+    let file = fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .at(&path)?;
+    let owner = fs::metadata(store).at(store)?;
+    give(&path, (owner.uid(), owner.gid()))?;
+    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::Unsupported(format!(
+            "the store {} is in use by another mount: use that one, or unmount it first",
+            store.display()
+        ))),
+        Err(error) => Err(error).at(&path),
+    }
+}
+
+/// Which extended attributes can carry the overlay format's marks here.
+fn probe_namespace(store: &Path) -> Result<Namespace, Error> {
+    for namespace in [Namespace::Trusted, Namespace::User] {
+        let set = rustix::fs::lsetxattr(
+            store,
+            namespace.opaque(),
+            b"n",
+            rustix::fs::XattrFlags::empty(),
+        );
+        if set.is_ok() {
+            rustix::fs::lremovexattr(store, namespace.opaque()).at(store)?;
+            return Ok(namespace);
+        }
+    }
+    Err(Error::Unsupported(format!(
+        "the file system of {} has no extended attributes: choose a store on one that has",
+        store.display()
+    )))
+}
+
+/// The base's root keeps its times when the store comes and goes inside it.
+struct KeptTimes {
+    path: PathBuf,
+    times: Timestamps,
+}
+
+impl KeptTimes {
+    fn of(path: &Path) -> Result<Self, Error> {
+        let metadata = fs::metadata(path).at(path)?;
+        let times = Timestamps {
+            last_access: Timespec {
+                tv_sec: metadata.atime(),
+                tv_nsec: metadata.atime_nsec(),
+            },
+            last_modification: Timespec {
+                tv_sec: metadata.mtime(),
+                tv_nsec: metadata.mtime_nsec(),
+            },
+        };
+        Ok(Self {
+            path: path.to_path_buf(),
+            times,
+        })
+    }
+
+    fn restore(&self) -> Result<(), Error> {
+        rustix::fs::utimensat(CWD, &self.path, &self.times, rustix::fs::AtFlags::empty())
+            .at(&self.path)
+    }
+}
+
+/// A name as it is shown in the mount's root.
+pub(crate) fn directory_name(branch: &str) -> OsString {
+    let mut name = OsString::from("@");
+    name.push(branch);
+    name
+}
