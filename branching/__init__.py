@@ -1,0 +1,86 @@
+"""Unified branching for speculative execution: filesystem, process, and memory.
+
+    from branching import Speculate, Workspace
+
+    outcome = Speculate([first_fix, second_fix])(Workspace("/workspace"))
+
+Importing the package loads this file only. A name loads the layer it lives in when it is first
+used: `Workspace` the file system layer, `Speculate` the patterns and the file system.
+"""
+
+from __future__ import annotations
+
+# Type checkers know this name. Importing typing for it would double the start-up time.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from branching.errors import (
+        AbortError,
+        BranchError,
+        BranchingError,
+        BranchNotFoundError,
+        BranchStaleError,
+        CommitError,
+        ConflictError,
+        ForkError,
+        MemoryBranchError,
+        MountError,
+        NamespaceError,
+        ProcessBranchError,
+    )
+    from branching.fs import Branch, Workspace
+    from branching.patterns import (
+        BestOfN,
+        Reflexion,
+        Speculate,
+        SpeculationOutcome,
+        SpeculationResult,
+    )
+
+__version__ = "0.2.0"
+
+__all__ = [
+    "AbortError",
+    "BestOfN",
+    "Branch",
+    "BranchError",
+    "BranchNotFoundError",
+    "BranchStaleError",
+    "BranchingError",
+    "CommitError",
+    "ConflictError",
+    "ForkError",
+    "MemoryBranchError",
+    "MountError",
+    "NamespaceError",
+    "ProcessBranchError",
+    "Reflexion",
+    "Speculate",
+    "SpeculationOutcome",
+    "SpeculationResult",
+    "Workspace",
+]
+
+_HOME = {
+    "Branch": "branching.fs",
+    "Workspace": "branching.fs",
+    "BestOfN": "branching.patterns",
+    "Reflexion": "branching.patterns",
+    "Speculate": "branching.patterns",
+    "SpeculationOutcome": "branching.patterns",
+    "SpeculationResult": "branching.patterns",
+}
+"""Where each public name lives that is not an exception."""
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOME.get(name, "branching.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,50 @@
+"""The table of commands. Each lives in a file of its own and loads the library when it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from branching import __version__
+from branching.cli.best_of_n import best_of_n
+from branching.cli.reflexion import reflexion
+from branching.cli.run import run
+from branching.cli.speculate import speculate
+from branching.cli.status import status
+
+# Options of ours end at the first word of the command that is run: its own options are its own.
+_WRAPS_A_COMMAND = {"allow_interspersed_args": False}
+
+app = typer.Typer(
+    help="Try things in copy-on-write branches of a directory; keep what works.",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command("run", context_settings=_WRAPS_A_COMMAND)(run)
+app.command("speculate")(speculate)
+app.command("best-of-n", context_settings=_WRAPS_A_COMMAND)(best_of_n)
+app.command("reflexion", context_settings=_WRAPS_A_COMMAND)(reflexion)
+app.command("status")(status)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"branching {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def branching(
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001  (its callback does the work)
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Shows the help when no command is named."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

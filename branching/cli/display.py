@@ -1,0 +1,134 @@
+"""What is seen of the candidates while they run, on stderr.
+
+On a terminal: a table with a row a candidate (state, time, score, last line of output), drawn by
+rich. Elsewhere: each line of output as it comes, after the candidate's number, `[2] text`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from branching.patterns import Event
+    from branching.patterns.event import OnEvent
+
+REFRESHES_PER_SECOND = 8
+"""Fast enough for a clock that counts tenths, slow enough to cost nothing."""
+
+_STYLES = {
+    "won": "bold green",
+    "succeeded": "green",
+    "failed": "red",
+    "error": "red",
+    "timed_out": "yellow",
+    "cancelled": "dim",
+    "running": "cyan",
+}
+
+
+@contextmanager
+def shown(labels: Sequence[str] | None = None) -> Iterator[OnEvent]:
+    """Yields the listener that shows a pattern's events. `labels` name the candidates."""
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        with _live(labels) as listener:
+            yield listener
+    else:
+        yield _print_event
+
+
+def _print_event(event: Event) -> None:
+    if event.kind == "output":
+        print(f"[{event.index}] {event.text}", file=sys.stderr, flush=True)
+    elif event.kind == "finished" and event.state == "error":
+        print(f"[{event.index}] branching: {event.text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _live(labels: Sequence[str] | None) -> Iterator[OnEvent]:
+    from rich.console import Console
+    from rich.live import Live
+
+    board = _Board(labels)
+    live = Live(
+        console=Console(stderr=True),
+        get_renderable=board.table,
+        refresh_per_second=REFRESHES_PER_SECOND,
+    )
+    with live:
+        yield board.on_event
+
+
+@dataclass
+class _Row:
+    label: str
+    state: str = "waiting"
+    line: str = ""
+    score: float | None = None
+    started: float | None = None
+    seconds: float = 0.0
+
+    def clock(self) -> str:
+        if self.started is None:
+            return ""
+        running = self.state == "running"
+        return f"{time.monotonic() - self.started if running else self.seconds:.1f}s"
+
+
+class _Board:
+    """The rows, written by the pattern's threads and drawn by rich's."""
+
+    def __init__(self, labels: Sequence[str] | None) -> None:
+        self._lock = threading.Lock()
+        self._rows = {index: _Row(label) for index, label in enumerate(labels or ())}
+
+    def on_event(self, event: Event) -> None:
+        with self._lock:
+            row = self._rows.setdefault(event.index, _Row(f"attempt {event.index}"))
+            if event.kind == "started":
+                row.state, row.started = "running", time.monotonic()
+            elif event.kind in ("output", "critiqued"):
+                row.line = event.text.rstrip() or row.line
+            elif event.kind == "finished":
+                row.state, row.seconds = event.state, event.seconds
+                row.line = event.text if event.state == "error" else row.line
+            elif event.kind == "scored":
+                row.score = event.score
+            elif event.kind == "committed":
+                row.state = "won"
+
+    def table(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, padding=(0, 1), expand=True)
+        table.add_column("#", justify="right", no_wrap=True)
+        table.add_column("candidate", ratio=2, no_wrap=True, overflow="ellipsis")
+        table.add_column("state", no_wrap=True)
+        table.add_column("time", justify="right", no_wrap=True)
+        with self._lock:
+            rows = list(self._rows.items())
+            with_scores = any(row.score is not None for _, row in rows)
+            if with_scores:
+                table.add_column("score", justify="right", no_wrap=True)
+            table.add_column("last output", ratio=3, no_wrap=True, overflow="ellipsis")
+            for index, row in rows:
+                score = "" if row.score is None else f"{row.score:.2f}"
+                table.add_row(
+                    str(index),
+                    Text(row.label),
+                    Text(row.state.replace("_", " "), style=_STYLES.get(row.state, "")),
+                    row.clock(),
+                    *([score] if with_scores else []),
+                    # What a candidate prints may colour itself; here it must not colour the rest.
+                    Text.from_ansi(row.line),
+                )
+        return table

@@ -1,0 +1,69 @@
+"""How a command of ours fails: one clear text on stderr, and the exit code that says whose fault.
+
+2        it was called wrongly
+125      we failed: no workspace, a dead mount, a commit that was refused
+128+n    we were stopped by signal n
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from branching.cli import EXIT_OURS
+from branching.errors import BranchingError
+
+EXIT_USAGE = 2
+EXIT_NOTHING_SUCCEEDED = 1
+EXIT_TIMEOUT = 124
+EXIT_SIGNAL_BASE = 128
+
+
+class UsageFault(Exception):
+    """The command line asks for something that makes no sense. Nothing was done."""
+
+
+class Interrupted(Exception):
+    """A signal told us to stop, and we have."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by signal {signum}; nothing was committed")
+        self.signum = signum
+
+
+@contextmanager
+def reported(*, json: bool) -> Iterator[None]:
+    """Turns the failures that a user can meet into a text and an exit code."""
+    try:
+        yield
+    except UsageFault as fault:
+        _fail(EXIT_USAGE, str(fault), None, json=json)
+    except Interrupted as interrupted:
+        _fail(EXIT_SIGNAL_BASE + interrupted.signum, str(interrupted), None, json=json)
+    except BranchingError as error:
+        text = error.message
+        if error.paths:
+            text += "".join(f"\n  {path}" for path in error.paths)
+        _fail(EXIT_OURS, text, error.hint, json=json)
+    except BrokenPipeError:
+        # Who reads our output went away; there is nobody to tell. The rest of it is dropped here,
+        # or the interpreter would try to write it again at exit.
+        sys.stdout = None
+        raise typer.Exit(EXIT_OURS) from None
+    except (OSError, ValueError) as error:
+        _fail(EXIT_OURS, str(error), None, json=json)
+
+
+def _fail(code: int, text: str, hint: str | None, *, json: bool) -> None:
+    if json:
+        document = {"error": text, **({"hint": hint} if hint else {})}
+        print(json_format.dumps(document), file=sys.stderr)
+    else:
+        print(f"error: {text}", file=sys.stderr)
+        if hint:
+            print(f"Hint: {hint}", file=sys.stderr)
+    raise typer.Exit(code)

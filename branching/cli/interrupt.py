@@ -1,0 +1,60 @@
+"""Signals end a call in order: what runs is killed, branches are aborted, then we exit.
+
+The call runs in a thread of its own, so no signal can break into it half-way: a branch that was
+just made, a commit under way. The main thread only waits, and a signal's handler cancels the
+call's scope. The first signal leaves commands a moment to tidy up, the second kills at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import TypeVar
+
+from branching.cli.failure import Interrupted
+from branching.patterns.runner import STOP_GRACE_SECONDS
+from branching.patterns.scope import Scope
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+R = TypeVar("R")
+
+
+def interruptible(function: Callable[[], R], *, is_done: Callable[[R], bool]) -> R:
+    """Calls `function` and returns its value.
+
+    After a signal Interrupted is raised instead, unless `is_done` says that the value is worth
+    more: what was committed when the signal came stays committed, and is reported.
+    """
+    scope = Scope()
+    received: list[int] = []
+    values: list[R] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            values.append(scope.run(function))
+        except BaseException as error:  # raised again by the main thread
+            errors.append(error)
+
+    def stop(signum: int, _frame: FrameType | None) -> None:
+        scope.cancel(0.0 if received else STOP_GRACE_SECONDS)
+        received.append(signum)
+
+    # What the caller has us ignore (nohup, a shell's background job) stays ignored.
+    heard = [signum for signum in STOP_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
+    before = {signum: signal.signal(signum, stop) for signum in heard}
+    try:
+        thread = threading.Thread(target=call, name="call")
+        thread.start()
+        thread.join()
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    if errors:
+        raise errors[0]
+    if received and not is_done(values[0]):
+        raise Interrupted(received[0])
+    return values[0]

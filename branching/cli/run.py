@@ -1,0 +1,164 @@
+"""`branching run`: one command in one branch."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from branching.cli.failure import EXIT_TIMEOUT, UsageFault, reported
+from branching.cli.options import CommandArgument, JsonOption, TimeoutOption, WorkspaceOption
+from branching.cli.place import owned_workspace
+from branching.cli.report import print_json
+
+if TYPE_CHECKING:
+    from branching.patterns.attempt import Attempt
+    from branching.patterns.runner import Runner
+
+
+class End(str, Enum):
+    """What becomes of the branch. `none` is an older word for `keep`."""
+
+    commit = "commit"
+    keep = "keep"
+    abort = "abort"
+    none = "none"
+
+
+_ACTIONS = {End.commit: "committed", End.keep: "kept", End.none: "kept", End.abort: "aborted"}
+
+
+def run(
+    command: CommandArgument = None,
+    workspace: WorkspaceOption = None,
+    branch: Annotated[
+        str | None,
+        typer.Option(
+            "-b",
+            "--branch",
+            metavar="NAME",
+            help="Name of the branch. [default: run- and 8 hex digits]",
+            show_default=False,
+        ),
+    ] = None,
+    on_success: Annotated[
+        End, typer.Option(help="What to do with the branch when the command succeeds.")
+    ] = End.commit,
+    on_error: Annotated[
+        End, typer.Option(help="What to do with the branch when it fails.")
+    ] = End.abort,
+    ask: Annotated[
+        bool, typer.Option("--ask", help="Ask whether to commit, whatever the exit code.")
+    ] = False,
+    timeout: TimeoutOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a command in a branch: commit if it succeeds, abort if it fails.
+
+    The exit code is the command's own: 126 if it cannot be executed, 127 if it is not found,
+    128+n if signal n killed it; 124 if the time was over.
+
+    Example: branching run -- make test
+    """
+    with reported(json=json):
+        if not command:
+            raise UsageFault("no command specified; use -- CMD...")
+        if ask and not sys.stdin.isatty():
+            raise UsageFault("--ask needs a terminal to ask on, and standard input is none")
+        name = f"run-{secrets.token_hex(4)}" if branch is None else branch
+        policy = _Policy(on_success=on_success, on_error=on_error, ask=ask)
+        code, action = _run(command, workspace, name, policy, timeout=timeout, json=json)
+        if json:
+            print_json("run", branch=name, exit_code=code, action=action)
+        else:
+            print(f"branch: {name}\nexit_code: {code}\naction: {action}", flush=True)
+        raise typer.Exit(code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Policy:
+    """Which end the branch takes."""
+
+    on_success: End
+    on_error: End
+    ask: bool
+
+    def choose(self, runner: Runner, attempt: Attempt) -> End:
+        if self.ask:
+            runner.lift_deadline()
+            return End.commit if runner.consult(attempt, _asked) else End.abort
+        return self.on_success if attempt.succeeded else self.on_error
+
+
+def _run(
+    command: list[str],
+    path: Path | None,
+    name: str,
+    policy: _Policy,
+    *,
+    timeout: float | None,
+    json: bool,
+) -> tuple[int, str]:
+    from branching.cli.interrupt import interruptible
+    from branching.patterns.program import Program
+    from branching.patterns.runner import Runner, Stopped
+
+    with owned_workspace(path) as (workspace, owner):
+        program = Program(
+            command,
+            workspace=workspace.path,
+            owner=owner,
+            stdout=sys.stderr.fileno() if json else None,
+            tells_output=False,
+            inherit_stdin=True,
+        )
+
+        def call() -> tuple[int, End] | None:
+            with Runner(workspace, name=lambda _: name, timeout=timeout) as runner:
+                attempt = runner.start(program)
+                try:
+                    runner.finish(attempt)
+                except Stopped:
+                    if runner.is_cancelled:
+                        raise
+                    runner.stop()
+                code = _exit_code(attempt)
+                end = policy.choose(runner, attempt)
+                if end is End.commit:
+                    runner.commit(attempt)
+                elif end is not End.abort:
+                    runner.keep(attempt)
+                return code, end
+            return None  # stopped by a signal
+
+        done = interruptible(call, is_done=lambda done: done is not None)
+        assert done is not None, "without a value the call was stopped, and that is raised"
+        code, end = done
+        return code, _ACTIONS[end]
+
+
+def _exit_code(attempt: Attempt) -> int:
+    if attempt.state == "timed_out":
+        return EXIT_TIMEOUT
+    if attempt.state == "error" and attempt.answer.exception is not None:
+        raise attempt.answer.exception  # no process could be made: not the command's doing
+    if getattr(attempt.answer.value, "how", None) == "not_started":
+        print(f"error: {attempt.answer.error}", file=sys.stderr, flush=True)
+    return attempt.answer.exit_code
+
+
+def _asked() -> bool:
+    # Not through sys.stdin: a thread left waiting in it would hold its lock at exit.
+    while True:
+        print("Commit changes? [y/n] ", end="", file=sys.stderr, flush=True)
+        answer = os.read(0, 1024)
+        if not answer or answer.strip().lower() in (b"n", b"no"):
+            return False
+        if answer.strip().lower() in (b"y", b"yes"):
+            return True

@@ -1,0 +1,8 @@
+"""The file system layer: workspaces and their branches. It knows no processes and no patterns."""
+
+from __future__ import annotations
+
+from branching.fs.branch import Branch
+from branching.fs.workspace import Workspace
+
+__all__ = ["Branch", "Workspace"]

@@ -1,0 +1,93 @@
+"""What a branching file system must offer: the whole interface between it and the library.
+
+A backend speaks for one mount. BranchFS is the one there is; another (DaxFS) is one more file
+with such a class and one more line in the registry of `workspace.py`. All calls are safe from any
+thread and after a fork, and raise exceptions of `branching.errors` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+MAIN_ID = 0
+"""The id of the root branch, whose content is the base directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchRecord:
+    """What the file system knows of an open branch."""
+
+    id: int
+    """Never reused, unlike the name."""
+    name: str
+    parent: int
+    """Id of the parent; `MAIN_ID` is the workspace itself."""
+    path: Path
+    """The branch as a directory."""
+    branch_path: str
+    """Its place in the tree of branches: `/main/outer/inner`."""
+    state: str
+    """"live" or "stale"."""
+    frozen: bool
+    """It has live children, and so cannot be written to."""
+    created: float
+    """Unix time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One path that differs between a branch and its parent."""
+
+    path: str
+    """Relative to the workspace."""
+    change: str
+    """"added", "modified", "deleted", "renamed", "type" or "metadata"."""
+    kind: str
+    """"file", "directory", "symlink" or "other"."""
+    origin: str | None = None
+    """Where a renamed path was before."""
+
+
+class Backend(Protocol):
+    """One mount of a branching file system."""
+
+    @property
+    def root(self) -> Path:
+        """The mount's own directory, which shows the main branch."""
+
+    @property
+    def fstype(self) -> str:
+        """What presents the branches: "branchfs", "overlay", "daxfs"."""
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """Uid and gid of the base directory's owner."""
+
+    def create(self, name: str, parent: int) -> BranchRecord:
+        """Forks `parent`. BranchStaleError if it is stale, MountError if it cannot be done."""
+
+    def commit(
+        self,
+        branch: BranchRecord,
+        *,
+        force: bool = False,
+        skip: bool = False,
+        only: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+    ) -> list[Change]:
+        """Applies the branch to its parent, all or nothing. CommitError or ConflictError if not."""
+
+    def abort(self, branch: BranchRecord) -> None:
+        """Drops the branch and its children. One that is gone already is no error."""
+
+    def diff(self, branch: BranchRecord) -> list[Change]:
+        """Lists what the branch changed, by path."""
+
+    def branches(self) -> list[BranchRecord]:
+        """Lists the open branches, the oldest first."""
+
+    def close(self) -> None:
+        """Gives back connections; a later call opens new ones. The mount stays."""

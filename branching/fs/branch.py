@@ -1,0 +1,208 @@
+"""A branch: a directory of its own that becomes part of its parent, or never was.
+
+A Branch object is the handle of one branch of the file system. `with` makes the branch and ends
+it: committed on a clean exit, aborted on an exception, left open where told so. States:
+
+    new ── __enter__ ──> open ── commit() ──> committed
+                          └───── abort() ───> aborted
+
+The state changes under no lock: a branch belongs to the thread that opened it. Different branches
+may be used from different threads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from branching.errors import (
+    BranchError,
+    BranchingError,
+    BranchStaleError,
+    ConflictError,
+    add_note,
+)
+from branching.fs.backend import Backend, BranchRecord, Change
+
+NAME_BYTES_MAX = 255
+
+OnSuccess = Literal["commit"] | None
+OnError = Literal["abort"] | None
+
+
+class Branch:
+    """One branch. Made by `Workspace.branch()` or `Branch.branch()`, opened by `with`."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        *,
+        parent_id: int,
+        parent_path: str,
+        on_success: OnSuccess = "commit",
+        on_error: OnError = "abort",
+    ) -> None:
+        check_name(name)
+        if on_success not in ("commit", None):
+            raise ValueError(f'on_success must be "commit" or None, not {on_success!r}')
+        if on_error not in ("abort", None):
+            raise ValueError(f'on_error must be "abort" or None, not {on_error!r}')
+        self._backend = backend
+        self._name = name
+        self._parent_id = parent_id
+        self._parent_path = parent_path
+        self._on_success = on_success
+        self._on_error = on_error
+        self._record: BranchRecord | None = None
+        self._ended: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name it was given."""
+        return self._name
+
+    @property
+    def path(self) -> Path:
+        """The directory that shows the branch. BranchError before `with` has opened it."""
+        return self._opened().path
+
+    @property
+    def branch_path(self) -> str:
+        """Its place in the tree of branches: `/main/outer/inner`."""
+        return self._record.branch_path if self._record else f"{self._parent_path}/{self._name}"
+
+    @property
+    def is_open(self) -> bool:
+        """It was made, and neither committed nor aborted through this object."""
+        return self._record is not None and self._ended is None
+
+    def branch(
+        self, name: str, on_success: OnSuccess = "commit", on_error: OnError = "abort"
+    ) -> Branch:
+        """Returns a child of this branch, to be opened by `with`. It commits into this branch.
+
+        While a child is open this branch is frozen: writes in it answer EROFS.
+        """
+        return Branch(
+            self._backend,
+            name,
+            parent_id=self._opened().id,
+            parent_path=self.branch_path,
+            on_success=on_success,
+            on_error=on_error,
+        )
+
+    def commit(
+        self,
+        *,
+        force: bool = False,
+        skip: bool = False,
+        only: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+    ) -> None:
+        """Applies the branch to its parent, all or nothing, and closes it.
+
+        Where a path of the base was changed by others since the branch depended on it, `force`
+        takes the branch's side and `skip` the others'. `only` and `exclude` are patterns of the
+        paths to commit. On a branch that has ended already this does nothing.
+
+        Raises ConflictError when a sibling was committed first, or others changed the same paths,
+        and CommitError when the file system refused. Parent and branch are then as before.
+        """
+        record = self._opened()
+        if self._ended is None:
+            self._backend.commit(record, force=force, skip=skip, only=only, exclude=exclude)
+            self._ended = "committed"
+
+    def abort(self) -> None:
+        """Drops the branch with all it holds, and its children. Its parent is untouched.
+
+        On a branch that has ended already this does nothing. AbortError if it cannot be dropped.
+        """
+        record = self._opened()
+        if self._ended is None:
+            self._backend.abort(record)
+            self._ended = "aborted"
+
+    def diff(self) -> list[Change]:
+        """Lists what the branch changed against its parent, by path."""
+        return self._backend.diff(self._opened())
+
+    def is_stale(self) -> bool:
+        """Asks whether a sibling was committed first, or the branch is gone altogether."""
+        record = self._opened()
+        for known in self._backend.branches():
+            if known.id == record.id:
+                return known.state == "stale"
+        return True
+
+    def __enter__(self) -> Branch:
+        if self._record is not None:
+            raise BranchError(
+                f"branch {self._name!r} was opened before: a Branch object serves one `with`",
+                hint="call .branch() again for another one",
+                branch=self._name,
+            )
+        self._record = self._backend.create(self._name, self._parent_id)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._ended is not None:
+            return
+        if kind is None and self._on_success == "commit":
+            self._commit_at_exit()
+        elif kind is not None and self._on_error == "abort":
+            try:
+                self.abort()
+            except BranchingError as failure:
+                # The exception under way is what the caller must see; this one goes along.
+                add_note(error, f"and its branch stays open: {failure}")
+
+    def _commit_at_exit(self) -> None:
+        try:
+            self.commit()
+        except (BranchStaleError, ConflictError) as conflict:
+            # A lost race leaves nothing to be rescued. After any other conflict the work can
+            # still be committed (`force`, `skip`), so the branch stays.
+            if not conflict.paths:
+                self.abort()
+            raise
+
+    def _opened(self) -> BranchRecord:
+        if self._record is None:
+            raise BranchError(
+                f"branch {self._name!r} is not open yet",
+                hint=f"open it first: with workspace.branch({self._name!r}) as branch: ...",
+                branch=self._name,
+            )
+        return self._record
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError unless `name` can be a branch's (the rule of branchfs/docs/control.md)."""
+    if not isinstance(name, str):
+        raise TypeError(f"a branch name must be a string, not {type(name).__name__}")
+    if reason := _fault(name):
+        raise ValueError(f"{name!r} cannot be the name of a branch: {reason}")
+
+
+def _fault(name: str) -> str | None:
+    if name in ("", ".", ".."):
+        return "it is empty, `.` or `..`"
+    if name.startswith("@"):
+        return "it starts with `@`"
+    if "/" in name:
+        return "it has a `/`"
+    if any(ord(character) < 32 or ord(character) == 127 for character in name):
+        return "it has a control character"
+    if len(name.encode("utf-8", "surrogateescape")) > NAME_BYTES_MAX:
+        return f"it is longer than {NAME_BYTES_MAX} bytes"
+    return None

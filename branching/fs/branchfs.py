@@ -1,0 +1,210 @@
+"""BranchFS as a backend: the daemon's verbs as methods, its refusals as our exceptions."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+from branching.errors import (
+    AbortError,
+    BranchError,
+    BranchingError,
+    BranchNotFoundError,
+    BranchStaleError,
+    CommitError,
+    ConflictError,
+    MountError,
+)
+from branching.fs.backend import BranchRecord, Change
+from branching.fs.control import ControlSocket, DaemonGone, Fields, Refused
+from branching.fs.mounts import Mount
+
+CONTROL_XATTR = "user.branchfs.control"
+"""On the mount's root: the path of the control socket."""
+
+BUSY_SECONDS_MAX = 1.0
+"""How long a commit waits for files that are still open for writing.
+
+The kernel reports the last close of a file some time after close() or exit() returned, so a
+branch whose last writer is just gone may still look busy.
+"""
+_BUSY_POLL_SECONDS = 0.005
+
+
+class BranchFS:
+    """One BranchFS mount, spoken to over its control socket."""
+
+    def __init__(self, mount: Mount) -> None:
+        self._control = ControlSocket(_control_path(mount.point))
+        with _translated(MountError, "the workspace cannot be opened", mount.point):
+            info = self._control.request("info", {})
+        self._root = Path(str(info["mountpoint"]))
+        self._fstype = "overlay" if info.get("driver") == "overlay" else "branchfs"
+        self._owner = (_int(info["uid"]), _int(info["gid"]))
+
+    @staticmethod
+    def serves(mount: Mount) -> bool:
+        """Tells a BranchFS mount by its type, or by its source where only that is ours."""
+        return mount.fstype == "fuse.branchfs" or mount.source == "branchfs"
+
+    @property
+    def root(self) -> Path:
+        return self._root
+
+    @property
+    def fstype(self) -> str:
+        return self._fstype
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        return self._owner
+
+    def create(self, name: str, parent: int) -> BranchRecord:
+        what = f"branch {name!r} was not made"
+        with _translated(MountError, what, self._root, branch=name):
+            made = self._control.request(
+                "create", {"name": name, "parent": parent}, undo=self._drop_interrupted
+            )
+        return _record(made)
+
+    def commit(
+        self,
+        branch: BranchRecord,
+        *,
+        force: bool = False,
+        skip: bool = False,
+        only: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+    ) -> list[Change]:
+        fields: Fields = {"branch": branch.id, "force": force, "skip": skip}
+        fields |= {"only": list(only), "exclude": list(exclude)}
+        what = f"branch {branch.name!r} was not committed"
+        with _translated(CommitError, what, self._root, branch=branch.name):
+            done = _patiently(lambda: self._control.request("commit", fields))
+        return _changes(done)
+
+    def abort(self, branch: BranchRecord) -> None:
+        what = f"branch {branch.name!r} was not dropped"
+        with _translated(AbortError, what, self._root, branch=branch.name):
+            try:
+                self._control.request("abort", {"branch": branch.id})
+            except Refused as refused:
+                if refused.kind != "not_found":  # gone is what was wanted
+                    raise
+
+    def diff(self, branch: BranchRecord) -> list[Change]:
+        what = f"branch {branch.name!r} cannot be compared"
+        with _translated(BranchError, what, self._root, branch=branch.name):
+            return _changes(self._control.request("diff", {"branch": branch.id}))
+
+    def branches(self) -> list[BranchRecord]:
+        with _translated(MountError, "the branches cannot be listed", self._root):
+            listed = self._control.request("list", {})
+        return [_record(entry) for entry in cast("list[Fields]", listed["branches"])]
+
+    def close(self) -> None:
+        self._control.close()
+
+    def _drop_interrupted(self, made: Fields) -> None:
+        self.abort(_record(made))
+
+
+def _control_path(root: Path) -> str:
+    try:
+        return os.fsdecode(os.getxattr(root, CONTROL_XATTR))
+    except OSError as error:
+        if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+            raise MountError(
+                f"the BranchFS daemon of {root} is gone; its branches are kept in the store",
+                hint=f"unmount it (umount -l {root}) and mount the base again",
+                path=str(root),
+            ) from error
+        raise MountError(
+            f"the mount at {root} does not tell its control socket: {error.strerror}",
+            hint="only mounts made by `branchfs mount` (0.2 or later) can be used",
+            path=str(root),
+        ) from error
+
+
+_BY_KIND: dict[str, type[BranchingError]] = {
+    "stale": BranchStaleError,
+    "conflict": ConflictError,
+    "not_found": BranchNotFoundError,
+    "exists": BranchError,
+    "frozen": BranchError,
+}
+"""Refusals that mean the same whatever was asked. All others are the failure of the call."""
+
+
+@contextmanager
+def _translated(
+    failure: type[BranchingError], what: str, root: Path, *, branch: str | None = None
+) -> Iterator[None]:
+    """Turns what the daemon refuses into our exceptions: `failure` unless the kind says more."""
+    try:
+        yield
+    except Refused as refused:
+        if refused.kind == "name":
+            raise ValueError(refused.message) from refused
+        kind = _BY_KIND.get(refused.kind, failure)
+        if issubclass(failure, CommitError):
+            # A commit that came second is a lost race; every other refusal is a commit error too.
+            kind = ConflictError if kind in (BranchStaleError, ConflictError) else failure
+            if refused.kind == "not_found":
+                kind = BranchNotFoundError
+        raise kind(
+            f"{what}: {refused.message}", hint=refused.hint, branch=branch, paths=refused.paths
+        ) from refused
+    except DaemonGone as gone:
+        kind = failure if failure is not BranchError else MountError
+        raise kind(
+            f"{what}: the BranchFS daemon of {root} does not answer ({gone})",
+            hint="mount the base again: live branches come back, a commit is whole or not at all",
+            branch=branch,
+            path=str(root),
+        ) from gone
+
+
+def _patiently(commit: Callable[[], Fields]) -> Fields:
+    deadline = time.monotonic() + BUSY_SECONDS_MAX
+    while True:
+        try:
+            return commit()
+        except Refused as refused:
+            if refused.kind != "busy" or time.monotonic() >= deadline:
+                raise
+        time.sleep(_BUSY_POLL_SECONDS)
+
+
+def _record(entry: Fields) -> BranchRecord:
+    return BranchRecord(
+        id=_int(entry["id"]),
+        name=str(entry["name"]),
+        parent=_int(entry["parent"]),
+        path=Path(str(entry["path"])),
+        branch_path=str(entry["branch_path"]),
+        state=str(entry["state"]),
+        frozen=bool(entry["frozen"]),
+        created=float(cast("float", entry["created"])),
+    )
+
+
+def _changes(reply: Fields) -> list[Change]:
+    return [
+        Change(
+            path=str(entry["path"]),
+            change=str(entry["change"]),
+            kind=str(entry["kind"]),
+            origin=cast("str | None", entry.get("from")),
+        )
+        for entry in cast("list[Fields]", reply["changes"])
+    ]
+
+
+def _int(value: object) -> int:
+    return int(cast("int", value))

@@ -1,0 +1,172 @@
+"""The client's end of a BranchFS control socket (branchfs/docs/control.md, version 1).
+
+One JSON object a line, one reply line a request. A connection carries one request at a time, so
+`ControlSocket` keeps a pool: a thread takes an idle connection or opens one, and gives it back
+after the reply. The lock guards the pool alone and is never held during a request: a commit of a
+million files in one thread does not delay an abort in another. A connection that was interrupted
+or failed is closed, never reused, so a reply cannot be taken for another request's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+VERSION = 1
+CONNECT_SECONDS_MAX = 10.0
+"""The daemon accepts at once; this long only when it is stopped or gone wrong."""
+IDLE_CONNECTIONS_MAX = 16
+"""Enough that a race of candidates does not reconnect for each step."""
+_READ_BYTES = 65536
+
+Fields = dict[str, object]
+
+
+class DaemonGone(Exception):
+    """Nobody answers at the socket. Whether a request already sent was carried out is unknown."""
+
+
+class Refused(Exception):
+    """The daemon answered with an error; `kind` is one of the table in control.md."""
+
+    def __init__(self, kind: str, message: str, hint: str | None, paths: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.hint = hint
+        self.paths = paths
+
+
+class ControlSocket:
+    """Sends requests to the daemon behind `path`, from any thread and any forked child."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._idle: list[_Connection] = []
+        self._pid = os.getpid()
+        # An unreachable client closes its connections at once, not at some later collection.
+        self._finalizer = weakref.finalize(self, _close_all, self._idle)
+
+    def request(
+        self, verb: str, fields: Fields, *, undo: Callable[[Fields], None] | None = None
+    ) -> Fields:
+        """Sends one request and returns the `ok` part of the reply.
+
+        An interrupt (Ctrl-C) while the reply is awaited would leave unknown what the daemon did.
+        So the reply is read to its end all the same, `undo` is called with what was done, and
+        only then the interrupt goes on.
+
+        Raises Refused or DaemonGone.
+        """
+        line = json.dumps({"v": VERSION, "verb": verb, **fields}).encode("ascii") + b"\n"
+        with self._connection() as connection:
+            try:
+                reply = connection.exchange(line)
+            except KeyboardInterrupt:
+                reply = connection.receive()
+                if undo is not None and "ok" in reply:
+                    undo(_ok(reply))
+                raise
+        return _ok(reply)
+
+    def close(self) -> None:
+        """Closes the idle connections."""
+        with self._lock:
+            _close_all(self._idle)
+
+    @contextmanager
+    def _connection(self) -> Iterator[_Connection]:
+        connection = self._take()
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            if len(self._idle) < IDLE_CONNECTIONS_MAX and self._pid == os.getpid():
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _take(self) -> _Connection:
+        if self._pid != os.getpid():
+            # A forked child shares its parent's connections: two readers would steal each other's
+            # replies. The lock may be held by a thread that does not exist here: make a new one.
+            self._lock = threading.Lock()
+            _close_all(self._idle)
+            self._pid = os.getpid()
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return _Connection(self._path)
+
+
+class _Connection:
+    """One stream to the daemon. What has arrived of a line is kept, so reading can be resumed."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._buffer = b""
+        try:
+            self._socket.settimeout(CONNECT_SECONDS_MAX)
+            self._socket.connect(path)
+            # A commit takes as long as the disk does: a limit here could only make its outcome
+            # unknown. A daemon that dies closes the stream.
+            self._socket.settimeout(None)
+        except OSError as error:
+            self._socket.close()
+            raise DaemonGone(f"cannot connect to {path}: {error.strerror or error}") from error
+
+    def exchange(self, line: bytes) -> Fields:
+        try:
+            self._socket.sendall(line)
+        except OSError as error:
+            raise DaemonGone(f"the connection broke: {error.strerror or error}") from error
+        return self.receive()
+
+    def receive(self) -> Fields:
+        while b"\n" not in self._buffer:
+            try:
+                arrived = self._socket.recv(_READ_BYTES)
+            except OSError as error:
+                raise DaemonGone(f"the connection broke: {error.strerror or error}") from error
+            if not arrived:
+                raise DaemonGone("the daemon closed the connection before it answered")
+            self._buffer += arrived
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            reply = json.loads(line)
+        except ValueError as error:
+            raise DaemonGone("the answer is not a line of JSON") from error
+        if not isinstance(reply, dict):
+            raise DaemonGone("the answer is not a JSON object")
+        return reply
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _ok(reply: Fields) -> Fields:
+    ok, error = reply.get("ok"), reply.get("error")
+    if isinstance(ok, dict):
+        return ok
+    if not isinstance(error, dict):
+        raise DaemonGone("the answer has neither a result nor an error")
+    hint, paths = error.get("hint"), error.get("paths")
+    raise Refused(
+        str(error.get("kind")),
+        str(error.get("message")),
+        hint if isinstance(hint, str) else None,
+        tuple(str(path) for path in paths) if isinstance(paths, list) else (),
+    )
+
+
+def _close_all(connections: list[_Connection]) -> None:
+    while connections:
+        connections.pop().close()

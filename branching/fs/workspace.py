@@ -1,0 +1,95 @@
+"""A workspace: an existing mount of a branching file system, found from any path inside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from branching.errors import MountError
+from branching.fs.backend import MAIN_ID, Backend, BranchRecord
+from branching.fs.branch import Branch, OnError, OnSuccess
+from branching.fs.branchfs import BranchFS
+from branching.fs.mounts import Mount, mounts_around
+
+_BACKENDS = (BranchFS,)
+"""Every file system we can branch, in the order they are asked."""
+
+
+class Workspace:
+    """Opens the mount that `path` lies in; `path` may be deep inside it, or inside a branch.
+
+    Raises MountError where there is no such mount, or nobody answers for it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._backend = _open(Path(path))
+
+    @property
+    def path(self) -> Path:
+        """The root of the mount, which shows the main branch."""
+        return self._backend.root
+
+    @property
+    def fstype(self) -> str:
+        """What presents the branches: "branchfs" or "overlay"."""
+        return self._backend.fstype
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """Uid and gid of the base directory's owner, to whom all files should belong."""
+        return self._backend.owner
+
+    @property
+    def branch_path(self) -> str:
+        """The main branch's place in the tree of branches: `/main`."""
+        return "/main"
+
+    def branch(
+        self, name: str, on_success: OnSuccess = "commit", on_error: OnError = "abort"
+    ) -> Branch:
+        """Returns a branch of the workspace, which `with` opens and ends.
+
+        A clean exit commits it, an exception aborts it and goes on. With `on_success=None` or
+        `on_error=None` it is left open instead. Raises ValueError for an impossible name; nothing
+        is made before `with`.
+        """
+        return Branch(
+            self._backend,
+            name,
+            parent_id=MAIN_ID,
+            parent_path=self.branch_path,
+            on_success=on_success,
+            on_error=on_error,
+        )
+
+    def branches(self) -> list[BranchRecord]:
+        """Lists the open branches at all depths, the oldest first."""
+        return self._backend.branches()
+
+    def close(self) -> None:
+        """Closes the connections to the file system. The mount and its branches stay."""
+        self._backend.close()
+
+    def __repr__(self) -> str:
+        return f"Workspace({str(self.path)!r})"
+
+
+def _open(path: Path) -> Backend:
+    mount = find_mount(path)
+    if mount is not None:
+        for backend in _BACKENDS:
+            if backend.serves(mount):
+                return backend(mount)
+    raise MountError(
+        f"{path} is not inside a mount that can be branched",
+        hint="mount its directory first: branchfs mount --base DIR MOUNTPOINT",
+        path=str(path),
+    )
+
+
+def find_mount(path: Path) -> Mount | None:
+    """Returns the deepest mount around `path` that some backend serves."""
+    for mount in mounts_around(path):
+        if any(backend.serves(mount) for backend in _BACKENDS):
+            return mount
+    return None

@@ -1,0 +1,103 @@
+"""One candidate being tried: its branch, its state, and the task that runs it.
+
+An Attempt belongs to the thread that called the pattern; only that thread changes it. A Task is
+what a thread of its own runs for it (the candidate, or a callback such as evaluate), and what that
+thread sees of the attempt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from branching.fs import Branch
+from branching.patterns.outcome import Answer, SpeculationResult, State
+from branching.patterns.scope import Scope
+
+
+class Attempt:
+    """One candidate, from the moment it is lined up to its result."""
+
+    def __init__(self, index: int, branch: Branch, feedback: str) -> None:
+        self.index = index
+        self.branch = branch
+        self.feedback = feedback
+        """What earlier attempts taught, as text for a command."""
+        self.state: State | None = None
+        """None while it waits or runs."""
+        self.answer = Answer(success=False)
+        self.score = 0.0
+        self.is_rated = False
+        """`score` is what the pattern goes by, not just what the answer implied."""
+        self.is_kept = False
+        """Its branch outlives the call."""
+        self._started: float | None = None
+        self._seconds = 0.0
+
+    @property
+    def path(self) -> Path:
+        """The directory it works in."""
+        return self.branch.path
+
+    @property
+    def succeeded(self) -> bool:
+        return self.state in ("succeeded", "won")
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran."""
+        return self._seconds
+
+    def begin(self) -> None:
+        self._started = time.monotonic()
+
+    def end(self, state: State, answer: Answer) -> None:
+        if self._started is not None:
+            self._seconds = time.monotonic() - self._started
+        self.state = state
+        self.answer = answer
+        self.score = _score(answer)
+
+    def result(self) -> SpeculationResult:
+        return SpeculationResult(
+            branch_index=self.index,
+            success=self.succeeded,
+            score=self.score,
+            return_value=self.answer.value,
+            exception=self.answer.exception,
+            branch_path=None if self._started is None else self.path,
+            exit_code=self.answer.exit_code,
+            state=self.state or "cancelled",
+            duration=self._seconds,
+        )
+
+
+class Task(Scope):
+    """Code that runs in a thread of its own on behalf of one attempt."""
+
+    def __init__(
+        self, attempt: Attempt, say: Callable[[Attempt, str], None], *, must_end: bool
+    ) -> None:
+        super().__init__()
+        self.attempt = attempt
+        self._say = say
+        self.must_end = must_end
+        """It ends when cancelled, and the call waits for that. A plain function cannot be
+        stopped: its thread is left behind, on a branch that is gone."""
+
+    @staticmethod
+    def of_caller() -> Task | None:
+        """Returns the task that the calling code runs in, if it runs in one."""
+        scope = Scope.current()
+        return scope if isinstance(scope, Task) else None
+
+    def say(self, line: str) -> None:
+        """Tells one line of output."""
+        self._say(self.attempt, line)
+
+
+def _score(answer: Answer) -> float:
+    if answer.score is not None:
+        return answer.score
+    return 1.0 if answer.success else 0.0

@@ -1,0 +1,101 @@
+"""What comes out of a pattern, and how a candidate's return value is read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+State = Literal["won", "succeeded", "failed", "timed_out", "cancelled", "error"]
+"""How a candidate ended.
+
+won         its branch was chosen and committed
+succeeded   it succeeded; another one was chosen, or none could be
+failed      it said no: a false value, an exit code other than 0
+timed_out   the call's time was over before it ended
+cancelled   it was stopped, or never started, because it was not needed any more
+error       it raised, or could not be run at all
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationResult:
+    """What became of one candidate."""
+
+    branch_index: int
+    """Its place in the list of candidates, or the number of the attempt."""
+    success: bool
+    score: float = 0.0
+    return_value: object = None
+    """Exactly what the candidate returned."""
+    exception: BaseException | None = None
+    """What it raised; TimeoutError when the call's time was over before it ended."""
+    branch_path: Path | None = None
+    """The directory it worked in, gone by now unless kept; None if it never started."""
+    exit_code: int = 0
+    """A command's exit code; 0 or 1 for a function."""
+    state: State = "failed"
+    duration: float = 0.0
+    """Seconds it ran."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationOutcome:
+    """What became of the whole call."""
+
+    committed: bool
+    winner: SpeculationResult | None = None
+    all_results: list[SpeculationResult] = field(default_factory=list)
+    """One result a candidate, in candidate order, whatever order they finished in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A candidate's return value, understood."""
+
+    success: bool
+    value: object = None
+    score: float | None = None
+    """What the candidate itself said it is worth; None if it did not."""
+    error: str = ""
+    """Why it failed, in its own words."""
+    exception: BaseException | None = None
+    exit_code: int = 0
+
+
+def read_verdict(value: object) -> Answer:
+    """Reads a return value that means yes or no."""
+    if isinstance(value, Answer):
+        return value
+    success = bool(value)
+    return Answer(success=success, value=value, exit_code=0 if success else 1)
+
+
+def read_scored(value: object) -> Answer:
+    """Reads yes or no, or a pair of that and a score."""
+    if isinstance(value, Answer):
+        _finite(value.score)
+        return value
+    if not (isinstance(value, tuple) and len(value) == 2):
+        return read_verdict(value)
+    success, score = bool(value[0]), checked_score(value[1])
+    return Answer(success=success, value=value, score=score, exit_code=0 if success else 1)
+
+
+def checked_score(value: object) -> float:
+    """Returns the score as a float. TypeError for what is no number, ValueError for NaN and inf.
+
+    Those two cannot be ranked: a NaN would win or lose by its place in the list.
+    """
+    try:
+        score = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"a score must be a number, not {value!r}") from None
+    _finite(score)
+    return score
+
+
+def _finite(score: float | None) -> None:
+    if score is not None and not math.isfinite(score):
+        raise ValueError(f"a score must be a finite number, not {score}")

@@ -1,0 +1,170 @@
+"""A candidate, or a callback, that is a command.
+
+A Program is called with a branch's directory like any candidate. It runs its command there, tells
+its output line by line, and answers with the exit code and the score the command wrote to
+descriptor 3. Unlike a function it ends when it is cancelled.
+
+The command learns where it is from its environment:
+
+    BRANCHING=1             it runs in a branch
+    BRANCHING_BRANCH        name of the branch
+    BRANCHING_WORKSPACE     root of the workspace
+    BRANCHING_ATTEMPT       number of the candidate or attempt, from 0
+    BRANCHING_FEEDBACK      what was learnt from the attempt before (empty at first)
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from branching.errors import ProcessBranchError
+from branching.patterns.attempt import Task
+from branching.patterns.outcome import Answer
+from branching.process import Command, Ended, Owner, Sink
+
+FEEDBACK_BYTES_MAX = 100_000
+"""The kernel refuses a variable of 128 KiB. Of a longer feedback the end is kept: that is where
+compilers and test runners sum up."""
+LINE_CHARACTERS_MAX = 8192
+"""A longer line is told in pieces: a program that never ends its line must not fill our memory."""
+
+
+class _BranchCommand:
+    """A command that is run in a branch. The subclass says what its end means."""
+
+    ends_when_cancelled = True
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        workspace: Path,
+        owner: Owner | None,
+        stdout: Sink = None,
+        stderr: Sink = None,
+        tells_output: bool = True,
+        inherit_stdin: bool = False,
+        score: bool = False,
+    ) -> None:
+        self._argv = argv
+        self._workspace = workspace
+        self._owner = owner
+        self._stdout = stdout
+        self._stderr = stderr
+        self._tells_output = tells_output
+        self._inherit_stdin = inherit_stdin
+        self._score = score
+
+    def _run(self, path: Path, stdout: Sink, stderr: Sink) -> Ended:
+        task = Task.of_caller()
+        lines = Lines(task.say) if task is not None and self._tells_output else None
+        teller = None if lines is None else lines.feed
+        command = Command(
+            self._argv,
+            cwd=path,
+            environment=self._environment(task),
+            owner=self._owner,
+            stdout=teller if stdout is None else stdout,
+            stderr=teller if stderr is None else stderr,
+            inherit_stdin=self._inherit_stdin,
+            score=self._score,
+        )
+        if task is not None:
+            task.on_cancel(command.kill)
+        try:
+            return command.run()
+        finally:
+            if lines is not None:
+                lines.finish()
+            if task is not None:
+                task.forget(command.kill)
+
+    def _environment(self, task: Task | None) -> dict[str, str]:
+        environment = {**os.environ, "BRANCHING": "1", "BRANCHING_WORKSPACE": str(self._workspace)}
+        if task is not None:
+            environment |= {
+                "BRANCHING_BRANCH": task.attempt.branch.name,
+                "BRANCHING_ATTEMPT": str(task.attempt.index),
+                "BRANCHING_FEEDBACK": _fitting(task.attempt.feedback),
+            }
+        return environment
+
+
+class Program(_BranchCommand):
+    """A command as a candidate: success is exit code 0."""
+
+    def __call__(self, path: Path, *_: object) -> Answer:
+        """Runs the command in the branch at `path`. The answer's value is a `process.Ended`."""
+        ended = self._run(path, self._stdout, self._stderr)
+        # A score that is no number counts as none; NaN and infinity are for the reader to refuse.
+        return Answer(
+            success=ended.success,
+            value=ended,
+            score=_number(ended.score) if ended.success else None,
+            error="" if ended.success else ended.reason,
+            exit_code=ended.exit_code,
+        )
+
+
+class Reader(_BranchCommand):
+    """A command as a callback: what it prints is the answer."""
+
+    def __call__(self, path: Path, *_: object) -> str:
+        """Runs the command and returns what it printed, stripped, whatever its exit code: a test
+        run that fails has the more to say. Raises ProcessBranchError when it could not run.
+        """
+        printed: list[bytes] = []
+        ended = self._run(path, printed.append, self._stderr)
+        if ended.how == "not_started":
+            raise ProcessBranchError(ended.reason)
+        return b"".join(printed).decode("utf-8", "replace").strip()
+
+
+def shell(text: str) -> list[str]:
+    """Returns the argv that runs `text` in a shell."""
+    return ["/bin/sh", "-c", text]
+
+
+class Lines:
+    """Cuts a stream of bytes into lines of text."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+
+    def feed(self, arrived: bytes) -> None:
+        """Tells the lines that are complete now."""
+        *lines, self._rest = (self._rest + self._decoder.decode(arrived)).split("\n")
+        for line in lines:
+            self._tell(line.rstrip("\r"))
+        if len(self._rest) >= LINE_CHARACTERS_MAX:
+            self.finish()
+
+    def finish(self) -> None:
+        """Tells the last line if it has no end."""
+        rest = self._rest + self._decoder.decode(b"", True)
+        self._decoder.reset()
+        self._rest = ""
+        if rest:
+            self._tell(rest)
+
+
+def _fitting(feedback: str) -> str:
+    """Returns the feedback as an environment variable can carry it."""
+    data = feedback.replace("\0", "").encode("utf-8", "surrogateescape")
+    if len(data) > FEEDBACK_BYTES_MAX:
+        left_out = len(data) - FEEDBACK_BYTES_MAX
+        data = f"[{left_out} bytes left out]\n".encode() + data[left_out:]
+    return data.decode("utf-8", "replace")
+
+
+def _number(text: str) -> float | None:
+    last = text.splitlines()[-1].strip() if text else ""
+    try:
+        return float(last)
+    except ValueError:
+        return None

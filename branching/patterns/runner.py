@@ -1,0 +1,387 @@
+"""The one candidate runner under all patterns: it forks, runs, watches the clock, and cleans up.
+
+A pattern opens a Runner for the length of one call and says only what to try and how to choose:
+
+    with Runner(workspace, name=..., timeout=60) as runner:
+        for candidate in candidates:
+            runner.start(candidate)
+        for attempt in runner.finished():
+            if attempt.succeeded:
+                runner.commit(attempt)
+                break
+    return runner.outcome()
+
+Leaving the `with`, by whatever way, ends everything: commands are killed and reaped, branches
+that were neither committed nor kept are aborted. A plain function cannot be killed; its thread is
+not waited for and works on in a branch that is gone (ESTALE).
+
+The calling thread is the only one that changes attempts, makes branches and ends them. The others
+hand it closures through one queue, the inbox, and it runs them while it waits for anything
+(`_pump`). So there is no lock to hold across a commit, and no state two threads could see
+differently. The time limit is wall clock from the opening of the runner, for all that happens in
+it. Where it ends while the pattern waits for something it cannot do without, `Stopped` is raised,
+which the end of the `with` swallows: the outcome then says that nothing was committed.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+from branching.errors import BranchingError, CommitError, ConflictError, add_note
+from branching.fs import Branch, Workspace
+from branching.patterns.attempt import Attempt, Task
+from branching.patterns.event import Event, EventKind, OnEvent
+from branching.patterns.outcome import (
+    Answer,
+    SpeculationOutcome,
+    State,
+    read_verdict,
+)
+from branching.patterns.scope import Scope
+
+LOSER_GRACE_SECONDS = 0.02
+"""Between SIGTERM and SIGKILL for the losers of a race: the winner's latency must stay below
+50 ms, and what a loser would tidy up goes with its branch."""
+STOP_GRACE_SECONDS = 1.0
+"""The same after a timeout or an interrupt, when nobody waits for a winner."""
+
+
+class Stopped(Exception):
+    """The time is over, or the call was cancelled. Never leaves the runner."""
+
+
+class Runner:
+    """Tries candidates in branches of `parent` and leaves nothing of them behind."""
+
+    def __init__(
+        self,
+        parent: Workspace | Branch,
+        *,
+        name: Callable[[int], str],
+        timeout: float | None = None,
+        max_parallel: int | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        self._parent = parent
+        self._name = name
+        self._timeout = timeout
+        self._deadline = math.inf if timeout is None else time.monotonic() + timeout
+        self._max_parallel = math.inf if max_parallel is None else max_parallel
+        self._on_event = on_event
+        self._event_lock = threading.Lock()
+        self._event_error: BaseException | None = None
+
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._outer = Scope.current()
+        self._attempts: list[Attempt] = []
+        self._waiting: deque[tuple[Attempt, Callable[[], Answer], Task]] = deque()
+        self._running: dict[Attempt, Task] = {}
+        self._consulting: set[Task] = set()
+        self._finished: deque[Attempt] = deque()
+        self._winner: Attempt | None = None
+        self._is_out_of_time = False
+        self._is_cancelled = False
+
+    # What a pattern says.
+
+    def start(
+        self,
+        candidate: Callable[..., object],
+        *args: object,
+        read: Callable[[object], Answer] = read_verdict,
+        feedback: str = "",
+    ) -> Attempt:
+        """Lines up `candidate(path, *args)`; it runs as soon as `max_parallel` allows.
+
+        `read` turns what it returns into an answer. Raises what making the branch raises.
+        """
+        index = len(self._attempts)
+        branch = self._parent.branch(self._name(index), on_success=None, on_error=None)
+        attempt = Attempt(index, branch, feedback)
+        task = Task(attempt, self._say, must_end=_ends_when_cancelled(candidate))
+        self._attempts.append(attempt)
+        self._waiting.append((attempt, lambda: read(candidate(attempt.path, *args)), task))
+        self._launch()
+        return attempt
+
+    def finished(self) -> Iterator[Attempt]:
+        """Yields each attempt once as it finishes, until all have, or the time is over."""
+        while True:
+            while self._finished:
+                yield self._finished.popleft()
+            if not self._running and not self._waiting:
+                return
+            if not self._pump():
+                return
+
+    def finish(self, attempt: Attempt) -> None:
+        """Waits for this one attempt. Stopped if the time is over before it ends."""
+        while attempt.state is None:
+            if not self._pump():
+                raise Stopped
+
+    def consult(self, attempt: Attempt, callback: Callable[..., object], *args: object) -> object:
+        """Calls one of the user's callbacks about `attempt`; its exception is raised here.
+
+        It runs in a thread of its own, so that the time limit holds for it too.
+        """
+        task = Task(attempt, self._say, must_end=_ends_when_cancelled(callback))
+        replies: list[Callable[[], object]] = []
+
+        def ask() -> None:
+            try:
+                value = task.run(callback, *args)
+                replies.append(lambda: value)
+            except BaseException as error:  # raised again by the thread that asked
+                replies.append(_raiser(error))
+            self._inbox.put(lambda: self._consulting.discard(task))
+
+        self._spawn(f"{attempt.branch.name} callback", ask)
+        self._consulting.add(task)
+        while not replies:
+            if not self._pump():
+                raise Stopped
+        return replies[0]()
+
+    def rate(self, attempt: Attempt, score: float) -> None:
+        """Records what the attempt is worth; only then it can be ranked."""
+        attempt.score, attempt.is_rated = score, True
+        self._emit(attempt, "scored", score=score)
+
+    def fail(self, attempt: Attempt, error: Exception) -> None:
+        """Turns a success into an error: its result cannot be used."""
+        attempt.state, attempt.score = "error", 0.0
+        attempt.answer = Answer(
+            success=False, value=attempt.answer.value, exception=error, exit_code=1
+        )
+
+    def tell(self, attempt: Attempt, kind: EventKind, text: str) -> None:
+        """Tells the listener what the pattern itself did."""
+        self._emit(attempt, kind, text)
+
+    def commit(self, attempt: Attempt) -> None:
+        """Commits the attempt's branch into the parent: it has won.
+
+        When the commit is refused but could be made later (the base was changed by others, no
+        room), its branch is kept, for the work in it. ConflictError when a sibling was first.
+        """
+        if self._is_cancelled:
+            raise Stopped
+        try:
+            attempt.branch.commit()
+        except CommitError as error:
+            if not isinstance(error, ConflictError) or error.paths:
+                attempt.is_kept = True
+                kept = f"the work is kept in branch {attempt.branch.name!r}"
+                error.hint = f"{error.hint}; {kept}" if error.hint else kept
+            raise
+        attempt.state = "won"
+        self._winner = attempt
+        self._emit(attempt, "committed")
+
+    def keep(self, attempt: Attempt) -> None:
+        """Leaves the attempt's branch open after the call."""
+        attempt.is_kept = True
+
+    def drop(self, attempt: Attempt) -> None:
+        """Aborts the attempt's branch now: nobody needs it any more."""
+        attempt.branch.abort()
+
+    def stop(self) -> None:
+        """Ends all that is under way: kills what can be killed and waits for it."""
+        self._give_up()
+        self._await_tasks(LOSER_GRACE_SECONDS if self._winner is not None else STOP_GRACE_SECONDS)
+
+    def lift_deadline(self) -> None:
+        """What follows may take as long as it likes: a person is asked."""
+        self._deadline = math.inf
+        self._is_out_of_time = False
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Somebody asked for the end: nothing may be committed any more."""
+        return self._is_cancelled
+
+    def outcome(self) -> SpeculationOutcome:
+        """Returns what came out, once the `with` is left."""
+        results = [attempt.result() for attempt in self._attempts]
+        winner = None if self._winner is None else results[self._winner.index]
+        return SpeculationOutcome(committed=winner is not None, winner=winner, all_results=results)
+
+    # Running.
+
+    def _launch(self) -> None:
+        while self._waiting and len(self._running) < self._max_parallel:
+            attempt, work, task = self._waiting.popleft()
+            attempt.branch.__enter__()
+            attempt.begin()
+            self._emit(attempt, "started")
+            self._spawn(attempt.branch.name, self._try, attempt, work, task)
+            self._running[attempt] = task
+
+    def _try(self, attempt: Attempt, work: Callable[[], Answer], task: Task) -> None:
+        try:
+            answer = task.run(work)
+            state: State = "succeeded" if answer.success else "failed"
+            if answer.exception is not None:
+                state = "error"
+        except BaseException as error:  # even SystemExit says no more than: this one failed
+            answer = Answer(success=False, exception=error, exit_code=1)
+            state = "error"
+        self._inbox.put(lambda: self._on_finished(attempt, state, answer))
+
+    def _spawn(self, name: str, target: Callable[..., None], *args: object) -> None:
+        # A daemon thread: a function that never returns must not keep the program from ending.
+        run = contextvars.copy_context().run
+        threading.Thread(target=run, args=(target, *args), name=name, daemon=True).start()
+
+    def _on_finished(self, attempt: Attempt, state: State, answer: Answer) -> None:
+        if self._running.pop(attempt, None) is None:
+            return  # given up before; nobody waits for its answer
+        if attempt.state is None:
+            attempt.end(state, answer)
+            self._emit_finished(attempt)
+            self._finished.append(attempt)
+            self._launch()
+
+    def _pump(self) -> bool:
+        """Waits for one message and acts on it. False when the time is over or we are cancelled."""
+        if self._is_cancelled or self._is_out_of_time:
+            return False
+        remaining = max(0.0, self._deadline - time.monotonic())
+        try:
+            message = self._inbox.get(timeout=min(remaining, threading.TIMEOUT_MAX))
+        except queue.Empty:
+            self._is_out_of_time = True
+            return False
+        message()
+        if self._event_error is not None:
+            raise self._event_error
+        return not self._is_cancelled
+
+    # Ending.
+
+    def __enter__(self) -> Runner:
+        if self._outer is not None:
+            self._outer.on_cancel(self._cancel)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        try:
+            self.stop()
+        finally:
+            if self._outer is not None:
+                self._outer.forget(self._cancel)
+            self._abort_branches(None if isinstance(error, Stopped) else error)
+        if error is None and self._event_error is not None:
+            raise self._event_error
+        return isinstance(error, Stopped)
+
+    def _cancel(self, grace_seconds: float) -> None:
+        # Called from any thread, a signal handler included.
+        self._inbox.put(lambda: self._on_cancelled(grace_seconds))
+
+    def _on_cancelled(self, grace_seconds: float) -> None:
+        self._is_cancelled = True
+        self._cancel_tasks(grace_seconds)
+
+    def _cancel_tasks(self, grace_seconds: float) -> None:
+        for task in [*self._running.values(), *self._consulting]:
+            task.cancel(grace_seconds)
+
+    def _give_up(self) -> None:
+        """Settles the state of all that have not finished."""
+        unfinished = [*self._running, *(attempt for attempt, _, _ in self._waiting)]
+        self._waiting.clear()
+        for attempt in unfinished:
+            if attempt.state is not None:
+                continue  # a function given up before, still on its way
+            if self._is_out_of_time:
+                over = TimeoutError(f"not finished when the time of {self._timeout:g} s was over")
+                attempt.end("timed_out", Answer(success=False, exception=over, exit_code=1))
+            else:
+                attempt.end("cancelled", Answer(success=False, exit_code=1))
+            self._emit_finished(attempt)
+
+    def _await_tasks(self, grace_seconds: float) -> None:
+        """Stops what can be stopped and waits for it; an interrupt meanwhile ends the grace."""
+        interrupt: KeyboardInterrupt | None = None
+        self._cancel_tasks(grace_seconds)
+        while any(task.must_end for task in [*self._running.values(), *self._consulting]):
+            try:
+                self._inbox.get()()
+            except KeyboardInterrupt as again:
+                interrupt = again
+                self._cancel_tasks(0.0)
+        if interrupt is not None:
+            raise interrupt
+
+    def _abort_branches(self, under_way: BaseException | None) -> None:
+        failure: BranchingError | None = None
+        for attempt in reversed(self._attempts):
+            if attempt.branch.is_open and not attempt.is_kept:
+                try:
+                    attempt.branch.abort()
+                except BranchingError as error:
+                    failure = failure or error
+        if failure is None:
+            return
+        if under_way is None:
+            raise failure
+        add_note(under_way, f"and a branch stays open: {failure}")
+
+    # Telling.
+
+    def _say(self, attempt: Attempt, line: str) -> None:
+        self._emit(attempt, "output", line)
+
+    def _emit_finished(self, attempt: Attempt) -> None:
+        error = attempt.answer.exception
+        text = attempt.answer.error or ("" if error is None else f"{type(error).__name__}: {error}")
+        self._emit(attempt, "finished", text)
+
+    def _emit(
+        self, attempt: Attempt, kind: EventKind, text: str = "", score: float | None = None
+    ) -> None:
+        if self._on_event is None:
+            return
+        event = Event(
+            kind=kind,
+            index=attempt.index,
+            branch=attempt.branch.name,
+            text=text,
+            state=attempt.state or "",
+            score=score,
+            seconds=attempt.seconds,
+        )
+        with self._event_lock:
+            if self._event_error is not None:
+                return
+            try:
+                self._on_event(event)
+            except BaseException as error:  # raised by the calling thread, which ends the call
+                self._event_error = error
+                self._inbox.put(lambda: None)
+
+
+def _ends_when_cancelled(function: Callable[..., object]) -> bool:
+    return bool(getattr(function, "ends_when_cancelled", False))
+
+
+def _raiser(error: BaseException) -> Callable[[], object]:
+    def reraise() -> object:
+        raise error
+
+    return reraise

@@ -1,0 +1,66 @@
+"""What can be cancelled from outside, at any moment, from any thread.
+
+A scope is a flag and a list of callbacks, carried to the code it governs by a context variable:
+whoever starts something that can be stopped registers how (`on_cancel`), whoever wants the end
+calls `cancel`. So Ctrl-C reaches a pattern, a pattern its candidates, a candidate the pattern it
+may itself have called, and the last one a process, each knowing only the next.
+
+Cancelling is asking: it returns at once. It may be repeated with a shorter grace.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("scope", default=None)
+
+
+class Scope:
+    """One thing that can be cancelled."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[float], None]] = []
+        self._grace: float | None = None
+
+    @staticmethod
+    def current() -> Scope | None:
+        """Returns the scope that governs the calling code."""
+        return _current.get()
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._grace is not None
+
+    def cancel(self, grace_seconds: float = 0.0) -> None:
+        """Asks everything registered to end, and everything registered later."""
+        with self._lock:
+            self._grace = grace_seconds
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback(grace_seconds)
+
+    def on_cancel(self, callback: Callable[[float], None]) -> None:
+        """Registers what to call, with the grace in seconds; at once if cancelled already."""
+        with self._lock:
+            self._callbacks.append(callback)
+            grace = self._grace
+        if grace is not None:
+            callback(grace)
+
+    def forget(self, callback: Callable[[float], None]) -> None:
+        """Takes back a registration: what it would stop has ended."""
+        with self._lock:
+            self._callbacks.remove(callback)
+
+    def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls `function` under this scope, with the caller's other context variables."""
+        context = contextvars.copy_context()
+        context.run(_current.set, self)
+        return context.run(function, *args, **kwargs)

@@ -1,0 +1,8 @@
+"""The process layer: programs that run in a branch and die whole. It knows no file system."""
+
+from __future__ import annotations
+
+from branching.process.command import Command, Ended, Sink
+from branching.process.owner import Owner
+
+__all__ = ["Command", "Ended", "Owner", "Sink"]

@@ -1,0 +1,78 @@
+"""Lending the terminal to a command, as a shell does.
+
+A command that shares our terminal runs in a process group of its own in our session. The terminal
+is given to that group, so Ctrl-C and Ctrl-Z reach the command and not us, and taken back when it
+ends. Stopped by Ctrl-Z it takes us along, and `fg` wakes both.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Terminal:
+    """The terminal on standard input, while our process group is the one in front."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._group = os.getpgrp()
+
+    @staticmethod
+    def ours() -> Terminal | None:
+        """Returns the terminal on standard input, or None: no terminal, or we are in the back."""
+        try:
+            in_front = os.tcgetpgrp(0) == os.getpgrp()
+        except OSError:
+            return None
+        return Terminal(0) if in_front else None
+
+    @staticmethod
+    def popen_options() -> dict[str, Any]:
+        """Returns what makes subprocess start a group of its own in our session."""
+        if sys.version_info >= (3, 11):
+            return {"process_group": 0}
+        # The one place for a preexec_fn: 3.10 has no other way, and setpgrp is a bare system call.
+        return {"preexec_fn": os.setpgrp}
+
+    def give(self, group: int) -> None:
+        """Puts the group in front, and wakes it in case it asked for the terminal too early."""
+        self._set_front(group)
+        os.killpg(group, signal.SIGCONT)  # it exists at least as a zombie: we have not reaped it
+
+    def take_back(self) -> None:
+        """Puts our own group in front again."""
+        self._set_front(self._group)
+
+    def follow_stop(self, leader: int) -> None:
+        """If the leader of the group was stopped: stop with it, and go on with it."""
+        stopped = os.waitid(os.P_PID, leader, os.WSTOPPED | os.WNOHANG)
+        if stopped is None:
+            return
+        self.take_back()
+        # In a session without a shell above us nobody could wake us; the kernel then drops it.
+        os.killpg(self._group, signal.SIGTSTP)
+        if os.tcgetpgrp(self._descriptor) == self._group:
+            self._set_front(leader)
+        os.killpg(leader, signal.SIGCONT)
+
+    def _set_front(self, group: int) -> None:
+        with _without_sigttou():
+            try:
+                os.tcsetpgrp(self._descriptor, group)
+            except OSError:
+                pass  # the terminal is gone (hung up): the command will see that itself
+
+
+@contextmanager
+def _without_sigttou() -> Iterator[None]:
+    # Who is not in front is stopped by SIGTTOU for asking to be, unless it is blocked.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
