@@ -10,7 +10,7 @@ ARG BASE_IMAGE=debian:trixie-slim
 
 FROM ${BASE_IMAGE} AS build
 RUN apt-get update && apt-get install -y --no-install-recommends \
-        ca-certificates cargo rustc libc6-dev gcc python3-pip python3-setuptools python3-venv python3-wheel
+        ca-certificates cargo gcc libc6-dev python3-hatchling python3-pip python3-venv rustc
 
 # First the dependencies, behind an empty program: they stay cached while only our own sources change.
 WORKDIR /build/branchfs

@@ -65,11 +65,19 @@ def settings(
     context: typer.Context,
     workspace: Annotated[
         Path | None,
-        typer.Option("-w", "--workspace", metavar="DIR", help="The directory to work on; commits are written to it."),
+        typer.Option(
+            "-w",
+            "--workspace",
+            metavar="DIR",
+            help="The directory to work on; commits are written to it.",
+        ),
     ] = None,
     image: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=f"The image to run.  [env: {IMAGE_VARIABLE}; default: {IMAGE_DEFAULT}]"),
+        typer.Option(
+            metavar="NAME",
+            help=f"The image to run.  [env: {IMAGE_VARIABLE}; default: {IMAGE_DEFAULT}]",
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the docker command instead of running it.")] = False,
     version: Annotated[bool, typer.Option("--version", is_eager=True, help="Show the version and exit.")] = False,
@@ -87,7 +95,8 @@ def pass_on(command: str) -> Callable[[typer.Context, list[str] | None], None]:
     """Returns the function behind one of `branching`'s own commands."""
 
     def run(
-        context: typer.Context, arguments: Annotated[list[str] | None, typer.Argument(metavar="...")] = None
+        context: typer.Context,
+        arguments: Annotated[list[str] | None, typer.Argument(metavar="...")] = None,
     ) -> None:
         workspace, image, dry_run = (context.obj[key] for key in ("workspace", "image", "dry_run"))
         if workspace is None:

@@ -48,13 +48,31 @@ def build(source: Path, image: str, *, environ: Mapping[str, str]) -> None:
     docker = docker_command(environ)
     local_endpoint(docker, environ)
     if not (source / "Dockerfile").is_file():
-        raise ImageError(f"{source} holds no Dockerfile.", hint="give the source tree: branching-docker build DIR")
+        raise ImageError(
+            f"{source} holds no Dockerfile.",
+            hint="give the source tree: branching-docker build DIR",
+        )
     base = subprocess.run(
-        [source / "scripts" / "base-image"], stdout=subprocess.PIPE, text=True, env=environ, check=False
+        [source / "scripts" / "base-image"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environ,
+        check=False,
     )
     if base.returncode != 0:
-        raise ImageError("there is no base image to build on (its reason is above).", hint="follow the hint above")
-    command = [docker, "build", "--tag", image, "--build-arg", f"BASE_IMAGE={base.stdout.strip()}", str(source)]
+        raise ImageError(
+            "there is no base image to build on (its reason is above).",
+            hint="follow the hint above",
+        )
+    command = [
+        docker,
+        "build",
+        "--tag",
+        image,
+        "--build-arg",
+        f"BASE_IMAGE={base.stdout.strip()}",
+        str(source),
+    ]
     if (code := subprocess.run(command, env=environ, check=False).returncode) != 0:
         raise ImageError(
             f'the image "{image}" was not built: docker build ended with {code} (its reason is above).',

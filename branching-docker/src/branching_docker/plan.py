@@ -50,7 +50,14 @@ class ContainerPlan:
         if self.tty:
             command.append("--tty")
         command += ["--name", self.name, "--label", f"{WORKSPACE_LABEL}={self.workspace}"]
-        command += ["--device", "/dev/fuse", "--cap-add", "SYS_ADMIN", "--security-opt", "apparmor:unconfined"]
+        command += [
+            "--device",
+            "/dev/fuse",
+            "--cap-add",
+            "SYS_ADMIN",
+            "--security-opt",
+            "apparmor:unconfined",
+        ]
         command += ["--mount", bind(self.workspace, BASE_IN_CONTAINER)]
         for assignment in self.environment:
             command += ["--env", assignment]
@@ -98,7 +105,8 @@ def checked_workspace(directory: Path) -> Path:
         raise WorkspaceError(f"-w {directory} is not a directory.", hint="give the directory that holds it")
     if not os.access(real, os.R_OK | os.X_OK):
         raise WorkspaceError(
-            f"-w {directory} is not readable by you.", hint=f"ask its owner, or look at it: ls -ld {real}"
+            f"-w {directory} is not readable by you.",
+            hint=f"ask its owner, or look at it: ls -ld {real}",
         )
     try:
         str(real).encode()
