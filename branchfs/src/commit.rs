@@ -9,6 +9,8 @@
 //! Cost: one `rename` for each changed file or new directory, two `syncfs` and two `fsync` for the whole commit.
 //! Measured on ext4, an exchange costs a twentieth of a rename over a file, because nothing is freed.
 
+#[cfg(test)]
+mod crash_tests;
 mod journal;
 mod plan;
 mod step;

@@ -493,6 +493,22 @@ impl Workspace {
         commit::plan(&self.disk()?, &request)
     }
 
+    /// The plan of a branch's commit, and the header its commit would have.
+    #[cfg(test)]
+    pub(crate) fn plan_for_tests(&self, name: &str) -> Result<(Disk, Header, commit::Plan), Error> {
+        let branches = self.lock();
+        let branch = Selector::Name(name.to_owned())
+            .find(&branches)?
+            .ok_or_else(|| Error::NotFound(name.to_owned()))?;
+        let header = Header {
+            version: 1,
+            transaction: branch.record.id,
+            branch: branch.record.id,
+            stale: Vec::new(),
+        };
+        Ok((self.disk()?, header, self.plan(branch)?))
+    }
+
     /// What a branch would change in the base: its own layers alone.
     ///
     /// # Errors

@@ -37,7 +37,7 @@ pub(crate) struct Header {
 #[derive(Debug)]
 pub(crate) struct Decided {
     pub(crate) header: Header,
-    steps: Vec<Step>,
+    pub(super) steps: Vec<Step>,
 }
 
 /// A commit that a crash interrupted, settled.
@@ -83,7 +83,7 @@ impl Decided {
     }
 
     /// Reads a plan; `None` where it is missing or not whole, so that nothing of it was done.
-    fn read(disk: &Disk, directory: &Path) -> Result<Option<Self>, Error> {
+    pub(super) fn read(disk: &Disk, directory: &Path) -> Result<Option<Self>, Error> {
         let path = directory.join(PLAN);
         let file = match disk.store.open(&path, OFlags::RDONLY) {
             Err(Errno::NOENT) => return Ok(None),
@@ -138,6 +138,17 @@ impl Decided {
         Ok(())
     }
 
+    /// How many steps were done. They are done in order, and the file systems we know make renames durable in order, so
+    /// the last one that is found done tells; steps after it that can be repeated are repeated.
+    fn done(&self, disk: &Disk) -> Result<usize, Error> {
+        for (position, step) in self.steps.iter().enumerate().rev() {
+            if step.is_done(disk)? == Some(true) {
+                return Ok(position + 1);
+            }
+        }
+        Ok(0)
+    }
+
     fn roll_back(&self, disk: &Disk, done: usize) -> Result<(), Error> {
         self.mark_rollback(disk)?;
         for step in self.steps[..done].iter().rev() {
@@ -158,7 +169,7 @@ impl Decided {
         Ok(())
     }
 
-    fn mark_rollback(&self, disk: &Disk) -> Result<(), Error> {
+    pub(super) fn mark_rollback(&self, disk: &Disk) -> Result<(), Error> {
         write_durably(disk, &directory_of(self.header.transaction), ROLLBACK, b"")
     }
 
@@ -194,15 +205,13 @@ pub(crate) fn recover(disk: &Disk) -> Result<Vec<Recovered>, Error> {
         let is_committed = disk
             .stat(&super::Place::Store(directory.join(ROLLBACK)))?
             .is_none();
+        let done = decided.done(disk)?;
         if is_committed {
-            for step in &decided.steps {
-                step.settle(disk, Direction::Forward)?;
-            }
+            decided.steps[done..]
+                .iter()
+                .try_for_each(|step| step.run(disk, Direction::Forward))?;
         } else {
-            for step in decided.steps.iter().rev() {
-                step.settle(disk, Direction::Back)?;
-            }
-            decided.restore_metadata(disk)?;
+            decided.roll_back(disk, done)?;
         }
         Decided::sync(disk)?;
         recovered.push(Recovered {

@@ -154,8 +154,6 @@ pub(crate) fn plan(disk: &Disk, request: &Request) -> Result<Plan, Error> {
     planner.move_redirected(&root)?;
     planner.merge(Path::new(""), &root, &Place::Base(PathBuf::new()))?;
     let mut plan = planner.plan;
-    // Deepest last to first: entries of a directory are settled before its times are set.
-    planner.metadata.reverse();
     plan.steps.append(&mut planner.metadata);
     plan.changes = one_change_a_path(std::mem::take(&mut plan.changes));
     Ok(plan)
@@ -372,14 +370,9 @@ impl Planner<'_> {
             let Some(waiting) = self.moved.get(&origin).cloned() else {
                 continue;
             };
-            self.put_moved(
-                &path,
-                &[source],
-                &Place::Base(path.clone()),
-                None,
-                origin,
-                waiting,
-            )?;
+            // In a new directory nothing of the base can be in its way.
+            let nothing = source.now.clone();
+            self.put_moved(&path, &[source], &nothing, None, origin, waiting)?;
         }
         if chain.is_empty() {
             Ok(())
@@ -512,6 +505,7 @@ impl Planner<'_> {
         path: &Path,
     ) -> Result<Vec<(PathBuf, Source, PathBuf)>, Error> {
         let mut apart = Vec::new();
+        let mut loses_entries = false;
         for entry in self.disk.list(&source.now)? {
             let (now, then) = (source.now.join(&entry.name), source.then.join(&entry.name));
             let path = path.join(&entry.name);
@@ -519,6 +513,7 @@ impl Planner<'_> {
                 if let Some(stat) = self.disk.stat(&now)? {
                     if self.is_whiteout(&now, &stat) {
                         self.plan.litter.push(now);
+                        loses_entries = true;
                         continue;
                     }
                 }
@@ -529,6 +524,7 @@ impl Planner<'_> {
                     let Some(stat) = self.disk.stat(&now)? else {
                         continue;
                     };
+                    loses_entries = true;
                     let to = self.aside();
                     self.plan.steps.push(Step::Rename {
                         from: then,
@@ -566,6 +562,21 @@ impl Planner<'_> {
             }
             self.change(&path, ChangeKind::Added, None, entry.kind);
         }
+        if loses_entries {
+            // Its times are what the branch shows, not when its entries were sorted out.
+            let (shown, path) = (
+                self.disk.metadata(&source.now)?,
+                Place::Base(path.to_path_buf()),
+            );
+            let ino = self.disk.stat(&source.now)?.map_or(0, |stat| stat.stx_ino);
+            self.metadata.push(Step::Metadata {
+                path,
+                before: source.now.clone(),
+                ino,
+                new: shown.clone(),
+                old: shown,
+            });
+        }
         Ok(apart)
     }
 
@@ -591,15 +602,16 @@ impl Planner<'_> {
         if is_changed && !path.as_os_str().is_empty() {
             self.change(path, ChangeKind::Metadata, None, FileType::Directory);
         }
-        let was_changed_by_others = self
-            .disk
-            .stat(existing)?
-            .is_some_and(|stat| Identity::of(&stat).ctime > self.request.forked);
-        if was_changed_by_others {
+        // Others who added or removed entries since the fork have left a later time, which is then the right one.
+        let (seconds, nanoseconds) = old.mtime;
+        if seconds * 1_000_000_000 + i64::from(nanoseconds) > self.request.forked {
             new.mtime = new.mtime.max(old.mtime);
         }
+        let ino = self.disk.stat(existing)?.map_or(0, |stat| stat.stx_ino);
         self.metadata.push(Step::Metadata {
             path: Place::Base(path.to_path_buf()),
+            before: existing.clone(),
+            ino,
             new,
             old,
         });

@@ -83,9 +83,11 @@ pub(crate) enum Step {
         name: String,
         value: String,
     },
-    /// Sets the attributes of a directory of the base.
+    /// Sets the attributes of directory `ino`, which is at `before` until the steps ahead of this have been done.
     Metadata {
         path: Place,
+        before: Place,
+        ino: u64,
         new: Metadata,
         old: Metadata,
     },
@@ -262,59 +264,43 @@ impl Step {
                     .at(place.path())
                 }
             }
-            Self::Metadata { path, new, old } => disk
-                .set_metadata(path, if forward { new } else { old })
-                .at(path.path()),
+            Self::Metadata { path, new, .. } if forward => {
+                disk.set_metadata(path, new).at(path.path())
+            }
+            Self::Metadata {
+                path,
+                before,
+                ino,
+                old,
+                ..
+            } => {
+                // On the way back the directory may be at either place, or gone back into a layer.
+                for place in [path, before] {
+                    if disk.stat(place)?.is_some_and(|stat| stat.stx_ino == *ino) {
+                        return disk.set_metadata(place, old).at(place.path());
+                    }
+                }
+                Ok(())
+            }
         }
     }
 
-    /// Does the step, or takes it back, unless that was done before a crash. The inodes tell which side it is on.
-    pub(crate) fn settle(&self, disk: &Disk, direction: Direction) -> Result<(), Error> {
-        let forward = direction == Direction::Forward;
-        let ino_at = |place: &Place| Ok::<_, Error>(disk.stat(place)?.map(|stat| stat.stx_ino));
-        let is_done = match self {
-            Self::Rename { from, to, ino, .. } => {
-                let (from, to) = if forward { (from, to) } else { (to, from) };
-                if ino_at(to)? == Some(*ino) {
-                    true
-                } else if ino_at(from)? == Some(*ino) {
-                    false
-                } else {
-                    return Err(Error::Corrupt(format!(
-                        "neither {from:?} nor {to:?} is inode {ino}"
-                    )));
-                }
-            }
+    /// Whether the step was done, as the inodes tell. `None` for steps that may be done again at any time. A later step
+    /// may have moved the object on: what counts is the last step that was done.
+    pub(crate) fn is_done(&self, disk: &Disk) -> Result<Option<bool>, Error> {
+        let is_at = |place: &Place, ino: u64| {
+            Ok::<_, Error>(disk.stat(place)?.is_some_and(|stat| stat.stx_ino == ino))
+        };
+        match self {
+            Self::Rename { to, ino, .. } => is_at(to, *ino).map(Some),
             Self::Exchange {
                 one,
+                other,
                 ino_one,
                 ino_other,
                 ..
-            } => {
-                let (before, after) = if forward {
-                    (ino_one, ino_other)
-                } else {
-                    (ino_other, ino_one)
-                };
-                match ino_at(one)? {
-                    Some(ino) if ino == *after => true,
-                    Some(ino) if ino == *before => false,
-                    found => {
-                        return Err(Error::Corrupt(format!(
-                            "{one:?} is inode {found:?}, not {before} or {after}"
-                        )));
-                    }
-                }
-            }
-            // Setting what is set already changes nothing; taking back what was not done yet may find nothing there.
-            Self::Strip { place, .. } | Self::Metadata { path: place, .. } => {
-                !forward && disk.stat(place)?.is_none()
-            }
-        };
-        if is_done {
-            Ok(())
-        } else {
-            self.run(disk, direction)
+            } => Ok(Some(is_at(one, *ino_other)? && is_at(other, *ino_one)?)),
+            Self::Strip { .. } | Self::Metadata { .. } => Ok(None),
         }
     }
 }

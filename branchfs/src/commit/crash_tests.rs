@@ -1,0 +1,380 @@
+//! Power is cut after every step of a commit, of taking one back, and of recovery itself: the base found afterwards is
+//! entirely new or entirely old.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::RenameFlags;
+
+use super::journal::{Decided, Header, recover};
+use super::step::Direction;
+use super::{Disk, Plan, Step};
+use crate::view::{Index, New, Owner, ROOT, View};
+use crate::workspace::{Selector, Workspace};
+
+/// A base with one of everything, and a branch that changes it in every way a plan knows.
+struct Scenario {
+    directory: tempfile::TempDir,
+}
+
+const OWNER: Owner = Owner { uid: 0, gid: 0 };
+
+impl Scenario {
+    fn new() -> Self {
+        let scenario = Self {
+            directory: tempfile::tempdir().unwrap(),
+        };
+        let base = scenario.base();
+        for path in [
+            "",
+            "kept",
+            "moved",
+            "moved/inner",
+            "gone",
+            "gone/below",
+            "replaced",
+            "swap-a",
+            "swap-b",
+        ] {
+            fs::create_dir(base.join(path)).unwrap();
+        }
+        for path in [
+            "file",
+            "typed",
+            "kept/file",
+            "moved/file",
+            "moved/inner/file",
+            "gone/below/file",
+            "replaced/old",
+            "swap-a/a",
+            "swap-b/b",
+        ] {
+            fs::write(base.join(path), format!("old {path}")).unwrap();
+        }
+        symlink("file", base.join("link")).unwrap();
+        scenario
+    }
+
+    fn base(&self) -> PathBuf {
+        self.directory.path().join("base")
+    }
+
+    /// Forks and changes; the workspace is closed again without a commit.
+    fn work(&self) {
+        let workspace = Workspace::open(&self.base(), None).unwrap();
+        workspace.create("branch", &Selector::Id(0)).unwrap();
+        let mounted = workspace.filesystem.mounted(1).unwrap();
+        let mut view = mounted.lock();
+        let view = &mut *view;
+        write(view, "file", "new");
+        write(view, "kept/file", "new, longer than before");
+        write(view, "kept/added", "added");
+        unlink(view, "typed");
+        make(view, "typed", New::Directory { mode: 0o750 });
+        write(view, "typed/inside", "typed");
+        remove_tree(view, "gone");
+        rename(view, "moved", "elsewhere");
+        write(view, "elsewhere/inner/file", "changed after the move");
+        make(view, "new", New::Directory { mode: 0o755 });
+        rename(view, "elsewhere", "new/place");
+        remove_tree(view, "replaced");
+        make(view, "replaced", New::Directory { mode: 0o700 });
+        write(view, "replaced/new", "new");
+        rename(view, "swap-a", "swap");
+        rename(view, "swap-b", "swap-a");
+        rename(view, "swap", "swap-b");
+        unlink(view, "link");
+        make(
+            view,
+            "link",
+            New::Symlink {
+                target: OsStr::new("kept"),
+            },
+        );
+        write(view, "first name", "linked");
+        let linked = find(view, "first name");
+        view.link(linked, ROOT, OsStr::new("second name")).unwrap();
+    }
+
+    /// Plans the branch's commit as the daemon would, in a workspace that is gone afterwards.
+    fn plan(&self) -> (Disk, Header, Plan) {
+        let workspace = Workspace::open(&self.base(), None).unwrap();
+        workspace.plan_for_tests("branch").unwrap()
+    }
+
+    fn snapshot(&self) -> BTreeMap<PathBuf, String> {
+        let mut tree = BTreeMap::new();
+        visit(&self.base(), Path::new(""), &mut tree);
+        tree
+    }
+
+    /// Starts again, as after a crash, and ends in good order.
+    fn restart(&self) {
+        let workspace = Workspace::open(&self.base(), None).unwrap();
+        assert_eq!(
+            fs::read_dir(workspace.store().join("journal"))
+                .unwrap()
+                .count(),
+            0,
+            "nothing is left to settle"
+        );
+    }
+}
+
+fn visit(root: &Path, path: &Path, tree: &mut BTreeMap<PathBuf, String>) {
+    let full = root.join(path);
+    let metadata = fs::symlink_metadata(&full).unwrap();
+    let content = if metadata.is_dir() {
+        for entry in fs::read_dir(&full).unwrap() {
+            let name = entry.unwrap().file_name();
+            if name != ".branching" {
+                visit(root, &path.join(name), tree);
+            }
+        }
+        String::new()
+    } else if metadata.is_symlink() {
+        fs::read_link(&full).unwrap().display().to_string()
+    } else {
+        fs::read_to_string(&full).unwrap()
+    };
+    let links = if metadata.is_dir() {
+        0
+    } else {
+        metadata.nlink()
+    };
+    let (mode, seconds, nanoseconds) = (metadata.mode(), metadata.mtime(), metadata.mtime_nsec());
+    tree.insert(
+        path.to_path_buf(),
+        format!("{mode:o} {links} {seconds}.{nanoseconds} {content}"),
+    );
+}
+
+fn parent(view: &mut View, path: &str) -> (Index, String) {
+    let mut at = ROOT;
+    let mut parts: Vec<&str> = path.split('/').collect();
+    let name = parts.pop().unwrap().to_owned();
+    for part in parts {
+        at = view.lookup(at, OsStr::new(part)).unwrap().unwrap().0;
+        view.nodes.remember(at);
+    }
+    (at, name)
+}
+
+fn find(view: &mut View, path: &str) -> Index {
+    let (parent, name) = parent(view, path);
+    let found = view.lookup(parent, OsStr::new(&name)).unwrap().unwrap().0;
+    view.nodes.remember(found);
+    found
+}
+
+fn make(view: &mut View, path: &str, new: New<'_>) {
+    let (parent, name) = parent(view, path);
+    let (index, _, _) = view
+        .create(parent, OsStr::new(&name), new, 0, OWNER)
+        .unwrap();
+    view.nodes.remember(index);
+}
+
+fn write(view: &mut View, path: &str, content: &str) {
+    let (parent, name) = parent(view, path);
+    if view.lookup(parent, OsStr::new(&name)).unwrap().is_none() {
+        make(view, path, New::File { mode: 0o644 });
+    }
+    let index = find(view, path);
+    let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::TRUNC;
+    let (file, _) = view.open(index, flags, false).unwrap();
+    rustix::io::write(file, content.as_bytes()).unwrap();
+}
+
+fn unlink(view: &mut View, path: &str) {
+    let (parent, name) = parent(view, path);
+    view.unlink(parent, OsStr::new(&name)).unwrap();
+}
+
+fn remove_tree(view: &mut View, path: &str) {
+    let index = find(view, path);
+    for entry in view.list(index).unwrap() {
+        let below = format!("{path}/{}", entry.name.to_str().unwrap());
+        if entry.kind == rustix::fs::FileType::Directory {
+            remove_tree(view, &below)
+        } else {
+            unlink(view, &below)
+        }
+    }
+    let (parent, name) = parent(view, path);
+    view.rmdir(parent, OsStr::new(&name)).unwrap();
+}
+
+fn rename(view: &mut View, from: &str, to: &str) {
+    let (source, target) = (parent(view, from), parent(view, to));
+    view.rename(
+        (source.0, OsStr::new(&source.1)),
+        (target.0, OsStr::new(&target.1)),
+        RenameFlags::empty(),
+    )
+    .unwrap();
+}
+
+/// Forks, changes and decides; returns the scenario, its disk, the decided commit and the base before.
+fn decided() -> (Scenario, Disk, Decided, BTreeMap<PathBuf, String>) {
+    let scenario = Scenario::new();
+    let before = scenario.snapshot();
+    scenario.work();
+    let (disk, header, plan) = scenario.plan();
+    assert!(plan.drift.is_empty(), "{:?}", plan.drift);
+    for litter in &plan.litter {
+        disk.remove_file(litter).unwrap();
+    }
+    let decided = Decided::decide(&disk, header, plan).unwrap();
+    (scenario, disk, decided, before)
+}
+
+/// What must not depend on the run: everything but the times of what was written just now.
+fn without_times(tree: &BTreeMap<PathBuf, String>) -> BTreeMap<PathBuf, String> {
+    let strip = |text: &String| {
+        text.split(' ')
+            .enumerate()
+            .filter(|(at, _)| *at != 2)
+            .map(|(_, word)| word.to_owned() + " ")
+            .collect()
+    };
+    tree.iter()
+        .map(|(path, text)| (path.clone(), strip(text)))
+        .collect()
+}
+
+#[test]
+fn a_decided_commit_rolls_forward_from_every_step() {
+    let (scenario, disk, commit, before) = decided();
+    commit.apply(&disk).unwrap();
+    let wanted = without_times(&scenario.snapshot());
+    assert_ne!(wanted, without_times(&before));
+    assert!(
+        wanted.contains_key(Path::new("new/place/inner/file")),
+        "{wanted:#?}"
+    );
+    let steps = commit.steps.len();
+    assert_eq!(
+        steps, 27,
+        "the scenario uses every kind of step: {:#?}",
+        commit.steps
+    );
+    for done in 0..=steps {
+        let (scenario, disk, commit, _) = decided();
+        commit.steps[..done]
+            .iter()
+            .for_each(|step| step.run(&disk, Direction::Forward).unwrap());
+        scenario.restart();
+        assert_eq!(
+            without_times(&scenario.snapshot()),
+            wanted,
+            "power cut after {done} of {steps} steps"
+        );
+    }
+}
+
+#[test]
+fn recovery_can_be_cut_at_every_step_too() {
+    let (scenario, disk, commit, _) = decided();
+    commit.apply(&disk).unwrap();
+    let wanted = without_times(&scenario.snapshot());
+    let steps = commit.steps.len();
+    for first in [0, steps / 2, steps] {
+        for second in 0..=steps {
+            let (scenario, disk, commit, _) = decided();
+            commit.steps[..first]
+                .iter()
+                .for_each(|step| step.run(&disk, Direction::Forward).unwrap());
+            if second > first {
+                commit.steps[first..second]
+                    .iter()
+                    .for_each(|step| step.run(&disk, Direction::Forward).unwrap());
+            }
+            scenario.restart();
+            assert_eq!(
+                without_times(&scenario.snapshot()),
+                wanted,
+                "cut at {first}, then at {second}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_commit_that_is_taken_back_leaves_the_base_as_it_was_from_every_step() {
+    let steps = decided().2.steps.len();
+    for done in 0..=steps {
+        for taken_back in [0, done / 2, done] {
+            let (scenario, disk, commit, before) = decided();
+            commit.steps[..done]
+                .iter()
+                .for_each(|step| step.run(&disk, Direction::Forward).unwrap());
+            commit.mark_rollback(&disk).unwrap();
+            let undone = &commit.steps[done - taken_back..done];
+            undone
+                .iter()
+                .rev()
+                .for_each(|step| step.run(&disk, Direction::Back).unwrap());
+            scenario.restart();
+            assert_eq!(
+                scenario.snapshot(),
+                before,
+                "{done} steps done, {taken_back} taken back"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_torn_plan_is_no_plan() {
+    let (scenario, disk, commit, before) = decided();
+    let path = scenario
+        .base()
+        .join(".branching/journal")
+        .join(commit.header.transaction.to_string())
+        .join("plan");
+    let bytes = fs::read(&path).unwrap();
+    for length in [0, 8, bytes.len() / 2, bytes.len() - 1] {
+        fs::write(&path, &bytes[..length]).unwrap();
+        assert!(
+            Decided::read(
+                &disk,
+                Path::new("journal")
+                    .join(commit.header.transaction.to_string())
+                    .as_path()
+            )
+            .unwrap()
+            .is_none()
+        );
+    }
+    let mut damaged = bytes.clone();
+    damaged[bytes.len() / 2] ^= 1;
+    fs::write(&path, &damaged).unwrap();
+    assert!(
+        recover(&disk).unwrap().is_empty(),
+        "a plan with a wrong checksum is not carried out"
+    );
+    assert_eq!(scenario.snapshot(), before);
+}
+
+#[test]
+fn an_error_half_way_rolls_back_and_names_the_path() {
+    let (scenario, disk, mut commit, before) = decided();
+    let impossible = super::Place::Base(PathBuf::from("no/such/place"));
+    let at = commit.steps.len() - 3;
+    commit.steps.insert(
+        at,
+        Step::Rename {
+            from: impossible.clone(),
+            to: impossible,
+            ino: 0,
+            directory: false,
+        },
+    );
+    let error = commit.apply(&disk).unwrap_err();
+    assert!(error.to_string().contains("no/such/place"), "{error}");
+    assert_eq!(scenario.snapshot(), before);
+}

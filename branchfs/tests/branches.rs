@@ -1,0 +1,319 @@
+//! What branches promise (the semantics S1 to S13 of docs/semantics.md), on a real mount.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+
+mod common;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::process::Command;
+use std::time::Duration;
+
+use common::{Mount, assert_same, refusal, shell, snapshot};
+
+#[test]
+fn a_branch_shows_its_parent_and_its_own_changes_and_never_a_siblings() {
+    let mount = Mount::over(|base| fs::write(base.join("file"), "base").unwrap());
+    let (one, two) = (mount.create("one"), mount.create("two"));
+    fs::write(one.join("file"), "one").unwrap();
+    fs::write(one.join("new"), "one").unwrap();
+    assert_eq!(fs::read_to_string(two.join("file")).unwrap(), "base");
+    assert!(!two.join("new").exists());
+    assert_eq!(
+        fs::read_to_string(mount.base().join("file")).unwrap(),
+        "base",
+        "the base is untouched until the commit"
+    );
+}
+
+#[test]
+fn the_first_commit_wins_and_siblings_are_stale() {
+    let mount = Mount::new();
+    let (one, two) = (mount.create("one"), mount.create("two"));
+    fs::write(two.join("open"), "content").unwrap();
+    let mut open = fs::File::open(two.join("open")).unwrap();
+    fs::write(one.join("file"), "won").unwrap();
+    mount.commit("one");
+    let stale =
+        |error: std::io::Error| assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{error}");
+    stale(fs::read_dir(&two).unwrap_err());
+    stale(fs::write(two.join("late"), "").unwrap_err());
+    stale(fs::read(two.join("open")).unwrap_err());
+    stale(open.read(&mut [0; 8]).unwrap_err());
+    assert!(refusal(&mount.run(&["commit", "two"], &[])).contains("a sibling was committed first"));
+    mount.abort("two");
+    assert_eq!(
+        fs::read_to_string(mount.base().join("file")).unwrap(),
+        "won"
+    );
+}
+
+#[test]
+fn an_empty_commit_wins_too() {
+    let mount = Mount::new();
+    mount.create("one");
+    mount.create("two");
+    mount.commit("one");
+    refusal(&mount.run(&["commit", "two"], &[]));
+}
+
+#[test]
+fn a_branch_with_live_children_is_frozen_until_they_are_gone() {
+    let mount = Mount::new();
+    let parent = mount.create("parent");
+    fs::write(parent.join("file"), "parent").unwrap();
+    let child = mount.create_below("parent", "child");
+    let frozen = fs::write(parent.join("file"), "late").unwrap_err();
+    assert_eq!(frozen.raw_os_error(), Some(libc::EROFS));
+    assert_eq!(
+        fs::write(mount.mountpoint().join("main"), "")
+            .unwrap_err()
+            .raw_os_error(),
+        Some(libc::EROFS)
+    );
+    assert!(refusal(&mount.run(&["commit", "parent"], &[])).contains("live children (child)"));
+    fs::write(child.join("file"), "child").unwrap();
+    mount.commit("child");
+    assert_eq!(fs::read_to_string(parent.join("file")).unwrap(), "child");
+    fs::write(parent.join("after"), "thawed").unwrap();
+    mount.commit("parent");
+    assert_eq!(
+        fs::read_to_string(mount.base().join("file")).unwrap(),
+        "child"
+    );
+    assert_eq!(
+        fs::read_to_string(mount.base().join("after")).unwrap(),
+        "thawed"
+    );
+}
+
+#[test]
+fn nested_commits_carry_every_kind_of_change_through_the_stack() {
+    let mount = Mount::over(|base| {
+        shell(
+            base,
+            "mkdir -p a/b gone keep; echo 1 > a/b/f; echo 2 > a/g; echo 3 > gone/x; echo 4 > keep/y; ln -s f link",
+        );
+    });
+    let parent = mount.create("parent");
+    shell(
+        &parent,
+        "mkdir new; echo p > new/p; mv a moved; echo changed > moved/g; rm -r gone; echo y2 > keep/y",
+    );
+    let child = mount.create_below("parent", "child");
+    shell(
+        &child,
+        "mv new newer; echo c > newer/c; rm newer/p; mkdir gone; echo again > gone/z; mv moved/b b; echo 5 > b/f; rm keep/y link",
+    );
+    let wanted = snapshot(&child);
+    mount.commit("child");
+    assert_same(&snapshot(&parent), &wanted, "in the parent");
+    mount.unmount();
+    mount.mount();
+    assert_same(&snapshot(&parent), &wanted, "after a remount");
+    mount.commit("parent");
+    assert_same(&snapshot(&mount.base()), &wanted, "in the base");
+}
+
+#[test]
+fn a_commit_never_overwrites_what_others_changed_unless_forced() {
+    let mount = Mount::over(|base| shell(base, "echo 1 > file; mkdir gone; echo 2 > gone/x"));
+    let branch = mount.create("branch");
+    shell(&branch, "echo mine > file; rm -r gone; echo new > new");
+    std::thread::sleep(Duration::from_millis(20));
+    shell(
+        &mount.base(),
+        "echo theirs > file; echo theirs > gone/y; echo theirs > new",
+    );
+    let before = snapshot(&mount.base());
+    let refused = refusal(&mount.run(&["commit", "branch"], &[]));
+    for path in ["file", "gone/y", "new"] {
+        assert!(
+            refused.contains(&format!("\n  {path}\n")),
+            "{path} is named in: {refused}"
+        );
+    }
+    assert_same(&snapshot(&mount.base()), &before, "nothing was committed");
+    common::succeed(&mount.run(&["commit", "--force", "branch"], &[]));
+    assert_eq!(
+        fs::read_to_string(mount.base().join("file")).unwrap(),
+        "mine\n"
+    );
+    assert!(!mount.base().join("gone").exists());
+}
+
+#[test]
+fn a_file_that_is_being_written_is_not_committed() {
+    let mount = Mount::new();
+    let branch = mount.create("branch");
+    let mut file = fs::File::create(branch.join("busy")).unwrap();
+    file.write_all(b"half").unwrap();
+    assert!(refusal(&mount.run(&["commit", "branch"], &[])).contains("\n  busy\n"));
+    file.write_all(b" and half").unwrap();
+    drop(file);
+    mount.commit("branch");
+    assert_eq!(
+        fs::read_to_string(mount.base().join("busy")).unwrap(),
+        "half and half"
+    );
+}
+
+#[test]
+fn an_abort_leaves_no_trace() {
+    let mount = Mount::over(|base| {
+        shell(
+            base,
+            "mkdir d; for i in $(seq 200); do echo $i > d/$i; done; touch -d 2001-01-01 .",
+        )
+    });
+    let before = snapshot(&mount.base());
+    let branch = mount.create("branch");
+    shell(&branch, "rm -r d; mkdir d; echo x > d/x; chmod 700 .");
+    mount.abort("branch");
+    assert!(!branch.exists());
+    mount.unmount();
+    assert_same(&snapshot(&mount.base()), &before, "after the abort");
+    assert!(!mount.base().join(".branching").exists());
+}
+
+#[test]
+fn branches_survive_a_killed_daemon() {
+    let mount = Mount::over(|base| fs::write(base.join("file"), "base").unwrap());
+    let branch = mount.create("kept");
+    fs::write(branch.join("file"), "changed").unwrap();
+    fs::write(branch.join("new"), "new").unwrap();
+    let ino = fs::metadata(branch.join("file")).unwrap().ino();
+    mount.kill();
+    mount.mount();
+    assert_eq!(fs::read_to_string(branch.join("file")).unwrap(), "changed");
+    assert_eq!(
+        fs::metadata(branch.join("file")).unwrap().ino(),
+        ino,
+        "the inode number shown stays"
+    );
+    mount.commit("kept");
+    assert_eq!(fs::read_to_string(mount.base().join("new")).unwrap(), "new");
+}
+
+#[test]
+fn a_commit_that_is_killed_leaves_the_base_old_or_new() {
+    let fill = |base: &std::path::Path| {
+        shell(
+            base,
+            "mkdir old; for i in $(seq 300); do echo $i > old/$i; echo $i > f$i; done",
+        )
+    };
+    let work =
+        "rm -r old; mkdir new; for i in $(seq 300); do echo new$i > f$i; echo $i > new/$i; done";
+    let mut outcomes = [0, 0];
+    for round in 0..24 {
+        let mount = Mount::over(fill);
+        let before = snapshot(&mount.base());
+        let branch = mount.create("branch");
+        shell(&branch, work);
+        let after = snapshot(&branch);
+        let mut commit = Command::new(common::PROGRAM);
+        commit.args(["commit", "branch"]).arg(mount.mountpoint());
+        let mut commit = commit
+            .stderr(std::process::Stdio::null())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_micros(700 * round));
+        mount.kill();
+        commit.wait().unwrap();
+        mount.mount();
+        let found = snapshot(&mount.base());
+        if found.contains_key(std::path::Path::new("new")) {
+            assert_same(&found, &after, &format!("round {round}: new"));
+            outcomes[1] += 1;
+        } else {
+            assert_same(&found, &before, &format!("round {round}: old"));
+            assert_same(
+                &snapshot(&branch),
+                &after,
+                &format!("round {round}: the branch is still there"),
+            );
+            outcomes[0] += 1;
+        }
+    }
+    println!("old {}, new {}", outcomes[0], outcomes[1]);
+}
+
+#[test]
+fn nothing_in_a_branch_reaches_out_of_the_base() {
+    let outside = tempfile::tempdir().unwrap();
+    let secret = outside.path().join("secret");
+    fs::write(&secret, "outside").unwrap();
+    let mount = Mount::over(|base| {
+        symlink(outside.path(), base.join("door")).unwrap();
+        fs::create_dir(base.join("room")).unwrap();
+        fs::write(base.join("room/secret"), "inside").unwrap();
+    });
+    let branch = mount.create("branch");
+    fs::write(branch.join("room/secret"), "changed").unwrap();
+    fs::write(branch.join("room/new"), "new").unwrap();
+    // Between the work and the commit the directory becomes a link that leads out.
+    fs::rename(mount.base().join("room"), mount.base().join("elsewhere")).unwrap();
+    symlink(outside.path(), mount.base().join("room")).unwrap();
+    refusal(&mount.run(&["commit", "branch"], &[]));
+    // Forced, the branch's directory takes the place of the link itself.
+    common::succeed(&mount.run(&["commit", "--force", "branch"], &[]));
+    assert_eq!(fs::read_to_string(mount.base().join("room/new")).unwrap(), "new");
+    assert_eq!(fs::read_to_string(&secret).unwrap(), "outside");
+    assert!(!outside.path().join("new").exists());
+}
+
+#[test]
+fn names_are_checked_and_branches_hidden_from_listings() {
+    let mount = Mount::over(|base| fs::write(base.join("file"), "").unwrap());
+    for (name, reason) in [
+        ("", "it is empty"),
+        ("..", "it means a directory itself"),
+        ("main", "it is the root branch's"),
+        ("@x", "it begins with @"),
+        ("a/b", "it contains a slash"),
+        ("a\nb", "it contains a newline"),
+        (&"x".repeat(255), "longer than 254 bytes"),
+    ] {
+        let refused = refusal(&mount.run(&["create", "--", name], &[]));
+        assert!(refused.contains(reason), "{name:?}: {refused}");
+    }
+    mount.create("one");
+    assert!(refusal(&mount.run(&["create", "one"], &[])).contains("is open already"));
+    let names: Vec<_> = fs::read_dir(mount.mountpoint())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(names, ["file"]);
+    assert!(
+        !mount.branch("one").join(".branching").exists(),
+        "the store is hidden"
+    );
+}
+
+#[test]
+fn wrong_mounts_are_refused_with_the_reason() {
+    let directory = tempfile::tempdir().unwrap();
+    let base = directory.path().join("base");
+    fs::create_dir_all(base.join("inside")).unwrap();
+    fs::create_dir(directory.path().join("mount")).unwrap();
+    let mount = |base: &std::path::Path, extra: &[&str], at: &str| {
+        let output = Command::new(common::PROGRAM)
+            .args(["mount", "--base"])
+            .arg(base)
+            .args(extra)
+            .arg(directory.path().join(at))
+            .output()
+            .unwrap();
+        refusal(&output)
+    };
+    assert!(mount(&base, &[], "base/inside").contains("is inside the base"));
+    assert!(mount(&base.join("absent"), &[], "mount").contains("cannot be used"));
+    assert!(mount(&base, &[], "absent").contains("cannot be used"));
+    assert!(mount(&base, &["--driver", "overlay"], "mount").contains("not there yet"));
+    assert!(mount(&base, &["--policy", "snapshot"], "mount").contains("not there yet"));
+    assert!(mount(&base, &["--store", "/dev/shm"], "mount").contains("another file system"));
+    assert!(!base.join(".branching").exists(), "nothing was made");
+}

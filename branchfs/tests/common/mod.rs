@@ -1,0 +1,288 @@
+//! A real mount over a scratch directory, and whole-tree snapshots to compare.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(
+    clippy::unwrap_used,
+    missing_docs,
+    unreachable_pub,
+    reason = "test code"
+)]
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// The program under test.
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_branchfs");
+
+/// A base and its mount; unmounted and removed at the end.
+pub struct Mount {
+    pub directory: tempfile::TempDir,
+}
+
+impl Mount {
+    /// Mounts an empty base.
+    pub fn new() -> Self {
+        Self::over(|_| ())
+    }
+
+    /// Mounts a base that `fill` has filled.
+    pub fn over(fill: impl FnOnce(&Path)) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mount = Self { directory };
+        fs::create_dir(mount.base()).unwrap();
+        fs::create_dir(mount.mountpoint()).unwrap();
+        fill(&mount.base());
+        mount.mount();
+        mount
+    }
+
+    pub fn base(&self) -> PathBuf {
+        self.directory.path().join("base")
+    }
+
+    pub fn mountpoint(&self) -> PathBuf {
+        self.directory.path().join("mount")
+    }
+
+    pub fn branch(&self, name: &str) -> PathBuf {
+        self.mountpoint().join(format!("@{name}"))
+    }
+
+    pub fn mount(&self) {
+        succeed(&self.run(&["mount", "--base"], &[&self.base()]));
+    }
+
+    pub fn unmount(&self) {
+        succeed(&self.run(&["unmount"], &[]));
+    }
+
+    /// The mount's daemon, by the name of its control socket.
+    pub fn daemon(&self) -> i32 {
+        let mut value = [0; 4096];
+        let read = rustix::fs::getxattr(self.mountpoint(), "user.branchfs.control", &mut value[..])
+            .unwrap();
+        let path = PathBuf::from(std::ffi::OsStr::from_bytes(&value[..read]));
+        path.file_stem().unwrap().to_str().unwrap().parse().unwrap()
+    }
+
+    /// `kill -9` of the daemon; the dead mount is taken away.
+    pub fn kill(&self) {
+        let pid = rustix::process::Pid::from_raw(self.daemon()).unwrap();
+        let waiter =
+            rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        let mut poll = [rustix::event::PollFd::new(
+            &waiter,
+            rustix::event::PollFlags::IN,
+        )];
+        rustix::event::poll(&mut poll, None).unwrap();
+        let _ = fs::remove_file(format!("/run/branchfs/{}.sock", pid.as_raw_nonzero()));
+        rustix::mount::unmount(self.mountpoint(), rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
+
+    /// Runs the program with words, paths, and the mountpoint last.
+    pub fn run(&self, words: &[&str], paths: &[&Path]) -> Output {
+        let mut command = Command::new(PROGRAM);
+        command
+            .args(words)
+            .args(paths)
+            .arg(self.mountpoint())
+            .stdin(Stdio::null());
+        command.output().unwrap()
+    }
+
+    pub fn create(&self, name: &str) -> PathBuf {
+        succeed(&self.run(&["create", name], &[]));
+        self.branch(name)
+    }
+
+    pub fn create_below(&self, parent: &str, name: &str) -> PathBuf {
+        succeed(&self.run(&["create", "--parent", parent, name], &[]));
+        self.branch(name)
+    }
+
+    pub fn commit(&self, name: &str) {
+        succeed(&self.run(&["commit", name], &[]));
+    }
+
+    pub fn abort(&self, name: &str) {
+        succeed(&self.run(&["abort", name], &[]));
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // A test that failed may have left anything: the mount goes whatever it takes.
+        let _ = Command::new(PROGRAM)
+            .arg("unmount")
+            .arg(self.mountpoint())
+            .output();
+        let _ = rustix::mount::unmount(self.mountpoint(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+pub fn succeed(output: &Output) {
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// The error text of a command that must fail.
+pub fn refusal(output: &Output) -> String {
+    assert!(
+        !output.status.success(),
+        "it succeeded: {}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Runs a shell script in a directory.
+pub fn shell(directory: &Path, script: &str) {
+    let output = Command::new("bash")
+        .args(["-euc", script])
+        .current_dir(directory)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{script}\n{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// Everything that a commit must carry of one object.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Object {
+    pub mode: u32,
+    pub owner: (u32, u32),
+    pub mtime: (i64, i64),
+    pub nlink: u64,
+    pub content: Content,
+    pub xattrs: BTreeMap<OsString, Vec<u8>>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub enum Content {
+    File(Vec<u8>),
+    Link(PathBuf),
+    Directory,
+    Other(u64),
+}
+
+/// Long content is named by its length and first bytes.
+impl std::fmt::Debug for Content {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::File(bytes) => write!(
+                formatter,
+                "File({} bytes, {:02x?}…)",
+                bytes.len(),
+                &bytes[..bytes.len().min(8)]
+            ),
+            Self::Link(target) => write!(formatter, "Link({})", target.display()),
+            Self::Directory => write!(formatter, "Directory"),
+            Self::Other(device) => write!(formatter, "Other({device})"),
+        }
+    }
+}
+
+/// A whole tree, by relative path; without the store.
+pub fn snapshot(root: &Path) -> BTreeMap<PathBuf, Object> {
+    let mut tree = BTreeMap::new();
+    visit(root, Path::new(""), &mut tree);
+    tree
+}
+
+fn visit(root: &Path, path: &Path, tree: &mut BTreeMap<PathBuf, Object>) {
+    let full = if path.as_os_str().is_empty() {
+        root.to_path_buf()
+    } else {
+        root.join(path)
+    };
+    let metadata = fs::symlink_metadata(&full).unwrap();
+    let kind = metadata.file_type();
+    let content = if kind.is_file() {
+        Content::File(fs::read(&full).unwrap())
+    } else if kind.is_symlink() {
+        Content::Link(fs::read_link(&full).unwrap())
+    } else if kind.is_dir() {
+        Content::Directory
+    } else {
+        Content::Other(if kind.is_char_device() || kind.is_block_device() {
+            metadata.rdev()
+        } else {
+            0
+        })
+    };
+    let is_directory = content == Content::Directory;
+    let object = Object {
+        mode: metadata.mode(),
+        owner: (metadata.uid(), metadata.gid()),
+        mtime: (metadata.mtime(), metadata.mtime_nsec()),
+        nlink: if is_directory { 0 } else { metadata.nlink() },
+        content,
+        xattrs: xattrs(&full),
+    };
+    tree.insert(path.to_path_buf(), object);
+    if is_directory {
+        for entry in fs::read_dir(&full).unwrap() {
+            let name = entry.unwrap().file_name();
+            if path.as_os_str().is_empty() && name == ".branching" {
+                continue;
+            }
+            visit(root, &path.join(name), tree);
+        }
+    }
+}
+
+fn xattrs(path: &Path) -> BTreeMap<OsString, Vec<u8>> {
+    let mut list = vec![0; 65536];
+    let length = rustix::fs::llistxattr(path, list.as_mut_slice()).unwrap_or(0);
+    list[..length]
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty())
+        .map(|name| {
+            let name = std::ffi::OsStr::from_bytes(name);
+            let mut value = vec![0; 65536];
+            let length = rustix::fs::lgetxattr(path, name, value.as_mut_slice()).unwrap();
+            (name.to_os_string(), value[..length].to_vec())
+        })
+        .collect()
+}
+
+/// Compares two trees and names the first differences.
+pub fn assert_same(
+    found: &BTreeMap<PathBuf, Object>,
+    wanted: &BTreeMap<PathBuf, Object>,
+    when: &str,
+) {
+    let mut differences = Vec::new();
+    for path in found
+        .keys()
+        .chain(wanted.keys().filter(|path| !found.contains_key(*path)))
+    {
+        let (is, should) = (found.get(path), wanted.get(path));
+        if is != should {
+            differences.push(format!(
+                "{}:\n  is     {is:?}\n  should {should:?}",
+                path.display()
+            ));
+        }
+    }
+    assert!(
+        differences.is_empty(),
+        "{when}: {} differences\n{}",
+        differences.len(),
+        differences[..differences.len().min(5)].join("\n")
+    );
+}

@@ -1,0 +1,254 @@
+//! Random work in a branch and the same work in an ordinary directory: both must show the same, step by step, and the
+//! base must be that directory after the commit. The reference is the native file system itself.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+
+mod common;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use common::{Mount, assert_same, shell, snapshot};
+use rustix::fs::{CWD, RenameFlags, Timespec, Timestamps, XattrFlags};
+
+/// A small generator (xorshift64): the seed is all there is to repeat a run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % limit as u64).unwrap()
+    }
+}
+
+/// A few names, so that operations meet: plain, with a newline, outside UTF-8.
+fn name(random: &mut Random) -> &'static OsStr {
+    const NAMES: [&[u8]; 6] = [b"a", b"b", b"c d", b"new\nline", b"\xff\xfe", b"e"];
+    OsStr::from_bytes(NAMES[random.below(NAMES.len())])
+}
+
+fn path(random: &mut Random) -> PathBuf {
+    (0..=random.below(3)).map(|_| name(random)).collect()
+}
+
+/// One operation on a tree; the outcome is what a program sees.
+#[derive(Debug)]
+enum Operation {
+    Write(PathBuf, Vec<u8>),
+    Patch(PathBuf, u64, u8),
+    Truncate(PathBuf, u64),
+    MakeDirectory(PathBuf),
+    Symlink(PathBuf, PathBuf),
+    Link(PathBuf, PathBuf),
+    Remove(PathBuf),
+    RemoveDirectory(PathBuf),
+    RemoveTree(PathBuf),
+    Rename(PathBuf, PathBuf),
+    Exchange(PathBuf, PathBuf),
+    Mode(PathBuf, u32),
+    Owner(PathBuf, u32),
+    Attribute(PathBuf, u8),
+    Fifo(PathBuf),
+}
+
+fn operation(random: &mut Random) -> Operation {
+    let target = path(random);
+    match random.below(20) {
+        0..=3 => {
+            let length = random.below(3) * 5000;
+            let byte = u8::try_from(random.below(256)).unwrap();
+            Operation::Write(target, vec![byte; length])
+        }
+        4 => Operation::Patch(target, random.below(9000) as u64, 7),
+        5 => Operation::Truncate(target, random.below(9000) as u64),
+        6..=8 => Operation::MakeDirectory(target),
+        9 => Operation::Symlink(path(random), target),
+        10 => Operation::Link(path(random), target),
+        11 => Operation::Remove(target),
+        12 => Operation::RemoveDirectory(target),
+        13 => Operation::RemoveTree(target),
+        14 | 15 => Operation::Rename(path(random), target),
+        16 => Operation::Exchange(path(random), target),
+        17 => Operation::Mode(target, [0o600, 0o755, 0o4755, 0o1777][random.below(4)]),
+        18 => Operation::Owner(target, u32::try_from(random.below(3)).unwrap() * 1000),
+        _ => match random.below(2) {
+            0 => Operation::Attribute(target, 9),
+            _ => Operation::Fifo(target),
+        },
+    }
+}
+
+/// What happened: nothing or an errno.
+fn apply(root: &Path, operation: &Operation) -> Result<(), i32> {
+    let errno = |error: std::io::Error| error.raw_os_error().unwrap_or(-1);
+    let at = |path: &PathBuf| root.join(path);
+    match operation {
+        Operation::Write(path, content) => {
+            if at(path).is_symlink() {
+                return Ok(()); // links may lead out of the two roots to different places
+            }
+            if fs::symlink_metadata(at(path)).is_ok_and(|found| !found.is_file() && !found.is_dir())
+            {
+                return Ok(()); // opening a fifo would wait
+            }
+            fs::write(at(path), content).map_err(errno)
+        }
+        Operation::Patch(path, offset, byte) => {
+            if !fs::symlink_metadata(at(path)).is_ok_and(|found| found.is_file()) {
+                return Ok(());
+            }
+            let mut file = fs::OpenOptions::new()
+                .write(true)
+                .open(at(path))
+                .map_err(errno)?;
+            file.seek(SeekFrom::Start(*offset)).map_err(errno)?;
+            file.write_all(&[*byte]).map_err(errno)
+        }
+        Operation::Truncate(path, length) => {
+            if !fs::symlink_metadata(at(path)).is_ok_and(|found| found.is_file()) {
+                return Ok(());
+            }
+            fs::OpenOptions::new()
+                .write(true)
+                .open(at(path))
+                .and_then(|file| file.set_len(*length))
+                .map_err(errno)
+        }
+        Operation::MakeDirectory(path) => fs::create_dir(at(path)).map_err(errno),
+        Operation::Symlink(to, path) => symlink(to, at(path)).map_err(errno),
+        Operation::Link(from, path) => {
+            let flags = rustix::fs::AtFlags::empty();
+            rustix::fs::linkat(CWD, at(from), CWD, at(path), flags)
+                .map_err(rustix::io::Errno::raw_os_error)
+        }
+        Operation::Remove(path) => fs::remove_file(at(path)).map_err(errno),
+        Operation::RemoveDirectory(path) => fs::remove_dir(at(path)).map_err(errno),
+        Operation::RemoveTree(path) => {
+            if !fs::symlink_metadata(at(path)).is_ok_and(|found| found.is_dir()) {
+                return Ok(());
+            }
+            fs::remove_dir_all(at(path)).map_err(errno)
+        }
+        Operation::Rename(from, to) => fs::rename(at(from), at(to)).map_err(errno),
+        Operation::Exchange(from, to) => {
+            let flags = RenameFlags::EXCHANGE;
+            rustix::fs::renameat_with(CWD, at(from), CWD, at(to), flags)
+                .map_err(rustix::io::Errno::raw_os_error)
+        }
+        Operation::Mode(path, mode) => {
+            if at(path).is_symlink() {
+                return Ok(());
+            }
+            fs::set_permissions(at(path), fs::Permissions::from_mode(*mode)).map_err(errno)
+        }
+        Operation::Owner(path, id) => {
+            std::os::unix::fs::lchown(at(path), Some(*id), Some(*id)).map_err(errno)
+        }
+        Operation::Attribute(path, byte) => {
+            if !fs::symlink_metadata(at(path)).is_ok_and(|found| found.is_file() || found.is_dir())
+            {
+                return Ok(());
+            }
+            rustix::fs::lsetxattr(at(path), "user.mark", &[*byte], XattrFlags::empty())
+                .map_err(rustix::io::Errno::raw_os_error)
+        }
+        Operation::Fifo(path) => {
+            let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+            rustix::fs::mknodat(CWD, at(path), kind, mode, 0)
+                .map_err(rustix::io::Errno::raw_os_error)
+        }
+    }
+}
+
+/// Both trees get the same times everywhere: when each step happened is not compared, that times are carried is.
+fn settle_times(root: &Path) {
+    let fixed = |nanoseconds: i64| Timestamps {
+        last_access: Timespec {
+            tv_sec: 1_000_000_000,
+            tv_nsec: 0,
+        },
+        last_modification: Timespec {
+            tv_sec: 1_000_000_000,
+            tv_nsec: nanoseconds,
+        },
+    };
+    // Deepest first: setting a child's times does not touch its parent, but copying it up might.
+    for (number, path) in snapshot(root).keys().rev().enumerate() {
+        let number = i64::try_from(number).unwrap();
+        let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
+        rustix::fs::utimensat(CWD, root.join(path), &fixed(number + 1), flags).unwrap();
+    }
+}
+
+fn fill(root: &Path) {
+    shell(
+        root,
+        "mkdir -p a/b/e b 'c d'/a e; echo one > a/a; echo two > a/b/a; echo three > b/a; ln -s a b/e
+         head -c 20000 /dev/urandom > 'c d'/b; mkfifo b/b; chmod 700 e; touch -d '2001-01-01 00:00:00.123456789' a/b/a",
+    );
+}
+
+/// Runs `steps` random operations in each of `rounds` branches that are committed one after the other.
+fn run(seed: u64, rounds: usize, steps: usize) {
+    let mut random = Random(seed);
+    let reference = tempfile::tempdir().unwrap();
+    let mirror = reference.path().join("mirror");
+    let mount = Mount::over(fill);
+    shell(
+        reference.path(),
+        &format!(
+            "cp -a {} mirror; rm -rf mirror/.branching",
+            mount.base().display()
+        ),
+    );
+    for round in 0..rounds {
+        let branch = mount.create(&format!("round-{round}"));
+        for step in 0..steps {
+            let operation = operation(&mut random);
+            let (found, wanted) = (apply(&branch, &operation), apply(&mirror, &operation));
+            assert_eq!(
+                found, wanted,
+                "seed {seed}, round {round}, step {step}: {operation:?}"
+            );
+        }
+        settle_times(&branch);
+        settle_times(&mirror);
+        let wanted = snapshot(&mirror);
+        assert_same(
+            &snapshot(&branch),
+            &wanted,
+            &format!("seed {seed}, round {round}, in the branch"),
+        );
+        mount.unmount();
+        mount.mount();
+        assert_same(
+            &snapshot(&branch),
+            &wanted,
+            &format!("seed {seed}, round {round}, after a remount"),
+        );
+        mount.commit(&format!("round-{round}"));
+        assert_same(
+            &snapshot(&mount.base()),
+            &wanted,
+            &format!("seed {seed}, round {round}, after the commit"),
+        );
+    }
+    mount.unmount();
+    assert!(
+        !mount.base().join(".branching").exists(),
+        "the store is gone when nothing is kept"
+    );
+}
+
+#[test]
+fn random_work_in_a_branch_is_what_an_ordinary_directory_would_show() {
+    for seed in 1..=40 {
+        run(seed, 1, 150);
+    }
+}
