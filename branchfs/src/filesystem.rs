@@ -119,6 +119,16 @@ impl Mounted {
         }
     }
 
+    /// Every path into a branch passes main's root: the kernel may keep its attributes for a moment.
+    fn attributes_ttl(&self, index: Index) -> Duration {
+        const MAIN_ROOT: Duration = Duration::from_secs(1);
+        if self.slot == MAIN && index == ROOT {
+            MAIN_ROOT
+        } else {
+            self.ttl()
+        }
+    }
+
     fn entry(&self, index: Index, attributes: Attributes) -> Entry {
         Entry {
             node: Some(NodeId(self.slot << INDEX_BITS | index)),
@@ -258,6 +268,13 @@ impl Filesystem {
                 let _ = kernel.invalidate_entry(NodeId(mounted.slot << INDEX_BITS | parent), &name);
             }
             let _ = kernel.invalidate_node(NodeId(mounted.slot << INDEX_BITS | index));
+        }
+    }
+
+    /// Lets the kernel forget what it keeps of main's root after a commit; the rest of main is asked for each time.
+    pub(crate) fn invalidate_main(&self) {
+        if let Some(kernel) = self.kernel.get() {
+            let _ = kernel.invalidate_node(NodeId(MAIN << INDEX_BITS | ROOT)); // forgotten already: as good
         }
     }
 
@@ -408,7 +425,7 @@ impl Handler for Filesystem {
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
         let attributes = mounted.live()?.getattr(index)?;
-        Ok((attributes, mounted.ttl()))
+        Ok((attributes, mounted.attributes_ttl(index)))
     }
 
     fn setattr(

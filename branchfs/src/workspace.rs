@@ -12,7 +12,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -217,7 +217,7 @@ impl Workspace {
         let path = self.record_path(record.id);
         let draft = path.with_extension("new");
         let text = serde_json::to_vec(record).map_err(|error| Error::Corrupt(error.to_string()))?;
-        fs::write(&draft, text).at(&draft)?;
+        write_private(&draft, &text)?;
         fs::rename(&draft, &path).at(&path)
     }
 
@@ -605,6 +605,7 @@ impl Workspace {
         }
         decided.retire(&disk, &self.trash_name("tx", id))?;
         self.tell_stale(branches, &stale);
+        self.filesystem.invalidate_main();
         self.empty_trash();
         Ok(Committed {
             changes,
@@ -975,6 +976,19 @@ fn give(path: &Path, (uid, gid): (u32, u32)) -> Result<(), Error> {
     std::os::unix::fs::lchown(path, Some(uid), Some(gid)).at(path)
 }
 
+/// Writes a file that only its owner may read: the daemon runs without a umask.
+fn write_private(path: &Path, content: &[u8]) -> Result<(), Error> {
+    let mut options = fs::OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+        .at(path)?;
+    io::Write::write_all(&mut file, content).at(path)
+}
+
 fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
     let make = |path: &Path| match fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -995,7 +1009,7 @@ fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
         Err(_) => {
             for (name, content) in [(".gitignore", "*\n"), ("format", FORMAT)] {
                 let path = store.join(name);
-                fs::write(&path, content).at(&path)?;
+                write_private(&path, content.as_bytes())?;
                 give(&path, owner)?;
             }
         }
@@ -1007,10 +1021,12 @@ fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
 
 fn lock_store(store: &Path) -> Result<fs::File, Error> {
     let path = store.join("lock");
-    let file = fs::OpenOptions::new()
+    let mut options = fs::OpenOptions::new();
+    let file = options
         .create(true)
         .truncate(false)
         .write(true)
+        .mode(0o600)
         .open(&path)
         .at(&path)?;
     let owner = fs::metadata(store).at(store)?;

@@ -260,7 +260,10 @@ fn nothing_in_a_branch_reaches_out_of_the_base() {
     refusal(&mount.run(&["commit", "branch"], &[]));
     // Forced, the branch's directory takes the place of the link itself.
     common::succeed(&mount.run(&["commit", "--force", "branch"], &[]));
-    assert_eq!(fs::read_to_string(mount.base().join("room/new")).unwrap(), "new");
+    assert_eq!(
+        fs::read_to_string(mount.base().join("room/new")).unwrap(),
+        "new"
+    );
     assert_eq!(fs::read_to_string(&secret).unwrap(), "outside");
     assert!(!outside.path().join("new").exists());
 }

@@ -60,6 +60,12 @@ impl Decided {
         disk.store
             .make_directory(&directory, 0o700)
             .at(&directory)?;
+        // The owner of the store must be able to remove all of it.
+        let owner = disk.store.stat(Path::new("")).at(&directory)?;
+        let given = disk
+            .store
+            .set_owner(&directory, Some(owner.stx_uid), Some(owner.stx_gid));
+        given.at(&directory)?;
         sync_file_system(disk, &Path::new("").join("."), Root::Store)?;
         let decided = Self {
             header,
