@@ -171,7 +171,7 @@ def operating_system_reason(error: BaseException) -> OSError | None:
             continue
         seen.add(id(candidate))
         # The HTTP libraries' own errors are OSErrors too, but without a number.
-        if isinstance(candidate, OSError) and candidate.errno is not None:
+        if isinstance(candidate, OSError) and isinstance(candidate.errno, int):
             return candidate
         pending += [candidate.__cause__, candidate.__context__, *candidate.args]
     return None

@@ -1,0 +1,139 @@
+"""Real containers: the image built once, projects of every kind to work on, and proof that each test left nothing.
+
+Containers that a test starts itself come from testcontainers and carry its session's label; those of the wrapper carry
+the project's path. Its reaper is off: its image would have to be pulled, and `leaves_nothing` is stricter.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import docker
+import pytest
+from docker.errors import DockerException
+from testcontainers.core.config import testcontainers_config
+from testcontainers.core.labels import SESSION_ID
+
+from branching_docker.plan import WORKSPACE_LABEL
+from tree import Project
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+testcontainers_config.ryuk_disabled = True
+# What a process of this session's is known by, whatever becomes of its parent.
+SESSION = f"BRANCHING_TEST_SESSION={uuid.uuid4()}"
+os.environ.update([SESSION.split("=")])
+
+ROOT = Path(__file__).resolve().parents[2]
+WRAPPER = Path(sys.executable).parent / "branching-docker"
+LEFTOVER_WAIT_SECONDS = 15
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[docker.DockerClient]:
+    """The Docker engine. Where it is missing these tests fail: they are the ones that prove the image."""
+    try:
+        client = docker.from_env()
+    except DockerException as error:
+        pytest.fail(f"the container tests need Docker, which does not answer: {error}. Hint: start it", pytrace=False)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def image(engine: docker.DockerClient) -> str:
+    """The image, built from this tree by the wrapper's own command."""
+    name = os.environ.get("BRANCHING_TEST_IMAGE", "branching")
+    built = subprocess.run(
+        [WRAPPER, "--image", name, "build", ROOT], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if built.returncode:
+        pytest.fail(f"the image was not built:\n{built.stdout[-4000:]}", pytrace=False)
+    engine.images.get(name)
+    return name
+
+
+@pytest.fixture
+def make_project(tmp_path: Path) -> Callable[..., Project]:
+    """Makes a small project, of any name and owner."""
+
+    def make(name: str = "project", *, owner: int = 1000) -> Project:
+        root = tmp_path / name
+        root.mkdir()
+        (root / "Makefile").write_text("test:\n\t@echo made > made.txt\n")
+        (root / "kept.txt").write_text("as it was\n")
+        (root / "sub").mkdir()
+        (root / "sub" / "bytes.bin").write_bytes(bytes(range(256)) * 64)
+        (root / "sub" / "read-only.txt").write_text("do not touch\n")
+        (root / "sub" / "read-only.txt").chmod(0o444)
+        (root / "script.sh").write_text("#!/bin/sh\nexit 0\n")
+        (root / "script.sh").chmod(0o755)
+        (root / "link").symlink_to("sub/bytes.bin")
+        (root / "dangling").symlink_to("/nowhere/at/all")
+        os.link(root / "kept.txt", root / "sub" / "hard.txt")
+        for path in (root, *root.rglob("*")):
+            os.lchown(path, owner, owner)
+        return Project(root, owner)
+
+    return make
+
+
+@pytest.fixture
+def project(make_project: Callable[..., Project]) -> Project:
+    """A small project of user 1000."""
+    return make_project()
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """Fails the test that leaves a container, a process, a mount or a store behind."""
+    yield
+    client = request.getfixturevalue("engine") if "image" in request.fixturenames else None
+    deadline = time.monotonic() + LEFTOVER_WAIT_SECONDS
+    while left := [
+        *(containers(client, tmp_path) if client else ()),
+        *processes(),
+        *stores(tmp_path),
+        *mounts(tmp_path),
+    ]:
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind: {left}", pytrace=False)
+        time.sleep(0.05)
+
+
+def containers(client: docker.DockerClient, below: Path) -> list[str]:
+    """Returns the containers that work on something below a directory."""
+    found = client.containers.list(all=True, ignore_removed=True)
+    of_wrapper = [one.name for one in found if one.labels.get(WORKSPACE_LABEL, "").startswith(str(below))]
+    of_session = [one.name for one in found if one.labels.get("org.testcontainers.session-id") == SESSION_ID]
+    return [*of_wrapper, *of_session]
+
+
+def processes() -> list[str]:
+    """Returns the processes on this machine that a test of this session started."""
+    left = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = place.name != str(os.getpid()) and SESSION.encode() in (place / "environ").read_bytes()
+            if ours and (words := (place / "cmdline").read_bytes().replace(b"\0", b" ")):
+                left.append(f"{place.name} {words.decode()}")
+        except OSError:
+            continue  # it ended while we looked
+    return left
+
+
+def stores(below: Path) -> list[str]:
+    """Returns what BranchFS left in the projects."""
+    return [str(path) for path in below.rglob(".branching")]
+
+
+def mounts(below: Path) -> list[str]:
+    """Returns the host's mounts below a directory."""
+    return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {below}" in line]

@@ -1,0 +1,146 @@
+"""The wrapper's own words and exit codes, up to the point where Docker would run something."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from branching_docker import __version__, engine
+from branching_docker.cli import PASSED_ON, app
+from branching_docker.errors import EngineError
+from conftest import WRAPPER
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def wrapper(*arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Runs the wrapper as a user would."""
+    return subprocess.run(
+        [WRAPPER, *arguments], env=os.environ | environ, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+
+
+def test_the_version_is_told() -> None:
+    told = wrapper("--version")
+    assert (told.returncode, told.stdout) == (0, f"branching-docker {__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], ["build", "--help"]])
+def test_help_succeeds(arguments: list[str]) -> None:
+    told = CliRunner().invoke(app, arguments)
+    assert told.exit_code == 0
+    assert "Usage" in told.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["run"], ["-w"], ["-w", ".", "frobnicate"], ["--nonsense", "-w", ".", "run"]],
+    ids=["no -w", "-w without a value", "no such command", "no such option"],
+)
+def test_a_usage_error_is_2_on_standard_error(arguments: list[str]) -> None:
+    told = wrapper(*arguments)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert told.stderr
+
+
+@pytest.mark.parametrize("command", PASSED_ON)
+def test_dry_run_prints_what_would_run_and_needs_no_docker(command: str, tmp_path: Path) -> None:
+    told = wrapper("-w", tmp_path, "--dry-run", command, "-h", "--", "x y", "--", PATH=str(WRAPPER.parent))
+    words = shlex.split(told.stdout)
+    assert told.returncode == 0
+    assert words[:2] == ["docker", "run"]
+    assert words[-5:] == [command, "-h", "--", "x y", "--"]
+
+
+@pytest.mark.parametrize(
+    ("directory", "message"), [("/nowhere", "cannot be used"), ("/etc/hostname", "is not a directory")]
+)
+def test_a_bad_directory_is_125_with_a_hint(directory: str, message: str) -> None:
+    told = wrapper("-w", directory, "run", "true")
+    assert told.returncode == 125
+    assert message in told.stderr
+    assert "\nHint: " in told.stderr
+
+
+def test_a_missing_docker_is_named(tmp_path: Path) -> None:
+    told = wrapper("-w", tmp_path, "run", "true", PATH=str(WRAPPER.parent))
+    assert told.returncode == 125
+    assert "docker command is not installed" in told.stderr
+    assert "\nHint: install Docker" in told.stderr
+
+
+def test_a_stopped_engine_is_named(tmp_path: Path) -> None:
+    told = wrapper("-w", tmp_path, "run", "true", DOCKER_HOST=f"unix://{tmp_path}/no.sock")
+    assert told.returncode == 125
+    assert f"does not answer at unix://{tmp_path}/no.sock" in told.stderr
+    assert "Cause: No such file or directory\nHint: start it" in told.stderr
+
+
+def test_a_refusing_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket that nobody listens on, as a killed daemon leaves it."""
+    monkeypatch.chdir(tmp_path)  # the path of a socket is short
+    with socket.socket(socket.AF_UNIX) as abandoned:
+        abandoned.bind("s")
+    told = wrapper("-w", tmp_path, "run", "true", DOCKER_HOST=f"unix://{tmp_path}/s")
+    assert told.returncode == 125
+    assert "Cause: Connection refused" in told.stderr
+
+
+def test_an_engine_on_another_machine_is_refused(tmp_path: Path) -> None:
+    for host in ("ssh://user@far", "tcp://192.0.2.1:2375"):
+        told = wrapper("-w", tmp_path, "run", "true", DOCKER_HOST=host)
+        assert told.returncode == 125
+        assert f"is on another machine ({host})" in told.stderr
+
+
+def test_an_unknown_context_is_named(tmp_path: Path) -> None:
+    told = wrapper("-w", tmp_path, "run", "true", DOCKER_CONTEXT="no-such-context", DOCKER_HOST="")
+    assert told.returncode == 125
+    assert "no-such-context" in told.stderr
+
+
+def test_a_forbidden_socket_says_how_to_be_allowed() -> None:
+    """The error as the HTTP layers wrap it: the system's own is a mere argument of an argument."""
+    wrapped = RuntimeError("engine", ConnectionError("aborted", PermissionError(13, "Permission denied")))
+    told = engine.unreachable(wrapped, "unix:///var/run/docker.sock")
+    assert isinstance(told, EngineError)
+    assert told.message.startswith("you may not talk to Docker")
+    assert "usermod -aG docker" in told.hint
+
+
+def test_build_names_a_tree_without_a_dockerfile(tmp_path: Path) -> None:
+    told = wrapper("build", tmp_path)
+    assert told.returncode == 125
+    assert "holds no Dockerfile" in told.stderr
+
+
+def test_the_watcher_acts_when_its_pipe_closes_and_not_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A docker of our own notes what the watcher asks of it."""
+    notes = tmp_path / "notes"
+    fake = tmp_path / "docker"
+    fake.write_text(f'#!/bin/sh\necho "$@" >>{shlex.quote(str(notes))}\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    watch = "import os, time; from branching_docker.engine import watch; watch('it', environ=os.environ); "
+    client = subprocess.Popen(
+        [sys.executable, "-c", f"{watch} print('watched', flush=True); time.sleep(60)"], stdout=-1
+    )
+    with client:
+        assert client.stdout
+        client.stdout.readline()
+        time.sleep(0.3)  # long enough for a watcher that does not wait
+        assert not notes.exists()
+        client.kill()
+    deadline = time.monotonic() + 10
+    while not notes.exists() or notes.read_text() != "stop --time 10 it\nrm --force it\n":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

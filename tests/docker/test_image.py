@@ -1,0 +1,162 @@
+"""The image on its own: the documented line, what it says when a flag is missing, and what is in it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from testcontainers.core.container import DockerContainer
+
+from conftest import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import docker
+    from docker.models.containers import Container
+
+    from tree import Project
+
+DEVICES = ["/dev/fuse"]
+CAPABILITIES = ["SYS_ADMIN"]
+END_SECONDS = 60
+HALF_DONE = "touch half-done; echo started; sleep 600"
+
+
+@contextmanager
+def running(image: str, *command: str, project: Project | None = None, **settings: object) -> Iterator[Container]:
+    """A container of the image with the documented flags, as changed by `settings`; removed at the end."""
+    flags = {"devices": DEVICES, "cap_add": CAPABILITIES, "security_opt": ["apparmor:unconfined"], **settings}
+    container = DockerContainer(image).with_kwargs(**flags).with_command(list(command))
+    if project:
+        container.with_volume_mapping(str(project.root), "/src", "rw")
+    with container:
+        yield container.get_wrapped_container()
+
+
+def ended(container: Container) -> tuple[int, str]:
+    """Waits for the end, and returns exit code and standard error."""
+    code = container.wait(timeout=END_SECONDS)["StatusCode"]
+    return code, container.logs(stdout=False, stderr=True).decode()
+
+
+def test_the_documented_line_works_as_it_stands(image: str, project: Project) -> None:
+    """Takes the line out of README.md and runs it in a shell, in the project."""
+    readme = (ROOT / "README.md").read_text()
+    line = re.search(r"^docker run (?:.*\\\n)*.*make test$", readme, re.MULTILINE)
+    assert line
+    told = subprocess.run(
+        line.group().replace(" branching run ", f" {image} run "),
+        shell=True,
+        cwd=project.root,
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0, told.stderr
+    assert (project.root / "made.txt").read_text() == "made\n"
+    assert (project.root / "made.txt").stat().st_uid == project.owner
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("exit 125", 125),
+        ("kill -KILL $$", 137),
+        ("kill -TERM $$", 143),
+    ],
+)
+def test_the_exit_code_is_the_commands(image: str, project: Project, command: str, code: int) -> None:
+    with running(image, "run", "--", "sh", "-c", command, project=project) as container:
+        assert ended(container)[0] == code
+
+
+@pytest.mark.parametrize(
+    ("changed", "message", "hint"),
+    [
+        ({"devices": []}, "has no /dev/fuse", "--device /dev/fuse"),
+        ({"cap_add": []}, "lacks the capability SYS_ADMIN", "--cap-add SYS_ADMIN"),
+        ({"user": "1000:1000"}, "lacks the capability SYS_ADMIN", "without --user"),
+    ],
+    ids=["no device", "no capability", "another user"],
+)
+def test_a_missing_flag_is_named_and_nothing_runs(
+    image: str, project: Project, changed: dict[str, object], message: str, hint: str
+) -> None:
+    before = project.tree()
+    with running(image, "run", "--", "touch", "ran", project=project, **changed) as container:
+        code, said = ended(container)
+    assert (code, project.tree()) == (125, before)
+    assert message in said
+    assert "\nHint: " in said
+    assert hint in said
+
+
+def test_a_missing_directory_is_named(image: str) -> None:
+    with running(image, "run", "--", "true") as container:
+        code, said = ended(container)
+    assert code == 125
+    assert "no directory is mounted at /src" in said
+
+
+@pytest.mark.parametrize("command", [[], ["--help"], ["--version"]], ids=["nothing", "--help", "--version"])
+def test_questions_about_the_command_need_no_flags(image: str, command: list[str]) -> None:
+    with running(image, *command, devices=[], cap_add=[], security_opt=[]) as container:
+        assert ended(container)[0] == 0
+
+
+def test_stopping_the_container_ends_the_command_and_drops_its_work(image: str, project: Project) -> None:
+    before = project.tree()
+    with running(image, "run", "--", "sh", "-c", HALF_DONE, project=project) as container:
+        wait_for("started", container)
+        asked = time.monotonic()
+        container.stop(timeout=30)
+        seconds = time.monotonic() - asked
+        assert ended(container)[0] == 143
+    assert seconds < 10, "the entry point waited to be killed"
+    assert project.tree() == before
+
+
+def wait_for(text: str, container: Container) -> None:
+    """Waits until the container has said something."""
+    deadline = time.monotonic() + END_SECONDS
+    while text not in container.logs().decode():
+        assert time.monotonic() < deadline, container.logs().decode()
+        time.sleep(0.02)
+
+
+def test_a_daemon_that_the_command_leaves_does_not_keep_the_store(image: str, project: Project) -> None:
+    """A process in a session of its own outlives its command, with a file of the branch open."""
+    program = "exec 3<kept.txt; setsid sleep 600 & echo left >left.txt"
+    with running(image, "run", "--", "bash", "-c", program, project=project) as container:
+        assert ended(container)[0] == 0
+    assert (project.root / "left.txt").read_text() == "left\n"
+
+
+def test_the_image_has_what_commands_need_and_nothing_to_build_with(image: str, project: Project) -> None:
+    tools = "git bash python3 make gcc cc cargo rustc pip"
+    look = f"for tool in {tools}; do command -v $tool >/dev/null && echo $tool; done; true"
+    with running(image, "run", "--", "sh", "-c", look, project=project) as container:
+        container.wait(timeout=END_SECONDS)
+        found = container.logs(stderr=False).decode().split("branch: ")[0].split()
+    assert found == ["git", "bash", "python3", "make"]
+
+
+def test_the_image_says_what_it_is(image: str, engine: docker.DockerClient) -> None:
+    labels = engine.images.get(image).labels
+    assert labels["org.opencontainers.image.version"] == "0.2.0"
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+
+
+def test_git_works_in_a_branch_and_its_repository_is_committed_whole(image: str, project: Project) -> None:
+    commit = "git -c user.name=n -c user.email=e commit -qm first"
+    program = f'git init -q . && git add . && {commit} && test -z "$(git status -s)"'
+    with running(image, "run", "--", "sh", "-c", program, project=project) as container:
+        code, said = ended(container)
+        assert code == 0, said
+    assert (project.root / ".git" / "HEAD").stat().st_uid == project.owner
