@@ -8,8 +8,6 @@ Importing the package loads this file only. A name loads the layer it lives in w
 used: `Workspace` the file system layer, `Speculate` the patterns and the file system.
 """
 
-from __future__ import annotations
-
 # Type checkers know this name. Importing typing for it would double the start-up time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ def run(
             raise UsageFault("no command specified; use -- CMD...")
         if ask and not sys.stdin.isatty():
             raise UsageFault("--ask needs a terminal to ask on, and standard input is none")
-        name = f"run-{secrets.token_hex(4)}" if branch is None else branch
+        name = f"run-{secrets.token_hex(4)}" if branch is None else _checked(branch)
         policy = _Policy(on_success=on_success, on_error=on_error, ask=ask)
         code, action = _run(command, workspace, name, policy, timeout=timeout, json=json)
         if json:
@@ -94,6 +94,16 @@ class _Policy:
             runner.lift_deadline()
             return End.commit if runner.consult(attempt, _asked) else End.abort
         return self.on_success if attempt.succeeded else self.on_error
+
+
+def _checked(name: str) -> str:
+    from branching.fs.branch import check_name
+
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise UsageFault(str(error)) from error
+    return name
 
 
 def _run(

@@ -26,7 +26,8 @@ from branching.errors import (
 )
 from branching.fs.backend import Backend, BranchRecord, Change
 
-NAME_BYTES_MAX = 255
+NAME_BYTES_MAX = 254
+"""A directory entry can have 255 bytes, and the branch's has an `@` in front."""
 
 OnSuccess = Literal["commit"] | None
 OnError = Literal["abort"] | None

@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 VERSION = 1
-CONNECT_SECONDS_MAX = 10.0
+CONNECT_SECONDS_MAX = 10
 """The daemon accepts at once; this long only when it is stopped or gone wrong."""
 IDLE_CONNECTIONS_MAX = 16
 """Enough that a race of candidates does not reconnect for each step."""
@@ -114,11 +115,13 @@ class _Connection:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._buffer = b""
         try:
-            self._socket.settimeout(CONNECT_SECONDS_MAX)
+            # While more clients come than the daemon has accepted, connect() waits. It does so only
+            # on a socket that blocks, so the limit is the kernel's and not Python's.
+            self._limit_sending(CONNECT_SECONDS_MAX)
             self._socket.connect(path)
             # A commit takes as long as the disk does: a limit here could only make its outcome
             # unknown. A daemon that dies closes the stream.
-            self._socket.settimeout(None)
+            self._limit_sending(0)
         except OSError as error:
             self._socket.close()
             raise DaemonGone(f"cannot connect to {path}: {error.strerror or error}") from error
@@ -150,6 +153,10 @@ class _Connection:
 
     def close(self) -> None:
         self._socket.close()
+
+    def _limit_sending(self, seconds: int) -> None:
+        limit = struct.pack("@ll", seconds, 0)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def _ok(reply: Fields) -> Fields:

@@ -103,7 +103,7 @@ class Program(_BranchCommand):
         return Answer(
             success=ended.success,
             value=ended,
-            score=_number(ended.score) if ended.success else None,
+            score=_number(ended.score),
             error="" if ended.success else ended.reason,
             exit_code=ended.exit_code,
         )

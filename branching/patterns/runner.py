@@ -174,6 +174,8 @@ class Runner:
         """
         if self._is_cancelled:
             raise Stopped
+        # The others have lost whatever comes of this: they end while the disk is busy.
+        self._cancel_tasks(LOSER_GRACE_SECONDS)
         try:
             attempt.branch.commit()
         except CommitError as error:
@@ -197,7 +199,7 @@ class Runner:
     def stop(self) -> None:
         """Ends all that is under way: kills what can be killed and waits for it."""
         self._give_up()
-        self._await_tasks(LOSER_GRACE_SECONDS if self._winner is not None else STOP_GRACE_SECONDS)
+        self._await_tasks(LOSER_GRACE_SECONDS if self._winner else STOP_GRACE_SECONDS)
 
     def lift_deadline(self) -> None:
         """What follows may take as long as it likes: a person is asked."""
@@ -249,12 +251,13 @@ class Runner:
             attempt.end(state, answer)
             self._emit_finished(attempt)
             self._finished.append(attempt)
-            self._launch()
 
     def _pump(self) -> bool:
         """Waits for one message and acts on it. False when the time is over or we are cancelled."""
         if self._is_cancelled or self._is_out_of_time:
             return False
+        # Only now: had the pattern found its winner, nothing more would have been started.
+        self._launch()
         remaining = max(0.0, self._deadline - time.monotonic())
         try:
             message = self._inbox.get(timeout=min(remaining, threading.TIMEOUT_MAX))

@@ -43,9 +43,12 @@ SCORE_BYTES_MAX = 4096
 """Of what is written to the score descriptor the end is kept."""
 REAP_SECONDS_MAX = 10.0
 """SIGKILL works at once unless the kernel itself is stuck; then waiting longer does not help."""
+ZOMBIE_CHECK_SECONDS = 0.003
+"""Killed processes die sooner. From then on the process table is read, which costs as long."""
 STOP_POLL_SECONDS = 0.1
 """How often a command on the terminal is asked whether Ctrl-Z stopped it."""
 
+_GROUP_POLL_SECONDS = 0.0005
 _READ_BYTES = 65536
 _DRAIN_BYTES_MAX = 1 << 20
 """Above what a pipe holds: an escaped process that goes on writing does not keep us reading."""
@@ -212,6 +215,7 @@ class Command:
                 hint=f"see /proc/{process.pid}/stack for what it waits for",
             )
         process.wait()
+        _await_group(process.pid)
 
     def _wait(self, process: subprocess.Popen[bytes], pidfd: int, pipes: _Pipes) -> None:
         """Returns when the process has ended, or was sent SIGKILL."""
@@ -283,7 +287,7 @@ class _Pipes:
             for number, sink in sinks.items():
                 if callable(sink):
                     # One function for both outputs gets one pipe: lines keep their order.
-                    shared = number == 2 and sink is sinks[1]
+                    shared = number == 2 and sink == sinks[1]
                     self._child_ends[number] = self._child_ends[1] if shared else self._open(sink)
             if wants_score:
                 self.score = self._open(self._keep_score)
@@ -370,6 +374,35 @@ def _signal_group(group: int, number: int) -> None:
         pass  # a command on the terminal may have moved itself to another group
     except PermissionError:
         pass  # every process in it has become another user's (a setuid program): not ours to end
+
+
+def _await_group(group: int) -> None:
+    """Waits until the rest of a group, sent SIGKILL before, has let go of its files.
+
+    Its leader is reaped, yet the number is not given to another group while it has members.
+    """
+    started = time.monotonic()
+    while (waited := time.monotonic() - started) < REAP_SECONDS_MAX:
+        try:
+            os.killpg(group, 0)
+        except (ProcessLookupError, PermissionError):
+            return
+        if waited > ZOMBIE_CHECK_SECONDS and not _has_living_members(group):
+            return
+        time.sleep(_GROUP_POLL_SECONDS)
+
+
+def _has_living_members(group: int) -> bool:
+    # Where nobody reaps orphans (a container without an init) a group never gets empty.
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # 77 (a name with any bytes) S parent group ...
+            state, _, its_group = stat.read_bytes().rpartition(b")")[2].split()[:3]
+        except OSError:
+            continue  # it has ended meanwhile
+        if int(its_group) == group and state != b"Z":
+            return True
+    return False
 
 
 def _milliseconds(waits: list[float]) -> int | None:

@@ -1,0 +1,120 @@
+"""Fixtures: a workspace on each backend, and the check that a test left nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.branchfs import mounted
+from support.fake import FakeBranchFS, mount_table_line, serving
+from support.traces import Traces, processes_in
+
+from branching import Workspace
+from branching.fs import mounts
+
+NAME_FROM = "seed.txt"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A temporary directory of this run's own: what others do in theirs is not our trace."""
+    tmp_path_factory.getbasetemp()  # pytest's own, made before ours is the place for it
+    path = Path(tempfile.mkdtemp(prefix="bt-"))
+    path.chmod(0o755)  # an ordinary user must get to the mounts in it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(path))
+        patch.setattr(tempfile, "tempdir", str(path))
+        yield path
+    path.rmdir()
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing(scratch: Path) -> Iterator[None]:
+    """Fails a test that left a mount, a child process or a temporary directory of ours."""
+    before = Traces.now(scratch)
+    yield
+    assert not (left := before.left_since()), f"left behind:\n{left}"
+
+
+@pytest.fixture
+def place(scratch: Path, _leaves_nothing: None) -> Iterator[Path]:
+    """A directory for a test's mount. Not pytest's own: its path is too long for a socket, and
+    only root may enter it."""
+    path = Path(tempfile.mkdtemp(prefix="té st ", dir=scratch))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@dataclass
+class Mounted:
+    """A mounted directory with one file in it."""
+
+    base: Path
+    root: Path
+    backend: str
+    fake: FakeBranchFS | None = None
+
+
+@pytest.fixture
+def real(place: Path) -> Iterator[Mounted]:
+    """A real BranchFS mount."""
+    base, root = place / "base", place / "mount"
+    base.mkdir()
+    (base / NAME_FROM).write_text("seed\n")
+    with mounted(base, root):
+        yield Mounted(base, root, "branchfs")
+        assert not (left := processes_in(root)), f"processes left in branches: {left}"
+
+
+@pytest.fixture
+def faked(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mounted]:
+    """The stand-in, made visible by a line added to the mount table."""
+    root = place / "mount"
+    root.mkdir()
+    (root / NAME_FROM).write_text("seed\n")
+    table = place / "mountinfo"
+    table.write_bytes(Path("/proc/self/mountinfo").read_bytes() + mount_table_line(root))
+    monkeypatch.setattr(mounts, "MOUNT_TABLE", table)
+    fake = FakeBranchFS(root)
+    with serving(fake, place / "control"):
+        yield Mounted(root, root, "fake", fake)
+
+
+@pytest.fixture(params=["fake", "branchfs"])
+def mount(request: pytest.FixtureRequest) -> Mounted:
+    """A mount of each backend in turn: what holds for one must hold for all."""
+    found: Mounted = request.getfixturevalue("faked" if request.param == "fake" else "real")
+    return found
+
+
+@pytest.fixture
+def workspace(mount: Mounted) -> Iterator[Workspace]:
+    """A workspace on each backend in turn. A branch still open at the end fails the test."""
+    yield from _opened(mount)
+
+
+@pytest.fixture
+def real_workspace(real: Mounted) -> Iterator[Workspace]:
+    """A workspace on a real mount, for what is about processes and time."""
+    yield from _opened(real)
+
+
+def _opened(mount: Mounted) -> Iterator[Workspace]:
+    space = Workspace(mount.root)
+    yield space
+    left = [record.name for record in space.branches()]
+    space.close()
+    assert not left, f"branches left open: {left}"
+
+
+@pytest.fixture
+def as_user() -> tuple[int, int]:
+    """Uid and gid of an ordinary user, for a test that runs as root."""
+    assert os.geteuid() == 0, "this test changes users and must run as root"
+    return 12345, 12346

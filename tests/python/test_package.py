@@ -1,0 +1,147 @@
+"""Contract section 1: what is imported from where, and what that loads."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import branching
+
+PACKAGE = Path(branching.__file__).parent
+
+ARROWS: dict[str, set[str]] = {
+    "errors": set(),
+    "fs": {"errors"},
+    "process": {"errors"},
+    "patterns": {"errors", "fs", "process"},
+    "cli": {"errors", "fs", "process", "patterns"},
+}
+"""Which layer may import which. `branching` itself (its version) may be named by the command."""
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Runs the statement in a clean interpreter; returns the modules of ours it loaded."""
+    script = f"import sys\n{statement}\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return {name for name in done.stdout.split() if name.split(".")[0] == "branching"}
+
+
+def layers_after(statement: str) -> set[str]:
+    return {name.split(".")[1] for name in loaded_after(statement) if "." in name}
+
+
+def test_every_public_name_resolves_and_the_list_is_sorted() -> None:
+    """1.6"""
+    assert branching.__all__ == sorted(branching.__all__, key=lambda n: (n.lower() != n, n))
+    for name in branching.__all__:
+        assert getattr(branching, name).__name__ == name
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """1.7"""
+    with pytest.raises(AttributeError, match="NoSuchThing"):
+        _ = branching.NoSuchThing
+
+
+def test_the_version_is_the_distributions() -> None:
+    """1.1"""
+    assert branching.__version__ == "0.2.0"
+
+
+@pytest.mark.parametrize(
+    ("statement", "layers"),
+    [
+        ("import branching", set()),
+        ("from branching import BranchingError, ConflictError", {"errors"}),
+        ("from branching import Workspace", {"errors", "fs"}),
+        ("import branching.process", {"errors", "process"}),
+        ("from branching import Speculate", {"errors", "fs", "process", "patterns"}),
+    ],
+)
+def test_a_name_loads_its_own_layer_only(statement: str, layers: set[str]) -> None:
+    """1.5, 1.7. A function candidate needs no process layer."""
+    if "Speculate" in statement:
+        layers = layers - {"process"}
+    assert layers_after(statement) == layers
+
+
+def test_importing_the_package_loads_nothing_beside_it() -> None:
+    """1.5: not even typing, which would double the start-up time."""
+    bare = subprocess.run(
+        [sys.executable, "-c", "import sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    script = "import sys; import branching; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) - set(bare.stdout.split()) == {"branching"}
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.stem)
+def test_imports_go_along_the_arrows_only(file: Path) -> None:
+    place = file.relative_to(PACKAGE)
+    layer = place.parts[0].removesuffix(".py")
+    if layer not in ARROWS:
+        return  # __init__ and __main__ name all layers, lazily
+    for node in ast.walk(ast.parse(file.read_text())):
+        modules: list[str] = []
+        if isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        for module in modules:
+            parts = module.split(".")
+            if parts[0] == "branching" and len(parts) > 1:
+                assert parts[1] in ARROWS[layer] | {layer}, f"{place} imports {module}"
+
+
+def test_the_library_imports_nothing_from_outside() -> None:
+    """1.3"""
+    for file in PACKAGE.rglob("*.py"):
+        if file.relative_to(PACKAGE).parts[0] == "cli":
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                top = name.split(".")[0]
+                # typing_extensions stands under TYPE_CHECKING: for type checkers, never loaded.
+                assert top in {*sys.stdlib_module_names, "branching", "typing_extensions"}, file
+
+
+def test_the_metadata_says_what_the_contract_says() -> None:
+    """1.1, 1.2, 1.3, 1.4"""
+    found = metadata.metadata("BranchContext")
+    assert found["Name"] == "BranchContext"
+    assert found["Version"] == branching.__version__
+    assert found["License-Expression"] == "Apache-2.0"
+    assert found["Requires-Python"] == ">=3.10"
+    assert found["Summary"] == (
+        "Unified branching for speculative execution: filesystem, process, and memory"
+    )
+    classifiers = found.get_all("Classifier") or []
+    assert "Programming Language :: Python :: 3" in classifiers
+    assert "Operating System :: POSIX :: Linux" in classifiers
+    needed = metadata.requires("BranchContext") or []
+    assert all("extra ==" in requirement for requirement in needed)
+    scripts = {
+        point.name: point.value
+        for point in metadata.entry_points(group="console_scripts")
+        if point.value.startswith("branching.")
+    }
+    assert scripts == {"branching": "branching.cli:main"}
+    tops = {(path.parts[0]) for path in metadata.files("BranchContext") or []}
+    assert not any(top == "cli" for top in tops), "1.8: no package named cli"

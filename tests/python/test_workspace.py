@@ -1,0 +1,267 @@
+"""Contract section 2: workspaces and branches, on the stand-in and on the real mount."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import NAME_FROM, Mounted
+
+from branching import (
+    BranchError,
+    BranchingError,
+    BranchNotFoundError,
+    BranchStaleError,
+    ConflictError,
+    MountError,
+    Workspace,
+)
+
+SEED = "seed\n"
+
+
+def test_the_backend_is_found_by_itself(mount: Mounted) -> None:
+    """2.1, 2.4, 0.6"""
+    workspace = Workspace(mount.root)
+    assert workspace.path == mount.root
+    assert workspace.fstype == "branchfs"
+    assert Workspace(str(mount.root)).path == mount.root
+
+
+def test_a_path_inside_the_mount_or_a_branch_opens_the_same_workspace(
+    workspace: Workspace,
+) -> None:
+    """2.2"""
+    (workspace.path / "deep" / "down").mkdir(parents=True)
+    assert Workspace(workspace.path / "deep" / "down").path == workspace.path
+    with workspace.branch("inner", on_success=None) as branch:
+        assert Workspace(branch.path).path == workspace.path
+        branch.abort()
+
+
+def test_a_path_outside_any_mount_is_an_error_that_tells_what_to_do(tmp_path: Path) -> None:
+    """2.3"""
+    with pytest.raises(MountError, match="not inside a mount") as caught:
+        Workspace(tmp_path)
+    assert isinstance(caught.value, BranchingError)
+    assert caught.value.hint
+    assert caught.value.path == str(tmp_path)
+
+
+def test_a_clean_exit_commits(workspace: Workspace) -> None:
+    """2.5, 2.7, 2.12, 2.13"""
+    with workspace.branch("work") as branch:
+        (branch.path / "new").write_text("new")
+        (branch.path / NAME_FROM).write_text("changed")
+        assert not (workspace.path / "new").exists()
+        assert (workspace.path / NAME_FROM).read_text() == SEED
+    assert (workspace.path / "new").read_text() == "new"
+    assert (workspace.path / NAME_FROM).read_text() == "changed"
+    assert not branch.is_open
+
+
+def test_an_exception_aborts_and_goes_on(workspace: Workspace) -> None:
+    """2.7, 2.13"""
+    with (
+        pytest.raises(ZeroDivisionError, match="mine"),
+        workspace.branch("work") as branch,
+    ):
+        (branch.path / "new").write_text("new")
+        raise ZeroDivisionError("mine")
+    assert not (workspace.path / "new").exists()
+    assert workspace.branches() == []
+
+
+def test_none_leaves_the_branch_open(workspace: Workspace) -> None:
+    """2.6, 2.8"""
+    with workspace.branch("kept", on_success=None) as kept:
+        (kept.path / "new").write_text("new")
+    with (
+        pytest.raises(RuntimeError),
+        workspace.branch("broken", on_error=None) as broken,
+    ):
+        raise RuntimeError
+    assert [record.name for record in workspace.branches()] == ["kept", "broken"]
+    assert (kept.path / "new").read_text() == "new"
+    assert not (workspace.path / "new").exists()
+    broken.abort()
+    kept.commit()
+    assert (workspace.path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"on_success": "abort"}, {"on_error": "commit"}, {"on_success": "keep"}, {"on_error": True}],
+    ids=str,
+)
+def test_other_ends_are_refused(workspace: Workspace, options: dict[str, Any]) -> None:
+    """2.6"""
+    with pytest.raises(ValueError, match="must be"):
+        workspace.branch("work", **options)
+
+
+def test_a_branch_is_made_by_with_and_not_before(workspace: Workspace) -> None:
+    """2.11"""
+    branch = workspace.branch("work")
+    assert workspace.branches() == []
+    assert branch.name == "work"
+    assert branch.branch_path == "/main/work"
+    for use in (lambda: branch.path, branch.commit, branch.abort, lambda: branch.branch("x")):
+        with pytest.raises(BranchError, match="not open yet"):
+            use()
+    with branch:
+        assert [record.name for record in workspace.branches()] == ["work"]
+        assert branch.path.is_dir()
+        with pytest.raises(BranchError, match="opened before"), branch:
+            pass  # pragma: no cover
+
+
+def test_the_name_is_the_name(workspace: Workspace) -> None:
+    """2.9, 2.14, 2.17"""
+    with workspace.branch("née 1") as branch:
+        assert branch.path == workspace.path / "@née 1"
+        assert branch.branch_path == "/main/née 1"
+        assert (branch.path / NAME_FROM).read_text() == SEED
+
+
+def test_a_child_commits_into_its_parent(workspace: Workspace) -> None:
+    """2.9, 2.12, 0.9"""
+    with workspace.branch("outer") as outer:
+        (outer.path / "one").write_text("1")
+        with outer.branch("inner") as inner:
+            assert inner.branch_path == "/main/outer/inner"
+            assert (inner.path / "one").read_text() == "1"
+            (inner.path / "two").write_text("2")
+        assert (outer.path / "two").read_text() == "2"
+        assert not (workspace.path / "two").exists()
+    assert (workspace.path / "two").read_text() == "2"
+
+
+def test_ending_twice_does_nothing(workspace: Workspace) -> None:
+    """2.10"""
+    with workspace.branch("by-hand") as branch:
+        (branch.path / "new").write_text("new")
+        branch.commit()
+        branch.commit()
+        branch.abort()
+    assert (workspace.path / "new").exists()
+    with workspace.branch("by-hand") as branch:
+        (branch.path / "other").write_text("new")
+        branch.abort()
+        branch.commit()
+    assert not (workspace.path / "other").exists()
+
+
+def test_the_first_sibling_wins_and_the_second_is_told(workspace: Workspace) -> None:
+    """2.15, 2.16. Nothing is left of the loser."""
+    with workspace.branch("first") as first:
+        (first.path / "who").write_text("first")
+        with (
+            pytest.raises(ConflictError) as caught,
+            workspace.branch("second") as second,
+        ):
+            (second.path / "who").write_text("second")
+            first.commit()
+            assert second.is_stale()
+    assert caught.value.branch == "second"
+    assert (workspace.path / "who").read_text() == "first"
+    assert workspace.branches() == []
+
+
+def test_a_stale_branch_has_no_files_and_no_children(workspace: Workspace) -> None:
+    """2.16, S5"""
+    with workspace.branch("loser", on_success=None) as loser:
+        with workspace.branch("winner"):
+            pass
+        with pytest.raises(OSError, match=r"\w"):
+            (loser.path / NAME_FROM).read_text()
+        with pytest.raises(OSError, match=r"\w"):
+            (loser.path / "new").write_text("x")
+        with pytest.raises(BranchStaleError), loser.branch("child"):
+            pass  # pragma: no cover
+        loser.abort()
+
+
+def test_a_name_can_be_open_once(workspace: Workspace) -> None:
+    with workspace.branch("twin"):
+        with pytest.raises(BranchError, match="twin"), workspace.branch("twin"):
+            pass  # pragma: no cover
+        assert [record.name for record in workspace.branches()] == ["twin"]
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "@a", "a\nb", "a\0b", "\x7f", "é" * 128], ids=repr
+)
+def test_an_impossible_name_is_a_value_error_before_anything_is_done(
+    workspace: Workspace, name: str
+) -> None:
+    """8.6"""
+    with pytest.raises(ValueError, match="cannot be the name"):
+        workspace.branch(name)
+
+
+def test_a_name_as_long_as_a_directory_entry_is_possible(workspace: Workspace) -> None:
+    """8.6"""
+    with workspace.branch("é" * 127) as branch:
+        assert branch.path.is_dir()
+
+
+def test_what_changed_is_listed(workspace: Workspace) -> None:
+    with workspace.branch("work") as branch:
+        (branch.path / "new").write_text("new")
+        (branch.path / NAME_FROM).unlink()
+        assert [(change.path, change.change) for change in branch.diff()] == [
+            ("new", "added"),
+            (NAME_FROM, "deleted"),
+        ]
+
+
+def test_a_branch_that_somebody_else_ended_is_not_found(workspace: Workspace) -> None:
+    with workspace.branch("gone", on_success=None) as branch:
+        with Workspace(workspace.path).branch("other", on_success=None) as other:
+            other.abort()
+        workspace._backend.abort(workspace.branches()[0])
+        with pytest.raises(BranchNotFoundError):
+            branch.commit()
+        assert branch.is_stale()
+        branch.abort()  # gone is what was wanted
+
+
+def test_many_threads_have_branches_at_once(workspace: Workspace) -> None:
+    failures: list[BaseException] = []
+
+    def work(index: int) -> None:
+        try:
+            with workspace.branch(f"b{index}", on_success=None) as branch:
+                (branch.path / "mine").write_text(str(index))
+                assert (branch.path / "mine").read_text() == str(index)
+                branch.abort()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_forked_child_has_connections_of_its_own(workspace: Workspace) -> None:
+    workspace.branches()  # an idle connection to inherit
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            with workspace.branch("child") as branch:
+                (branch.path / "from-child").write_text("x")
+            code = 0
+        finally:
+            os._exit(code)
+    for _ in range(20):
+        workspace.branches()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert (workspace.path / "from-child").exists()
