@@ -87,12 +87,10 @@ impl Control {
         for stream in self.listener.incoming() {
             let Ok(stream) = stream else { continue }; // the peer gave up, or descriptors ran out: others may come
             let (workspace, info) = (Arc::clone(&workspace), info.clone());
-            let served = thread::Builder::new()
-                .name("control".to_owned())
-                .spawn(move || {
-                    // A connection that breaks concerns its peer alone.
-                    let _ = serve_connection(&stream, &workspace, &info);
-                });
+            let served = thread::Builder::new().name("control".to_owned()).spawn(move || {
+                // A connection that breaks concerns its peer alone.
+                let _ = serve_connection(&stream, &workspace, &info);
+            });
             drop(served); // without a thread the connection is closed, which the peer sees
         }
     }
@@ -116,10 +114,8 @@ fn serve_connection(
     let allowed = [0, rustix::process::geteuid().as_raw(), workspace.owner().0];
     let mut writer = stream;
     if !allowed.contains(&peer.uid.as_raw()) {
-        let error = Error::Usage(format!(
-            "user {} may not control this workspace",
-            peer.uid.as_raw()
-        ));
+        let error =
+            Error::Usage(format!("user {} may not control this workspace", peer.uid.as_raw()));
         return writer.write_all(reply(Err(error)).as_bytes());
     }
     let mut reader = BufReader::new(stream);
@@ -131,9 +127,8 @@ fn serve_connection(
             return Ok(());
         }
         if line.last() != Some(&b'\n') {
-            let error = Error::Usage(format!(
-                "a request is one line of at most {REQUEST_BYTES_MAX} bytes"
-            ));
+            let error =
+                Error::Usage(format!("a request is one line of at most {REQUEST_BYTES_MAX} bytes"));
             return writer.write_all(reply(Err(error)).as_bytes());
         }
         writer.write_all(reply(answer(&line, workspace, info)).as_bytes())?;
@@ -157,22 +152,15 @@ fn answer(line: &[u8], workspace: &Workspace, info: &MountInfo) -> Result<Value,
     let request: Request = serde_json::from_slice(line)
         .map_err(|error| Error::Usage(format!("the request cannot be read: {error}")))?;
     if request.v != Some(VERSION) {
-        return Err(Error::Usage(format!(
-            "this daemon speaks version {VERSION} of the protocol"
-        )));
+        return Err(Error::Usage(format!("this daemon speaks version {VERSION} of the protocol")));
     }
     match request.verb.as_str() {
         "info" => Ok(describe(workspace, info)),
         "create" => {
-            let name = request
-                .name
-                .ok_or_else(|| Error::Usage("create needs a name".to_owned()))?;
-            let parent = request
-                .parent
-                .map_or(Ok(Selector::Id(0)), |parent| selector(&parent))?;
-            workspace
-                .create(&name, &parent)
-                .map(|branch| branch_object(&branch, info))
+            let name =
+                request.name.ok_or_else(|| Error::Usage("create needs a name".to_owned()))?;
+            let parent = request.parent.map_or(Ok(Selector::Id(0)), |parent| selector(&parent))?;
+            workspace.create(&name, &parent).map(|branch| branch_object(&branch, info))
         }
         "commit" => {
             for (given, what) in [
@@ -190,24 +178,17 @@ fn answer(line: &[u8], workspace: &Workspace, info: &MountInfo) -> Result<Value,
             let committed = workspace.commit(&branch, request.force, request.dry_run)?;
             Ok(json!({ "changes": changes(&committed.changes), "stale": committed.stale }))
         }
-        "abort" => workspace
-            .abort(&branch_of(request.branch.as_ref())?)
-            .map(|()| json!({})),
+        "abort" => workspace.abort(&branch_of(request.branch.as_ref())?).map(|()| json!({})),
         "list" => {
-            let branches: Vec<Value> = workspace
-                .list()?
-                .iter()
-                .map(|branch| branch_object(branch, info))
-                .collect();
+            let branches: Vec<Value> =
+                workspace.list()?.iter().map(|branch| branch_object(branch, info)).collect();
             Ok(json!({ "branches": branches }))
         }
         "diff" => {
             let found = workspace.diff(&branch_of(request.branch.as_ref())?)?;
             Ok(json!({ "changes": changes(&found.changes) }))
         }
-        verb => Err(Error::Usage(format!(
-            "this daemon does not know the verb {verb:?}"
-        ))),
+        verb => Err(Error::Usage(format!("this daemon does not know the verb {verb:?}"))),
     }
 }
 
@@ -237,9 +218,7 @@ fn selector(value: &Value) -> Result<Selector, Error> {
             .as_u64()
             .map(Selector::Id)
             .ok_or_else(|| Error::Usage(format!("{id} is not a branch id"))),
-        other => Err(Error::Usage(format!(
-            "{other} is neither a branch's name nor its id"
-        ))),
+        other => Err(Error::Usage(format!("{other} is neither a branch's name nor its id"))),
     }
 }
 
@@ -287,10 +266,7 @@ fn path_text(path: &Path) -> String {
 }
 
 fn restore_surrogates(text: &str) -> String {
-    if !text
-        .chars()
-        .any(|character| u32::from(character) >= ESCAPED_BYTE)
-    {
+    if !text.chars().any(|character| u32::from(character) >= ESCAPED_BYTE) {
         return text.to_owned();
     }
     let restore = |character: char| match u32::from(character).checked_sub(ESCAPED_BYTE) {
@@ -307,9 +283,6 @@ mod tests {
     #[test]
     fn bytes_outside_utf8_are_lone_surrogates() {
         let path = Path::new(OsStr::from_bytes(b"a\xff/\xc3\xa9"));
-        assert_eq!(
-            restore_surrogates(&json!(path_text(path)).to_string()),
-            "\"a\\udcff/\u{e9}\""
-        );
+        assert_eq!(restore_surrogates(&json!(path_text(path)).to_string()), "\"a\\udcff/\u{e9}\"");
     }
 }

@@ -42,10 +42,7 @@ pub fn run(options: &Options, ready: impl FnOnce()) -> Result<()> {
         );
     }
     let mountpoint = std::fs::canonicalize(&options.mountpoint).with_context(|| {
-        format!(
-            "the mountpoint {} cannot be used",
-            options.mountpoint.display()
-        )
+        format!("the mountpoint {} cannot be used", options.mountpoint.display())
     })?;
     if !mountpoint.is_dir() {
         bail!("the mountpoint {} is not a directory", mountpoint.display());
@@ -81,28 +78,19 @@ fn serve(
     ready: impl FnOnce(),
 ) -> Result<()> {
     let session = Session::mount(mountpoint)?;
-    workspace
-        .filesystem
-        .connect(session.kernel(), control.path().as_os_str().to_os_string());
-    let info = MountInfo {
-        mountpoint: mountpoint.to_path_buf(),
-        policy,
-    };
+    workspace.filesystem.connect(session.kernel(), control.path().as_os_str().to_os_string());
+    let info = MountInfo { mountpoint: mountpoint.to_path_buf(), policy };
     let (served, at) = (Arc::clone(workspace), mountpoint.to_path_buf());
-    thread::Builder::new()
-        .name("control".to_owned())
-        .spawn(move || control.serve(served, info))?;
+    thread::Builder::new().name("control".to_owned()).spawn(move || control.serve(served, info))?;
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
-    thread::Builder::new()
-        .name("signals".to_owned())
-        .spawn(move || {
-            for _ in signals.forever() {
-                if let Err(error) = unmount(&at, true) {
-                    // Nobody is left to be told; the mount goes on.
-                    eprintln!("branchfs: {} cannot be unmounted: {error}", at.display());
-                }
+    thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        for _ in signals.forever() {
+            if let Err(error) = unmount(&at, true) {
+                // Nobody is left to be told; the mount goes on.
+                eprintln!("branchfs: {} cannot be unmounted: {error}", at.display());
             }
-        })?;
+        }
+    })?;
     ready();
     let handler: Arc<dyn Handler> = workspace.filesystem.clone();
     session.serve(&handler, REQUEST_THREADS)?;
@@ -114,13 +102,7 @@ fn raise_open_files_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     // Raising the soft limit to the hard one is always allowed; where it fails, opens fail with EMFILE as they would.
-    let _ = setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: limit.maximum,
-            maximum: limit.maximum,
-        },
-    );
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
 /// Runs the daemon in the background: returns when the mount answers, or with the error that kept it from that.
@@ -141,10 +123,7 @@ pub fn start(arguments: &[std::ffi::OsString]) -> Result<()> {
         .spawn()?;
     // One byte on its standard output says that it is ready; an end without it is a failure, told on standard error.
     let mut byte = [0; 1];
-    let ready = child
-        .stdout
-        .take()
-        .map_or(Ok(0), |mut output| output.read(&mut byte))?;
+    let ready = child.stdout.take().map_or(Ok(0), |mut output| output.read(&mut byte))?;
     if ready == 1 {
         return Ok(());
     }
@@ -154,14 +133,7 @@ pub fn start(arguments: &[std::ffi::OsString]) -> Result<()> {
     }
     child.wait()?;
     let message = message.trim().trim_start_matches("branchfs: ");
-    bail!(
-        "{}",
-        if message.is_empty() {
-            "the daemon ended without a word"
-        } else {
-            message
-        }
-    )
+    bail!("{}", if message.is_empty() { "the daemon ended without a word" } else { message })
 }
 
 /// Set in the environment of a daemon that was started in the background.
@@ -174,11 +146,7 @@ pub fn announce() {
     let mut output = std::io::stdout();
     // If the starting process is gone, nobody waits for the byte.
     let _ = output.write_all(b"1").and_then(|()| output.flush());
-    if let Ok(null) = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/null")
-    {
+    if let Ok(null) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdout(&null);
         let _ = rustix::stdio::dup2_stderr(&null);
     }
@@ -195,11 +163,9 @@ pub fn stop(mountpoint: &Path, lazily: bool) -> Result<()> {
         .file_stem()
         .and_then(|stem| std::str::from_utf8(stem.as_bytes()).ok())
         .and_then(|pid| pid.parse().ok());
-    let waiter = daemon
-        .and_then(rustix::process::Pid::from_raw)
-        .and_then(|pid| {
-            rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
-        });
+    let waiter = daemon.and_then(rustix::process::Pid::from_raw).and_then(|pid| {
+        rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+    });
     unmount(mountpoint, lazily).map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY) => anyhow::anyhow!(
             "{} is in use: end the processes that have files or their working directory in it, or unmount with --lazy",
@@ -208,14 +174,9 @@ pub fn stop(mountpoint: &Path, lazily: bool) -> Result<()> {
         _ => anyhow::anyhow!("{} cannot be unmounted: {error}", mountpoint.display()),
     })?;
     if let (Some(waiter), false) = (waiter, lazily) {
-        const CLOSING_MAX: rustix::time::Timespec = rustix::time::Timespec {
-            tv_sec: 30,
-            tv_nsec: 0,
-        };
-        let mut poll = [rustix::event::PollFd::new(
-            &waiter,
-            rustix::event::PollFlags::IN,
-        )];
+        const CLOSING_MAX: rustix::time::Timespec =
+            rustix::time::Timespec { tv_sec: 30, tv_nsec: 0 };
+        let mut poll = [rustix::event::PollFd::new(&waiter, rustix::event::PollFlags::IN)];
         if rustix::event::poll(&mut poll, Some(&CLOSING_MAX))? == 0 {
             bail!(
                 "{} is unmounted, but its daemon has not ended after 30 seconds",
@@ -232,14 +193,11 @@ pub fn stop(mountpoint: &Path, lazily: bool) -> Result<()> {
 /// Not a mount of ours.
 pub fn control_socket(mountpoint: &Path) -> Result<PathBuf> {
     let mut value = vec![0; 4096];
-    let length = rustix::fs::getxattr(
-        mountpoint,
-        crate::filesystem::CONTROL_XATTR,
-        value.as_mut_slice(),
-    )
-    .map_err(|error| {
-        anyhow::anyhow!("{} is not a BranchFS mount ({error})", mountpoint.display())
-    })?;
+    let length =
+        rustix::fs::getxattr(mountpoint, crate::filesystem::CONTROL_XATTR, value.as_mut_slice())
+            .map_err(|error| {
+                anyhow::anyhow!("{} is not a BranchFS mount ({error})", mountpoint.display())
+            })?;
     value.truncate(length);
     Ok(PathBuf::from(std::ffi::OsStr::from_bytes(&value)))
 }

@@ -130,18 +130,12 @@ pub(crate) trait Context<T> {
 
 impl<T> Context<T> for Result<T, Errno> {
     fn at(self, path: impl AsRef<Path>) -> Result<T, Error> {
-        self.map_err(|errno| Error::Io {
-            path: path.as_ref().to_path_buf(),
-            source: errno.into(),
-        })
+        self.map_err(|errno| Error::Io { path: path.as_ref().to_path_buf(), source: errno.into() })
     }
 }
 
 impl<T> Context<T> for std::io::Result<T> {
     fn at(self, path: impl AsRef<Path>) -> Result<T, Error> {
-        self.map_err(|source| Error::Io {
-            path: path.as_ref().to_path_buf(),
-            source,
-        })
+        self.map_err(|source| Error::Io { path: path.as_ref().to_path_buf(), source })
     }
 }

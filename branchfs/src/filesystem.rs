@@ -91,11 +91,7 @@ impl Mounted {
 
     fn writable(&self) -> Answer<MutexGuard<'_, View>> {
         let view = self.live()?;
-        if self.is_frozen() {
-            Err(Errno::ROFS)
-        } else {
-            Ok(view)
-        }
+        if self.is_frozen() { Err(Errno::ROFS) } else { Ok(view) }
     }
 
     pub(crate) fn is_frozen(&self) -> bool {
@@ -112,21 +108,13 @@ impl Mounted {
 
     /// Main is looked at anew each time: others may change the base.
     fn ttl(&self) -> Duration {
-        if self.slot == MAIN {
-            Duration::ZERO
-        } else {
-            FOREVER
-        }
+        if self.slot == MAIN { Duration::ZERO } else { FOREVER }
     }
 
     /// Every path into a branch passes main's root: the kernel may keep its attributes for a moment.
     fn attributes_ttl(&self, index: Index) -> Duration {
         const MAIN_ROOT: Duration = Duration::from_secs(1);
-        if self.slot == MAIN && index == ROOT {
-            MAIN_ROOT
-        } else {
-            self.ttl()
-        }
+        if self.slot == MAIN && index == ROOT { MAIN_ROOT } else { self.ttl() }
     }
 
     fn entry(&self, index: Index, attributes: Attributes) -> Entry {
@@ -159,12 +147,7 @@ struct Views {
 impl Filesystem {
     /// A mount with main alone, over `base`.
     pub(crate) fn new(base: Arc<Layer>) -> Self {
-        let main = Arc::new(Mounted::new(
-            MAIN,
-            OsString::new(),
-            MAIN,
-            View::new(vec![base]),
-        ));
+        let main = Arc::new(Mounted::new(MAIN, OsString::new(), MAIN, View::new(vec![base])));
         let views = Views {
             by_slot: HashMap::from([(MAIN, main)]),
             by_name: HashMap::new(),
@@ -181,10 +164,7 @@ impl Filesystem {
 
     /// Sets what is known only once the mount and its socket are there.
     pub(crate) fn connect(&self, kernel: Arc<dyn Kernel>, control_socket: OsString) {
-        let _ = (
-            self.kernel.set(kernel),
-            self.control_socket.set(control_socket),
-        ); // set once, at start
+        let _ = (self.kernel.set(kernel), self.control_socket.set(control_socket)); // set once, at start
     }
 
     /// Holds up all requests while what views are made of changes.
@@ -207,12 +187,7 @@ impl Filesystem {
         let mut views = self.views.write().unwrap_or_else(PoisonError::into_inner);
         let slot = views.next;
         views.next += 1;
-        let mounted = Arc::new(Mounted::new(
-            slot,
-            name.to_os_string(),
-            parent,
-            View::new(layers),
-        ));
+        let mounted = Arc::new(Mounted::new(slot, name.to_os_string(), parent, View::new(layers)));
         views.by_slot.insert(slot, mounted);
         views.by_name.insert(name.to_os_string(), slot);
         slot
@@ -252,16 +227,7 @@ impl Filesystem {
             .lock()
             .nodes
             .all()
-            .map(|(index, node)| {
-                (
-                    index,
-                    if epoch {
-                        Vec::new()
-                    } else {
-                        node.names.clone()
-                    },
-                )
-            })
+            .map(|(index, node)| (index, if epoch { Vec::new() } else { node.names.clone() }))
             .collect();
         for (index, names) in nodes {
             for (parent, name) in names {
@@ -296,10 +262,7 @@ impl Filesystem {
     /// Names that are absent may be remembered by the kernel only if it can be made to forget all of them at once.
     fn may_cache_absence(&self, mounted: &Mounted) -> bool {
         mounted.slot != MAIN
-            && self
-                .capabilities
-                .get()
-                .is_some_and(|capabilities| capabilities.epoch)
+            && self.capabilities.get().is_some_and(|capabilities| capabilities.epoch)
     }
 
     fn split(node: NodeId) -> (Slot, Index) {
@@ -326,10 +289,10 @@ impl Filesystem {
             Ok(view) => view.getattr(ROOT),
             Err(error) => Err(error),
         };
-        Some(attributes.map(|attributes| Entry {
-            entry_ttl: FOREVER,
-            ..found.entry(ROOT, attributes)
-        }))
+        Some(
+            attributes
+                .map(|attributes| Entry { entry_ttl: FOREVER, ..found.entry(ROOT, attributes) }),
+        )
     }
 
     fn file(&self, node: NodeId, handle: Handle) -> Answer<Arc<OwnedFd>> {
@@ -356,10 +319,7 @@ impl Filesystem {
         let (mounted, parent) = self.at(parent)?;
         self.refuse_branch_name(&mounted, parent, name)?;
         let mut view = mounted.writable()?;
-        let owner = Owner {
-            uid: caller.uid,
-            gid: caller.gid,
-        };
+        let owner = Owner { uid: caller.uid, gid: caller.gid };
         let (index, attributes, file) = view.create(parent, name, new, umask, owner)?;
         view.nodes.remember(index);
         Ok((mounted.entry(index, attributes), file))
@@ -459,8 +419,7 @@ impl Handler for Filesystem {
             rustix::fs::FileType::RegularFile => New::File { mode },
             _ => New::Special { mode, device: rdev },
         };
-        self.make(caller, parent, name, new, umask)
-            .map(|(entry, _)| entry)
+        self.make(caller, parent, name, new, umask).map(|(entry, _)| entry)
     }
 
     fn mkdir(
@@ -471,8 +430,7 @@ impl Handler for Filesystem {
         mode: u32,
         umask: u32,
     ) -> Answer<Entry> {
-        self.make(caller, parent, name, New::Directory { mode }, umask)
-            .map(|(entry, _)| entry)
+        self.make(caller, parent, name, New::Directory { mode }, umask).map(|(entry, _)| entry)
     }
 
     fn symlink(
@@ -482,8 +440,7 @@ impl Handler for Filesystem {
         name: &OsStr,
         target: &OsStr,
     ) -> Answer<Entry> {
-        self.make(caller, parent, name, New::Symlink { target }, 0)
-            .map(|(entry, _)| entry)
+        self.make(caller, parent, name, New::Symlink { target }, 0).map(|(entry, _)| entry)
     }
 
     fn unlink(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Answer<()> {
@@ -553,11 +510,7 @@ impl Handler for Filesystem {
         let (mounted, index) = self.at(node)?;
         let wanted = OFlags::from_bits_retain(flags.flags);
         let changes = wanted.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC);
-        let mut view = if changes {
-            mounted.writable()?
-        } else {
-            mounted.live()?
-        };
+        let mut view = if changes { mounted.writable()? } else { mounted.live()? };
         let (file, writable) = view.open(index, wanted, flags.kill_privileges)?;
         let handle = view.handles.add_file(index, file, writable);
         view.nodes.get_mut(index)?.handles.push(handle);
@@ -578,9 +531,7 @@ impl Handler for Filesystem {
         let mut view = mounted.live()?;
         let writable =
             OFlags::from_bits_retain(flags.flags).intersects(OFlags::WRONLY | OFlags::RDWR);
-        let handle = view
-            .handles
-            .add_file(index, file.ok_or(Errno::IO)?, writable);
+        let handle = view.handles.add_file(index, file.ok_or(Errno::IO)?, writable);
         view.nodes.get_mut(index)?.handles.push(handle);
         Ok((entry, Self::opened(&mounted, handle)))
     }
@@ -596,18 +547,12 @@ impl Handler for Filesystem {
         let _pass = self.pass();
         let (mounted, parent) = self.at(parent)?;
         let mut view = mounted.writable()?;
-        let owner = Owner {
-            uid: caller.uid,
-            gid: caller.gid,
-        };
+        let owner = Owner { uid: caller.uid, gid: caller.gid };
         let (index, attributes, file) = view.create_unnamed(parent, mode, umask, owner)?;
         view.nodes.remember(index);
         let handle = view.handles.add_file(index, file, true);
         view.nodes.get_mut(index)?.handles.push(handle);
-        Ok((
-            mounted.entry(index, attributes),
-            Self::opened(&mounted, handle),
-        ))
+        Ok((mounted.entry(index, attributes), Self::opened(&mounted, handle)))
     }
 
     fn read(&self, node: NodeId, handle: Handle, offset: u64, buffer: &mut [u8]) -> Answer<usize> {
@@ -662,11 +607,7 @@ impl Handler for Filesystem {
 
     fn fsync(&self, node: NodeId, handle: Handle, data_only: bool) -> Answer<()> {
         let file = self.file(node, handle)?;
-        if data_only {
-            rustix::fs::fdatasync(&*file)
-        } else {
-            rustix::fs::fsync(&*file)
-        }
+        if data_only { rustix::fs::fdatasync(&*file) } else { rustix::fs::fsync(&*file) }
     }
 
     fn fallocate(
@@ -679,12 +620,7 @@ impl Handler for Filesystem {
     ) -> Answer<()> {
         let _pass = self.pass();
         let file = self.writable_file(node, handle)?;
-        rustix::fs::fallocate(
-            &*file,
-            FallocateFlags::from_bits_retain(mode),
-            offset,
-            length,
-        )
+        rustix::fs::fallocate(&*file, FallocateFlags::from_bits_retain(mode), offset, length)
     }
 
     fn lseek(&self, node: NodeId, handle: Handle, offset: u64, whence: u32) -> Answer<u64> {
@@ -710,13 +646,7 @@ impl Handler for Filesystem {
         let target = self.writable_file(to.0, to.1)?;
         let (mut read, mut write) = (from.2, to.2);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        rustix::fs::copy_file_range(
-            &*source,
-            Some(&mut read),
-            &*target,
-            Some(&mut write),
-            length,
-        )
+        rustix::fs::copy_file_range(&*source, Some(&mut read), &*target, Some(&mut write), length)
     }
 
     fn opendir(&self, _caller: &Caller, node: NodeId, _flags: u32) -> Answer<Opened> {
@@ -783,11 +713,8 @@ impl Handler for Filesystem {
             }
             // Shadowed by a branch of that name, or removed since the listing was taken: the name alone.
             let shadowed = self.branch_entry(&mounted, index, &entry.name).is_some();
-            let found = if shadowed {
-                None
-            } else {
-                view.lookup(index, &entry.name).ok().flatten()
-            };
+            let found =
+                if shadowed { None } else { view.lookup(index, &entry.name).ok().flatten() };
             let pushed = match found {
                 Some((child, attributes)) => {
                     view.nodes.remember(child);
@@ -819,11 +746,7 @@ impl Handler for Filesystem {
     fn fsyncdir(&self, node: NodeId, _handle: Handle, _data_only: bool) -> Answer<()> {
         let (mounted, index) = self.at(node)?;
         let at = mounted.live()?.locate(index)?;
-        rustix::fs::fsync(
-            at.layer
-                .tree
-                .open(&at.path, OFlags::RDONLY | OFlags::DIRECTORY)?,
-        )
+        rustix::fs::fsync(at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::DIRECTORY)?)
     }
 
     fn getxattr(&self, node: NodeId, name: &OsStr) -> Answer<Vec<u8>> {
@@ -850,9 +773,7 @@ impl Handler for Filesystem {
     ) -> Answer<()> {
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
-        mounted
-            .writable()?
-            .setxattr(index, name, value, flags, acl_kill_sgid)
+        mounted.writable()?.setxattr(index, name, value, flags, acl_kill_sgid)
     }
 
     fn listxattr(&self, node: NodeId) -> Answer<Vec<u8>> {
@@ -870,10 +791,8 @@ impl Handler for Filesystem {
     fn statfs(&self, node: NodeId) -> Answer<Statfs> {
         let (mounted, _) = self.at(node)?;
         let root = mounted.live()?.top();
-        let opened = root.tree.open(
-            std::path::Path::new("."),
-            OFlags::RDONLY | OFlags::DIRECTORY,
-        )?;
+        let opened =
+            root.tree.open(std::path::Path::new("."), OFlags::RDONLY | OFlags::DIRECTORY)?;
         let found = rustix::fs::fstatvfs(opened.as_fd())?;
         let narrow = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
         Ok(Statfs {
@@ -891,10 +810,9 @@ impl Handler for Filesystem {
     fn syncfs(&self, node: NodeId) -> Answer<()> {
         let (mounted, _) = self.at(node)?;
         let top = mounted.live()?.top();
-        rustix::fs::syncfs(top.tree.open(
-            std::path::Path::new("."),
-            OFlags::RDONLY | OFlags::DIRECTORY,
-        )?)
+        rustix::fs::syncfs(
+            top.tree.open(std::path::Path::new("."), OFlags::RDONLY | OFlags::DIRECTORY)?,
+        )
     }
 }
 

@@ -58,11 +58,7 @@ struct Log {
 impl Layer {
     /// The base, through `tree`.
     pub(crate) fn base(tree: Tree) -> Self {
-        Self {
-            id: BASE,
-            tree,
-            own: None,
-        }
+        Self { id: BASE, tree, own: None }
     }
 
     /// A branch's layer in `directory`, which exists. `foreign`: it is on another file system than the base.
@@ -84,16 +80,9 @@ impl Layer {
             namespace,
             foreign,
             scratch: AtomicU64::new(0),
-            log: Mutex::new(Log {
-                writes,
-                origins: loaded.origins,
-            }),
+            log: Mutex::new(Log { writes, origins: loaded.origins }),
         };
-        Ok(Self {
-            id,
-            tree,
-            own: Some(own),
-        })
+        Ok(Self { id, tree, own: Some(own) })
     }
 
     fn own(&self) -> &Own {
@@ -112,9 +101,7 @@ impl Layer {
         if self.own.is_none() || !overlay::may_be_whiteout(stat) {
             return false;
         }
-        self.tree
-            .get_xattr(path, OsStr::new(overlay::DEVICE_XATTR))
-            .is_err()
+        self.tree.get_xattr(path, OsStr::new(overlay::DEVICE_XATTR)).is_err()
     }
 
     /// True where the directory at `path` hides what lower layers have there.
@@ -131,13 +118,8 @@ impl Layer {
         let Some(own) = &self.own else {
             return Ok(None);
         };
-        match self
-            .tree
-            .get_xattr(path, OsStr::new(own.namespace.redirect()))
-        {
-            Ok(value) => overlay::parse_redirect(&value, path)
-                .map(Some)
-                .ok_or(Errno::IO),
+        match self.tree.get_xattr(path, OsStr::new(own.namespace.redirect())) {
+            Ok(value) => overlay::parse_redirect(&value, path).map(Some).ok_or(Errno::IO),
             Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
             Err(error) => Err(error),
         }
@@ -149,19 +131,13 @@ impl Layer {
 
     /// Marks a directory that is still in scratch, or in the layer.
     pub(crate) fn set_opaque_in(&self, tree: &Tree, path: &Path) -> Result<()> {
-        tree.set_xattr(
-            path,
-            OsStr::new(self.own().namespace.opaque()),
-            b"y",
-            XattrFlags::empty(),
-        )
+        tree.set_xattr(path, OsStr::new(self.own().namespace.opaque()), b"y", XattrFlags::empty())
     }
 
     /// Gives an object of the layer a name in scratch.
     pub(crate) fn link_to_scratch(&self, path: &Path, scratch: &Path) -> Result<()> {
         let (from, to) = (
-            self.tree
-                .directory(path.parent().unwrap_or(Path::new("")))?,
+            self.tree.directory(path.parent().unwrap_or(Path::new("")))?,
             self.work().directory(Path::new(""))?,
         );
         rustix::fs::linkat(
@@ -215,21 +191,12 @@ impl Layer {
     pub(crate) fn forget_origin(&self, ino: u64) -> Result<()> {
         let Some(own) = &self.own else { return Ok(()) };
         let mut log = lock(&own.log);
-        if log.origins.remove(&ino).is_some() {
-            log.writes.forget(ino)
-        } else {
-            Ok(())
-        }
+        if log.origins.remove(&ino).is_some() { log.writes.forget(ino) } else { Ok(()) }
     }
 
     /// A name in `work/` that nothing has.
     pub(crate) fn scratch(&self) -> PathBuf {
-        PathBuf::from(
-            self.own()
-                .scratch
-                .fetch_add(1, Ordering::Relaxed)
-                .to_string(),
-        )
+        PathBuf::from(self.own().scratch.fetch_add(1, Ordering::Relaxed).to_string())
     }
 
     /// The scratch tree.
@@ -241,8 +208,7 @@ impl Layer {
     pub(crate) fn place(&self, scratch: &Path, path: &Path, flags: RenameFlags) -> Result<()> {
         let (from, to) = (
             self.work().directory(Path::new(""))?,
-            self.tree
-                .directory(path.parent().unwrap_or(Path::new("")))?,
+            self.tree.directory(path.parent().unwrap_or(Path::new("")))?,
         );
         let name = path.file_name().unwrap_or(OsStr::new("."));
         rustix::fs::renameat_with(&*from, scratch, &*to, name, flags)
@@ -251,8 +217,7 @@ impl Layer {
     /// Moves an object of the layer into scratch.
     pub(crate) fn unplace(&self, path: &Path, scratch: &Path) -> Result<()> {
         let (from, to) = (
-            self.tree
-                .directory(path.parent().unwrap_or(Path::new("")))?,
+            self.tree.directory(path.parent().unwrap_or(Path::new("")))?,
             self.work().directory(Path::new(""))?,
         );
         self.tree.forget(path);
@@ -291,10 +256,7 @@ pub(crate) fn identity(stat: &Statx) -> Identity {
 }
 
 fn timespec(time: StatxTimestamp) -> Timespec {
-    Timespec {
-        tv_sec: time.tv_sec,
-        tv_nsec: i64::from(time.tv_nsec),
-    }
+    Timespec { tv_sec: time.tv_sec, tv_nsec: i64::from(time.tv_nsec) }
 }
 
 /// Access and modification time of `stat`, for `utimensat`.
@@ -344,9 +306,7 @@ pub(crate) fn copy_content(from: BorrowedFd<'_>, to: BorrowedFd<'_>, length: u64
             Err(Errno::INVAL) => position,
             Err(error) => return Err(error),
         };
-        let end = rustix::fs::seek(from, SeekFrom::Hole(start))
-            .unwrap_or(length)
-            .min(length);
+        let end = rustix::fs::seek(from, SeekFrom::Hole(start)).unwrap_or(length).min(length);
         copy_range(from, to, start, end)?;
         position = end;
     }

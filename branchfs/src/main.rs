@@ -130,45 +130,19 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<()> {
     match command {
-        Command::Mount {
-            base,
-            store,
-            driver,
-            policy,
-            foreground,
-            mountpoint,
-        } => {
+        Command::Mount { base, store, driver, policy, foreground, mountpoint } => {
             if matches!(driver, Driver::Overlay) {
                 bail!("the overlay driver is not there yet; use --driver fuse");
             }
-            mount(
-                &Options {
-                    base,
-                    store,
-                    mountpoint,
-                    policy,
-                },
-                foreground,
-            )
+            mount(&Options { base, store, mountpoint, policy }, foreground)
         }
         Command::Unmount { lazy, mountpoint } => branchfs::stop(&mountpoint, lazy),
-        Command::Create {
-            parent,
-            name,
-            mountpoint,
-        } => {
-            let branch = ask(
-                &mountpoint,
-                json!({ "verb": "create", "name": name, "parent": parent }),
-            )?;
+        Command::Create { parent, name, mountpoint } => {
+            let branch =
+                ask(&mountpoint, json!({ "verb": "create", "name": name, "parent": parent }))?;
             show(branch["path"].as_str().unwrap_or_default())
         }
-        Command::Commit {
-            force,
-            dry_run,
-            name,
-            mountpoint,
-        } => {
+        Command::Commit { force, dry_run, name, mountpoint } => {
             let request =
                 json!({ "verb": "commit", "branch": name, "force": force, "dry_run": dry_run });
             show_changes(&ask(&mountpoint, request)?)
@@ -180,19 +154,13 @@ fn run(command: Command) -> Result<()> {
             let reply = ask(&mountpoint, json!({ "verb": "list" }))?;
             for branch in reply["branches"].as_array().into_iter().flatten() {
                 let text = |key: &str| branch[key].as_str().unwrap_or_default().to_owned();
-                show(&format!(
-                    "{}\t{}\t{}",
-                    text("name"),
-                    text("state"),
-                    text("path")
-                ))?;
+                show(&format!("{}\t{}\t{}", text("name"), text("state"), text("path")))?;
             }
             Ok(())
         }
-        Command::Diff { name, mountpoint } => show_changes(&ask(
-            &mountpoint,
-            json!({ "verb": "diff", "branch": name }),
-        )?),
+        Command::Diff { name, mountpoint } => {
+            show_changes(&ask(&mountpoint, json!({ "verb": "diff", "branch": name }))?)
+        }
     }
 }
 
@@ -221,10 +189,7 @@ fn ask(mountpoint: &Path, mut request: Value) -> Result<Value> {
     let Some(error) = reply.get("error") else {
         return Ok(reply["ok"].clone());
     };
-    let mut message = error["message"]
-        .as_str()
-        .unwrap_or("unknown error")
-        .to_owned();
+    let mut message = error["message"].as_str().unwrap_or("unknown error").to_owned();
     for path in error["paths"].as_array().into_iter().flatten() {
         message.push_str("\n  ");
         message.push_str(path.as_str().unwrap_or_default());

@@ -52,13 +52,9 @@ pub(crate) fn may_be_whiteout(stat: &Statx) -> bool {
 /// Extended attributes that belong to the format: never shown, never copied, never committed.
 pub(crate) fn is_private_xattr(name: &OsStr) -> bool {
     let name = name.as_bytes();
-    [
-        &b"trusted.overlay."[..],
-        b"user.overlay.",
-        b"trusted.branchfs.",
-    ]
-    .iter()
-    .any(|prefix| name.starts_with(prefix))
+    [&b"trusted.overlay."[..], b"user.overlay.", b"trusted.branchfs."]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
 }
 
 /// The path in the lower layers that the redirect of the directory at `path` names; `None` for one that leads out.
@@ -68,9 +64,7 @@ pub(crate) fn parse_redirect(value: &[u8], path: &Path) -> Option<PathBuf> {
         Ok(absolute) => absolute.to_path_buf(),
         Err(_) => path.parent()?.join(target),
     };
-    let stays_inside = target
-        .components()
-        .all(|part| matches!(part, Component::Normal(_)));
+    let stays_inside = target.components().all(|part| matches!(part, Component::Normal(_)));
     (stays_inside && target.file_name().is_some()).then_some(target)
 }
 

@@ -53,11 +53,7 @@ impl Identity {
     /// Whether `now` is what was seen. Of a directory only that it is the same one: its times change with its entries,
     /// which are compared by themselves.
     pub(crate) fn still(&self, now: &Self) -> bool {
-        if self.is_directory() {
-            (self.kind, self.ino) == (now.kind, now.ino)
-        } else {
-            self == now
-        }
+        if self.is_directory() { (self.kind, self.ino) == (now.kind, now.ino) } else { self == now }
     }
 }
 
@@ -71,14 +67,8 @@ pub(crate) enum Expected {
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Record {
-    Path {
-        path: String,
-        seen: Option<Identity>,
-    },
-    Origin {
-        ino: u64,
-        shown: Option<u64>,
-    },
+    Path { path: String, seen: Option<Identity> },
+    Origin { ino: u64, shown: Option<u64> },
 }
 
 /// The log, open for appending.
@@ -98,9 +88,7 @@ pub(crate) struct Loaded {
 
 impl WriteSet {
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self {
-            file: OpenOptions::new().create(true).append(true).open(path)?,
-        })
+        Ok(Self { file: OpenOptions::new().create(true).append(true).open(path)? })
     }
 
     pub(crate) fn load(path: &Path) -> io::Result<Loaded> {
@@ -122,10 +110,7 @@ impl WriteSet {
                         .entry(path)
                         .or_insert(seen.map_or(Expected::Absent, Expected::Present));
                 }
-                Record::Origin {
-                    ino,
-                    shown: Some(shown),
-                } => {
+                Record::Origin { ino, shown: Some(shown) } => {
                     loaded.origins.insert(ino, shown);
                 }
                 Record::Origin { ino, shown: None } => {
@@ -141,17 +126,11 @@ impl WriteSet {
             Expected::Absent => None,
             Expected::Present(identity) => Some(identity),
         };
-        self.append(&Record::Path {
-            path: to_hex(path),
-            seen,
-        })
+        self.append(&Record::Path { path: to_hex(path), seen })
     }
 
     pub(crate) fn origin(&mut self, ino: u64, shown: u64) -> Result<(), Errno> {
-        self.append(&Record::Origin {
-            ino,
-            shown: Some(shown),
-        })
+        self.append(&Record::Origin { ino, shown: Some(shown) })
     }
 
     pub(crate) fn forget(&mut self, ino: u64) -> Result<(), Errno> {
@@ -171,13 +150,10 @@ impl WriteSet {
 /// A path as hexadecimal digits of its bytes: JSON text cannot hold bytes outside UTF-8.
 pub(crate) fn to_hex(path: &Path) -> String {
     use std::fmt::Write as _;
-    path.as_os_str()
-        .as_bytes()
-        .iter()
-        .fold(String::new(), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}"); // a String takes all that is written
-            text
-        })
+    path.as_os_str().as_bytes().iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}"); // a String takes all that is written
+        text
+    })
 }
 
 /// The reverse of [`to_hex`].
@@ -198,13 +174,7 @@ mod tests {
     use super::*;
 
     fn identity(ino: u64) -> Identity {
-        Identity {
-            kind: 0o100_000,
-            ino,
-            size: 3,
-            mtime: 5,
-            ctime: 6,
-        }
+        Identity { kind: 0o100_000, ino, size: 3, mtime: 5, ctime: 6 }
     }
 
     #[test]
@@ -231,12 +201,7 @@ mod tests {
         log.seen(Path::new("whole"), Expected::Absent).unwrap();
         log.seen(Path::new("torn"), Expected::Absent).unwrap();
         let length = std::fs::metadata(&path).unwrap().len();
-        OpenOptions::new()
-            .write(true)
-            .open(&path)
-            .unwrap()
-            .set_len(length - 4)
-            .unwrap();
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(length - 4).unwrap();
         let loaded = WriteSet::load(&path).unwrap();
         assert_eq!(loaded.seen.keys().collect::<Vec<_>>(), [Path::new("whole")]);
     }

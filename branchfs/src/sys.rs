@@ -34,12 +34,8 @@ struct MountAttributes {
 /// Makes the mount read-only whose root `mount` is.
 fn set_read_only(mount: BorrowedFd<'_>) -> Result<(), Errno> {
     const MOUNT_ATTR_RDONLY: u64 = 1;
-    let attributes = MountAttributes {
-        attr_set: MOUNT_ATTR_RDONLY,
-        attr_clr: 0,
-        propagation: 0,
-        userns_fd: 0,
-    };
+    let attributes =
+        MountAttributes { attr_set: MOUNT_ATTR_RDONLY, attr_clr: 0, propagation: 0, userns_fd: 0 };
     // SAFETY: the path is a NUL-terminated constant and the kernel reads exactly the size given of `attributes`,
     // both of which outlive the call.
     let result = unsafe {
@@ -52,11 +48,7 @@ fn set_read_only(mount: BorrowedFd<'_>) -> Result<(), Errno> {
             size_of::<MountAttributes>(),
         )
     };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(last_error())
-    }
+    if result == 0 { Ok(()) } else { Err(last_error()) }
 }
 
 /// The error of the libc call that just failed on this thread.

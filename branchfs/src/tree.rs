@@ -47,10 +47,7 @@ pub(crate) struct Tree {
 
 impl Tree {
     pub(crate) fn new(root: OwnedFd) -> Self {
-        Self {
-            root: Arc::new(root),
-            parents: Mutex::default(),
-        }
+        Self { root: Arc::new(root), parents: Mutex::default() }
     }
 
     /// Opens the directory at `path`, which is trusted (it is not resolved beneath anything).
@@ -72,10 +69,7 @@ impl Tree {
 
     /// Drops all cached descriptors.
     pub(crate) fn forget_all(&self) {
-        self.parents
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        self.parents.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// The directory at `path`, for use with calls that take a directory descriptor.
@@ -83,12 +77,7 @@ impl Tree {
         if path.as_os_str().is_empty() {
             return Ok(Arc::clone(&self.root));
         }
-        if let Some(found) = self
-            .parents
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(path)
-        {
+        if let Some(found) = self.parents.lock().unwrap_or_else(PoisonError::into_inner).get(path) {
             return Ok(Arc::clone(found));
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -155,13 +144,7 @@ impl Tree {
     pub(crate) fn make_node(&self, path: &Path, mode: u32, device: Dev) -> Result<()> {
         let (parent, name) = self.parent(path)?;
         let kind = FileType::from_raw_mode(mode);
-        rustix::fs::mknodat(
-            &*parent,
-            name,
-            kind,
-            Mode::from_raw_mode(mode & 0o7777),
-            device,
-        )
+        rustix::fs::mknodat(&*parent, name, kind, Mode::from_raw_mode(mode & 0o7777), device)
     }
 
     pub(crate) fn make_symlink(&self, path: &Path, target: &OsStr) -> Result<()> {
@@ -177,13 +160,7 @@ impl Tree {
     pub(crate) fn link(&self, from: &Path, to: &Path) -> Result<()> {
         let (from_parent, from_name) = self.parent(from)?;
         let (to_parent, to_name) = self.parent(to)?;
-        rustix::fs::linkat(
-            &*from_parent,
-            from_name,
-            &*to_parent,
-            to_name,
-            AtFlags::empty(),
-        )
+        rustix::fs::linkat(&*from_parent, from_name, &*to_parent, to_name, AtFlags::empty())
     }
 
     /// Gives an unnamed open file a name.
@@ -252,12 +229,7 @@ impl Tree {
 
     pub(crate) fn set_mode(&self, path: &Path, mode: u32) -> Result<()> {
         let (parent, name) = self.parent(path)?;
-        rustix::fs::chmodat(
-            &*parent,
-            name,
-            Mode::from_raw_mode(mode & 0o7777),
-            AtFlags::empty(),
-        )
+        rustix::fs::chmodat(&*parent, name, Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())
     }
 
     pub(crate) fn set_owner(&self, path: &Path, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
@@ -341,7 +313,5 @@ pub(crate) fn read_growing(read: impl Fn(&mut [u8]) -> Result<usize>) -> Result<
 
 /// The names in a NUL-separated list.
 pub(crate) fn xattr_names(list: &[u8]) -> impl Iterator<Item = &OsStr> {
-    list.split(|byte| *byte == 0)
-        .filter(|name| !name.is_empty())
-        .map(OsStr::from_bytes)
+    list.split(|byte| *byte == 0).filter(|name| !name.is_empty()).map(OsStr::from_bytes)
 }

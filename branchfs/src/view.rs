@@ -71,11 +71,7 @@ impl View {
     /// A view of `layers`, top first.
     pub(crate) fn new(layers: Vec<Arc<Layer>>) -> Self {
         let root = root_place(&layers);
-        Self {
-            layers,
-            nodes: Nodes::new(root),
-            handles: Handles::default(),
-        }
+        Self { layers, nodes: Nodes::new(root), handles: Handles::default() }
     }
 
     /// The layer that takes changes.
@@ -103,14 +99,7 @@ impl View {
             return index;
         }
         let index = match found.inode.and_then(|inode| self.nodes.by_inode(inode)) {
-            Some(index)
-                if self
-                    .nodes
-                    .get(index)
-                    .is_ok_and(|node| node.kind == found.kind) =>
-            {
-                index
-            }
+            Some(index) if self.nodes.get(index).is_ok_and(|node| node.kind == found.kind) => index,
             _ => self.nodes.add(found.kind, found.place, found.inode),
         };
         self.nodes.name(index, parent, name);
@@ -141,10 +130,7 @@ impl View {
             Place::Directory { upper, lowers } => {
                 let mut sources = Vec::with_capacity(lowers.len() + 1);
                 if *upper {
-                    sources.push(At {
-                        layer: self.top(),
-                        path: self.nodes.path(directory)?,
-                    });
+                    sources.push(At { layer: self.top(), path: self.nodes.path(directory)? });
                 }
                 sources.extend(lowers.iter().cloned());
                 Ok(sources)
@@ -187,20 +173,10 @@ impl View {
             if kind != FileType::Directory {
                 return Ok(Some(match merged {
                     Some(merged) => merged.finish(),
-                    None => self.object(
-                        kind,
-                        At {
-                            layer: Arc::clone(layer),
-                            path,
-                        },
-                        &stat,
-                    ),
+                    None => self.object(kind, At { layer: Arc::clone(layer), path }, &stat),
                 }));
             }
-            let at = At {
-                layer: Arc::clone(layer),
-                path,
-            };
+            let at = At { layer: Arc::clone(layer), path };
             let is_top = layer.id == self.layers[0].id;
             let rest = &sources[position + 1..];
             let (opaque, redirect) = if layer.is_base() || self.is_lowest(layer) {
@@ -237,17 +213,11 @@ impl View {
 
     /// The directories that `path` names in the layers below `layer`, as a redirect asks for.
     fn resolve_below(&self, layer: &Layer, path: &Path) -> Result<Vec<At>> {
-        let position = self
-            .layers
-            .iter()
-            .position(|other| other.id == layer.id)
-            .ok_or(Errno::IO)?;
+        let position =
+            self.layers.iter().position(|other| other.id == layer.id).ok_or(Errno::IO)?;
         let mut at: Vec<At> = self.layers[position + 1..]
             .iter()
-            .map(|layer| At {
-                layer: Arc::clone(layer),
-                path: PathBuf::new(),
-            })
+            .map(|layer| At { layer: Arc::clone(layer), path: PathBuf::new() })
             .collect();
         for name in path {
             at = match self.find_in(&at, name)?.map(|found| found.place) {
@@ -265,11 +235,7 @@ impl View {
         let inode = (is_top || stat.stx_nlink > 1).then_some((layer.id, stat.stx_ino));
         Found {
             kind,
-            place: if is_top {
-                Place::Upper
-            } else {
-                Place::Lower(at)
-            },
+            place: if is_top { Place::Upper } else { Place::Lower(at) },
             inode,
             attributes: attributes(stat, layer.shown_ino(stat.stx_ino)),
         }
@@ -278,14 +244,12 @@ impl View {
     /// Where a node's content is now: layer and path. `ENOENT` for orphans.
     pub(crate) fn locate(&self, index: Index) -> Result<At> {
         match &self.nodes.get(index)?.place {
-            Place::Directory { upper: true, .. } | Place::Upper => Ok(At {
-                layer: self.top(),
-                path: self.nodes.path(index)?,
-            }),
-            Place::Directory {
-                upper: false,
-                lowers,
-            } => lowers.first().cloned().ok_or(Errno::NOENT),
+            Place::Directory { upper: true, .. } | Place::Upper => {
+                Ok(At { layer: self.top(), path: self.nodes.path(index)? })
+            }
+            Place::Directory { upper: false, lowers } => {
+                lowers.first().cloned().ok_or(Errno::NOENT)
+            }
             Place::Lower(at) => Ok(at.clone()),
             Place::Orphan => Err(Errno::NOENT),
         }
@@ -294,9 +258,7 @@ impl View {
     /// A descriptor of an orphan that somebody has open.
     pub(crate) fn open_file_of(&self, index: Index) -> Option<Arc<OwnedFd>> {
         let node = self.nodes.get(index).ok()?;
-        node.handles
-            .iter()
-            .find_map(|handle| self.handles.file(*handle).ok())
+        node.handles.iter().find_map(|handle| self.handles.file(*handle).ok())
     }
 
     /// Makes the stack `layers` the view's, after a commit into this branch: every known node is looked up anew.
@@ -310,10 +272,7 @@ impl View {
         let mut children: HashMap<Index, Vec<(Index, OsString)>> = HashMap::new();
         for (index, node) in self.nodes.all() {
             for (parent, name) in &node.names {
-                children
-                    .entry(*parent)
-                    .or_default()
-                    .push((index, name.clone()));
+                children.entry(*parent).or_default().push((index, name.clone()));
             }
         }
         let mut pending = vec![ROOT];
@@ -352,15 +311,9 @@ impl View {
 fn root_place(layers: &[Arc<Layer>]) -> Place {
     let lowers = layers[1..]
         .iter()
-        .map(|layer| At {
-            layer: Arc::clone(layer),
-            path: PathBuf::new(),
-        })
+        .map(|layer| At { layer: Arc::clone(layer), path: PathBuf::new() })
         .collect();
-    Place::Directory {
-        upper: true,
-        lowers,
-    }
+    Place::Directory { upper: true, lowers }
 }
 
 /// Directories of several layers under one name, as they are found from the top down.
@@ -375,12 +328,7 @@ impl Merged {
     fn new(at: At, stat: &Statx, is_top: bool) -> Self {
         let attributes = attributes(stat, at.layer.shown_ino(stat.stx_ino));
         let lowers = if is_top { Vec::new() } else { vec![at] };
-        Self {
-            upper: is_top,
-            lowers,
-            attributes,
-            directories: 1,
-        }
+        Self { upper: is_top, lowers, attributes, directories: 1 }
     }
 
     fn add(&mut self, at: At, stat: &Statx) {
@@ -396,10 +344,7 @@ impl Merged {
         }
         Found {
             kind: FileType::Directory,
-            place: Place::Directory {
-                upper: self.upper,
-                lowers: self.lowers.into(),
-            },
+            place: Place::Directory { upper: self.upper, lowers: self.lowers.into() },
             inode: None,
             attributes: self.attributes,
         }
@@ -408,10 +353,8 @@ impl Merged {
 
 /// `stat` as the kernel wants it, with the inode number to show.
 pub(crate) fn attributes(stat: &Statx, ino: u64) -> Attributes {
-    let time = |time: rustix::fs::StatxTimestamp| Time {
-        seconds: time.tv_sec,
-        nanoseconds: time.tv_nsec,
-    };
+    let time =
+        |time: rustix::fs::StatxTimestamp| Time { seconds: time.tv_sec, nanoseconds: time.tv_nsec };
     Attributes {
         ino,
         size: stat.stx_size,

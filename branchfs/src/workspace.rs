@@ -199,10 +199,7 @@ impl Workspace {
 
     fn disk(&self) -> Result<Disk, Error> {
         let duplicate = |root: &OwnedFd| rustix::io::dup(root).map(Tree::new).at(&self.base_path);
-        Ok(Disk {
-            base: duplicate(&self.disk_roots.0)?,
-            store: duplicate(&self.disk_roots.1)?,
-        })
+        Ok(Disk { base: duplicate(&self.disk_roots.0)?, store: duplicate(&self.disk_roots.1)? })
     }
 
     fn layer_path(&self, layer: u64) -> PathBuf {
@@ -238,37 +235,21 @@ impl Workspace {
                     self.drop_record(&record)?;
                 }
             }
-            recovered
-                .decided
-                .retire(&disk, &self.trash_name("tx", header.transaction))?;
+            recovered.decided.retire(&disk, &self.trash_name("tx", header.transaction))?;
         }
-        let keep: Vec<u64> = records
-            .values()
-            .flat_map(|record| record.layers.clone())
-            .collect();
+        let keep: Vec<u64> = records.values().flat_map(|record| record.layers.clone()).collect();
         self.drop_unknown_layers(&keep)?;
         let mut branches = self.lock();
         for record in records.into_values() {
             let stack = self.open_stack(&record, &branches)?;
-            let parent = branches
-                .get(&record.parent)
-                .map_or(MAIN, |parent| parent.slot);
-            let slot = self
-                .filesystem
-                .add(OsStr::new(&record.name), parent, stack.clone());
+            let parent = branches.get(&record.parent).map_or(MAIN, |parent| parent.slot);
+            let slot = self.filesystem.add(OsStr::new(&record.name), parent, stack.clone());
             if record.is_stale {
                 self.filesystem.set_stale(slot);
             } else {
                 self.freeze(parent);
             }
-            branches.insert(
-                record.id,
-                Branch {
-                    record,
-                    slot,
-                    stack,
-                },
-            );
+            branches.insert(record.id, Branch { record, slot, stack });
         }
         drop(branches);
         self.empty_trash();
@@ -320,12 +301,7 @@ impl Workspace {
             let work = path.join("work");
             fs::remove_dir_all(&work).at(&work)?;
             self.make_directory(&work)?;
-            stack.push(Arc::new(Layer::open(
-                LayerId(*layer),
-                &path,
-                self.namespace,
-                false,
-            )?));
+            stack.push(Arc::new(Layer::open(LayerId(*layer), &path, self.namespace, false)?));
         }
         match branches.get(&record.parent) {
             Some(parent) => stack.extend(parent.stack.iter().cloned()),
@@ -376,18 +352,9 @@ impl Workspace {
         // From here on nothing writes to the parent: what the child sees is settled.
         let gate = self.filesystem.close_gate();
         self.freeze(parent_slot);
-        let slot = self
-            .filesystem
-            .add(OsStr::new(name), parent_slot, stack.clone());
+        let slot = self.filesystem.add(OsStr::new(name), parent_slot, stack.clone());
         drop(gate);
-        branches.insert(
-            id,
-            Branch {
-                record,
-                slot,
-                stack,
-            },
-        );
+        branches.insert(id, Branch { record, slot, stack });
         Self::info(&branches, id)
     }
 
@@ -408,10 +375,7 @@ impl Workspace {
     /// Numbers grow with the clock, so that none is used twice over restarts.
     fn next_id(&self, branches: &BTreeMap<BranchId, Branch>) -> BranchId {
         let clock = u64::try_from(now() / 1_000_000).unwrap_or(0);
-        branches
-            .keys()
-            .last()
-            .map_or(clock, |last| clock.max(last + 1))
+        branches.keys().last().map_or(clock, |last| clock.max(last + 1))
     }
 
     /// Commits a branch into its parent.
@@ -429,34 +393,22 @@ impl Workspace {
         let branch = selector
             .find(&branches)?
             .ok_or_else(|| Error::Usage("main has no parent to commit to".to_owned()))?;
-        let (id, name, parent) = (
-            branch.record.id,
-            branch.record.name.clone(),
-            branch.record.parent,
-        );
+        let (id, name, parent) =
+            (branch.record.id, branch.record.name.clone(), branch.record.parent);
         if branch.record.is_stale {
             let message =
                 format!("branch {name} cannot be committed: a sibling was committed first");
-            return Err(Error::Conflict {
-                message,
-                paths: Vec::new(),
-            });
+            return Err(Error::Conflict { message, paths: Vec::new() });
         }
         let children = children_of(&branches, id);
         if !children.is_empty() {
-            return Err(Error::Frozen {
-                name,
-                children: children.join(", "),
-            });
+            return Err(Error::Frozen { name, children: children.join(", ") });
         }
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
         if dry_run {
             let plan = self.plan(branch)?;
             refuse_drift(&name, &plan.drift, force)?;
-            return Ok(Committed {
-                changes: plan.changes,
-                stale: Vec::new(),
-            });
+            return Ok(Committed { changes: plan.changes, stale: Vec::new() });
         }
         mounted.freeze();
         let closed = self.wait_for_writers(branch);
@@ -521,10 +473,7 @@ impl Workspace {
         if branch.record.parent != 0 {
             return Err(Error::Unsupported("the changes of a nested branch cannot be listed yet; commit it into its parent first".to_owned()));
         }
-        Ok(Committed {
-            changes: self.plan(branch)?.changes,
-            stale: Vec::new(),
-        })
+        Ok(Committed { changes: self.plan(branch)?.changes, stale: Vec::new() })
     }
 
     /// Closing a file is told to us after the caller goes on: give it a moment.
@@ -533,11 +482,8 @@ impl Workspace {
         let deadline = Instant::now() + WRITERS_WAIT_MAX;
         loop {
             let view = mounted.lock();
-            let mut written: Vec<PathBuf> = view
-                .handles
-                .written()
-                .filter_map(|index| view.nodes.path(index).ok())
-                .collect();
+            let mut written: Vec<PathBuf> =
+                view.handles.written().filter_map(|index| view.nodes.path(index).ok()).collect();
             drop(view);
             if written.is_empty() {
                 return Ok(());
@@ -545,10 +491,7 @@ impl Workspace {
             if Instant::now() > deadline {
                 written.sort();
                 written.dedup();
-                return Err(Error::Busy {
-                    name: branch.record.name.clone(),
-                    paths: written,
-                });
+                return Err(Error::Busy { name: branch.record.name.clone(), paths: written });
             }
             thread::sleep(Duration::from_millis(1));
         }
@@ -569,12 +512,7 @@ impl Workspace {
         }
         let changes = plan.changes.clone();
         let stale: Vec<BranchId> = siblings_of(branches, id);
-        let header = Header {
-            version: 1,
-            transaction: id,
-            branch: id,
-            stale: stale.clone(),
-        };
+        let header = Header { version: 1, transaction: id, branch: id, stale: stale.clone() };
         let decided =
             Decided::decide(&disk, header, plan).inspect_err(|_| self.drop_journal(id))?;
         let gate = self.filesystem.close_gate();
@@ -594,10 +532,7 @@ impl Workspace {
         for sibling in &stale {
             self.write_record(&branches[sibling].record)?;
         }
-        let names = stale
-            .iter()
-            .map(|id| branches[id].record.name.clone())
-            .collect();
+        let names = stale.iter().map(|id| branches[id].record.name.clone()).collect();
         let committed = branches.remove(&id);
         if let Some(committed) = committed {
             self.thaw(MAIN, 1 + stale.len());
@@ -607,17 +542,11 @@ impl Workspace {
         self.tell_stale(branches, &stale);
         self.filesystem.invalidate_main();
         self.empty_trash();
-        Ok(Committed {
-            changes,
-            stale: names,
-        })
+        Ok(Committed { changes, stale: names })
     }
 
     fn main_layer(&self) -> Arc<Layer> {
-        let main = self
-            .filesystem
-            .mounted(MAIN)
-            .expect("main is there as long as the mount");
+        let main = self.filesystem.mounted(MAIN).expect("main is there as long as the mount");
         main.lock().top()
     }
 
@@ -629,13 +558,9 @@ impl Workspace {
         parent: BranchId,
     ) -> Result<Committed, Error> {
         let stale = siblings_of(branches, id);
-        let child = branches
-            .get(&id)
-            .ok_or_else(|| Error::NotFound(id.to_string()))?;
+        let child = branches.get(&id).ok_or_else(|| Error::NotFound(id.to_string()))?;
         let (child_layers, child_stack) = (child.record.layers.clone(), child.stack.clone());
-        let above = branches
-            .get(&parent)
-            .ok_or_else(|| Error::NotFound(parent.to_string()))?;
+        let above = branches.get(&parent).ok_or_else(|| Error::NotFound(parent.to_string()))?;
         let mut record = above.record.clone();
         record.layers = child_layers.into_iter().chain(record.layers).collect();
         // One rename of one record is the commit; what it names must be on disk first.
@@ -663,14 +588,8 @@ impl Workspace {
         }
         self.filesystem.invalidate_outdated(slot, &outdated);
         self.tell_stale(branches, &stale);
-        let names = stale
-            .iter()
-            .map(|id| branches[id].record.name.clone())
-            .collect();
-        Ok(Committed {
-            changes: Vec::new(),
-            stale: names,
-        })
+        let names = stale.iter().map(|id| branches[id].record.name.clone()).collect();
+        Ok(Committed { changes: Vec::new(), stale: names })
     }
 
     /// Under the gate: from the next request on the siblings answer ESTALE.
@@ -724,9 +643,7 @@ impl Workspace {
             return Ok(());
         };
         if !branch.record.is_stale {
-            let parent = branches
-                .get(&branch.record.parent)
-                .map_or(MAIN, |parent| parent.slot);
+            let parent = branches.get(&branch.record.parent).map_or(MAIN, |parent| parent.slot);
             self.thaw(parent, 1);
         }
         self.retire_branch(&branch)
@@ -759,10 +676,7 @@ impl Workspace {
     }
 
     fn drop_journal(&self, id: BranchId) {
-        self.throw_away(
-            &self.store_path.join("journal").join(id.to_string()),
-            "failed",
-        );
+        self.throw_away(&self.store_path.join("journal").join(id.to_string()), "failed");
     }
 
     fn trash_name(&self, what: &str, number: u64) -> PathBuf {
@@ -773,10 +687,7 @@ impl Workspace {
     /// next start: nothing refers to it any more.
     fn throw_away(&self, path: &Path, what: &str) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let to = self
-            .store_path
-            .join("trash")
-            .join(format!("{what}-{name}-{}", now()));
+        let to = self.store_path.join("trash").join(format!("{what}-{name}-{}", now()));
         let _ = fs::rename(path, to);
     }
 
@@ -784,31 +695,24 @@ impl Workspace {
     fn empty_trash(&self) {
         let trash = self.store_path.join("trash");
         // Without a thread it is left for the next call.
-        let _ = thread::Builder::new()
-            .name("trash".to_owned())
-            .spawn(move || {
-                let Ok(tree) = Tree::open_root(&trash) else {
-                    return;
-                };
-                for entry in tree.list(Path::new("")).unwrap_or_default() {
-                    let _ = tree.remove_all(Path::new(&entry.name)); // two threads may race for one entry
-                }
-            });
+        let _ = thread::Builder::new().name("trash".to_owned()).spawn(move || {
+            let Ok(tree) = Tree::open_root(&trash) else {
+                return;
+            };
+            for entry in tree.list(Path::new("")).unwrap_or_default() {
+                let _ = tree.remove_all(Path::new(&entry.name)); // two threads may race for one entry
+            }
+        });
     }
 
     /// All branches, oldest first.
     pub(crate) fn list(&self) -> Result<Vec<BranchInfo>, Error> {
         let branches = self.lock();
-        branches
-            .keys()
-            .map(|id| Self::info(&branches, *id))
-            .collect()
+        branches.keys().map(|id| Self::info(&branches, *id)).collect()
     }
 
     fn info(branches: &BTreeMap<BranchId, Branch>, id: BranchId) -> Result<BranchInfo, Error> {
-        let branch = branches
-            .get(&id)
-            .ok_or_else(|| Error::NotFound(id.to_string()))?;
+        let branch = branches.get(&id).ok_or_else(|| Error::NotFound(id.to_string()))?;
         let mut names = vec![branch.record.name.as_str()];
         let mut parent = branch.record.parent;
         while let Some(above) = branches.get(&parent) {
@@ -881,10 +785,9 @@ impl Selector {
     ) -> Result<Option<&'b Branch>, Error> {
         match self {
             Self::Id(0) => Ok(None),
-            Self::Id(id) => branches
-                .get(id)
-                .map(Some)
-                .ok_or_else(|| Error::NotFound(id.to_string())),
+            Self::Id(id) => {
+                branches.get(id).map(Some).ok_or_else(|| Error::NotFound(id.to_string()))
+            }
             Self::Name(name) => {
                 match branches.values().find(|branch| branch.record.name == *name) {
                     Some(branch) => Ok(Some(branch)),
@@ -917,10 +820,7 @@ fn check_name(name: &OsStr) -> Result<(), Error> {
     } else {
         return Ok(());
     };
-    Err(Error::Name {
-        name: name.to_os_string(),
-        reason,
-    })
+    Err(Error::Name { name: name.to_os_string(), reason })
 }
 
 fn refuse_drift(
@@ -933,16 +833,12 @@ fn refuse_drift(
     }
     let message =
         format!("branch {name} cannot be committed: the base was changed by others since the fork");
-    Err(Error::Conflict {
-        message,
-        paths: drift.iter().cloned().collect(),
-    })
+    Err(Error::Conflict { message, paths: drift.iter().cloned().collect() })
 }
 
 fn children_of(branches: &BTreeMap<BranchId, Branch>, id: BranchId) -> Vec<String> {
-    let live = branches
-        .values()
-        .filter(|branch| branch.record.parent == id && !branch.record.is_stale);
+    let live =
+        branches.values().filter(|branch| branch.record.parent == id && !branch.record.is_stale);
     live.map(|branch| branch.record.name.clone()).collect()
 }
 
@@ -952,19 +848,13 @@ fn siblings_of(branches: &BTreeMap<BranchId, Branch>, id: BranchId) -> Vec<Branc
     let is_sibling = |branch: &&Branch| {
         Some(branch.record.parent) == parent && branch.record.id != id && !branch.record.is_stale
     };
-    branches
-        .values()
-        .filter(is_sibling)
-        .map(|branch| branch.record.id)
-        .collect()
+    branches.values().filter(is_sibling).map(|branch| branch.record.id).collect()
 }
 
 fn now() -> i64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
-        .map_or(0, |since| {
-            i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
-        })
+        .map_or(0, |since| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
 }
 
 /// Gives a path of the store to the base's owner, who can then always remove it.
@@ -979,13 +869,8 @@ fn give(path: &Path, (uid, gid): (u32, u32)) -> Result<(), Error> {
 /// Writes a file that only its owner may read: the daemon runs without a umask.
 fn write_private(path: &Path, content: &[u8]) -> Result<(), Error> {
     let mut options = fs::OpenOptions::new();
-    let mut file = options
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path)
-        .at(path)?;
+    let mut file =
+        options.write(true).create(true).truncate(true).mode(0o600).open(path).at(path)?;
     io::Write::write_all(&mut file, content).at(path)
 }
 
@@ -1014,21 +899,14 @@ fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
             }
         }
     }
-    ["branches", "layers", "journal", "trash"]
-        .iter()
-        .try_for_each(|name| make(&store.join(name)))
+    ["branches", "layers", "journal", "trash"].iter().try_for_each(|name| make(&store.join(name)))
 }
 
 fn lock_store(store: &Path) -> Result<fs::File, Error> {
     let path = store.join("lock");
     let mut options = fs::OpenOptions::new();
-    let file = options
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .open(&path)
-        .at(&path)?;
+    let file =
+        options.create(true).truncate(false).write(true).mode(0o600).open(&path).at(&path)?;
     let owner = fs::metadata(store).at(store)?;
     give(&path, (owner.uid(), owner.gid()))?;
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
@@ -1044,12 +922,8 @@ fn lock_store(store: &Path) -> Result<fs::File, Error> {
 /// Which extended attributes can carry the overlay format's marks here.
 fn probe_namespace(store: &Path) -> Result<Namespace, Error> {
     for namespace in [Namespace::Trusted, Namespace::User] {
-        let set = rustix::fs::lsetxattr(
-            store,
-            namespace.opaque(),
-            b"n",
-            rustix::fs::XattrFlags::empty(),
-        );
+        let set =
+            rustix::fs::lsetxattr(store, namespace.opaque(), b"n", rustix::fs::XattrFlags::empty());
         if set.is_ok() {
             rustix::fs::lremovexattr(store, namespace.opaque()).at(store)?;
             return Ok(namespace);
@@ -1071,19 +945,13 @@ impl KeptTimes {
     fn of(path: &Path) -> Result<Self, Error> {
         let metadata = fs::metadata(path).at(path)?;
         let times = Timestamps {
-            last_access: Timespec {
-                tv_sec: metadata.atime(),
-                tv_nsec: metadata.atime_nsec(),
-            },
+            last_access: Timespec { tv_sec: metadata.atime(), tv_nsec: metadata.atime_nsec() },
             last_modification: Timespec {
                 tv_sec: metadata.mtime(),
                 tv_nsec: metadata.mtime_nsec(),
             },
         };
-        Ok(Self {
-            path: path.to_path_buf(),
-            times,
-        })
+        Ok(Self { path: path.to_path_buf(), times })
     }
 
     fn restore(&self) -> Result<(), Error> {

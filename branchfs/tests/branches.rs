@@ -43,10 +43,7 @@ fn the_first_commit_wins_and_siblings_are_stale() {
     stale(open.read(&mut [0; 8]).unwrap_err());
     assert!(refusal(&mount.run(&["commit", "two"], &[])).contains("a sibling was committed first"));
     mount.abort("two");
-    assert_eq!(
-        fs::read_to_string(mount.base().join("file")).unwrap(),
-        "won"
-    );
+    assert_eq!(fs::read_to_string(mount.base().join("file")).unwrap(), "won");
 }
 
 #[test]
@@ -67,9 +64,7 @@ fn a_branch_with_live_children_is_frozen_until_they_are_gone() {
     let frozen = fs::write(parent.join("file"), "late").unwrap_err();
     assert_eq!(frozen.raw_os_error(), Some(libc::EROFS));
     assert_eq!(
-        fs::write(mount.mountpoint().join("main"), "")
-            .unwrap_err()
-            .raw_os_error(),
+        fs::write(mount.mountpoint().join("main"), "").unwrap_err().raw_os_error(),
         Some(libc::EROFS)
     );
     assert!(refusal(&mount.run(&["commit", "parent"], &[])).contains("live children (child)"));
@@ -78,14 +73,8 @@ fn a_branch_with_live_children_is_frozen_until_they_are_gone() {
     assert_eq!(fs::read_to_string(parent.join("file")).unwrap(), "child");
     fs::write(parent.join("after"), "thawed").unwrap();
     mount.commit("parent");
-    assert_eq!(
-        fs::read_to_string(mount.base().join("file")).unwrap(),
-        "child"
-    );
-    assert_eq!(
-        fs::read_to_string(mount.base().join("after")).unwrap(),
-        "thawed"
-    );
+    assert_eq!(fs::read_to_string(mount.base().join("file")).unwrap(), "child");
+    assert_eq!(fs::read_to_string(mount.base().join("after")).unwrap(), "thawed");
 }
 
 #[test]
@@ -122,24 +111,15 @@ fn a_commit_never_overwrites_what_others_changed_unless_forced() {
     let branch = mount.create("branch");
     shell(&branch, "echo mine > file; rm -r gone; echo new > new");
     std::thread::sleep(Duration::from_millis(20));
-    shell(
-        &mount.base(),
-        "echo theirs > file; echo theirs > gone/y; echo theirs > new",
-    );
+    shell(&mount.base(), "echo theirs > file; echo theirs > gone/y; echo theirs > new");
     let before = snapshot(&mount.base());
     let refused = refusal(&mount.run(&["commit", "branch"], &[]));
     for path in ["file", "gone/y", "new"] {
-        assert!(
-            refused.contains(&format!("\n  {path}\n")),
-            "{path} is named in: {refused}"
-        );
+        assert!(refused.contains(&format!("\n  {path}\n")), "{path} is named in: {refused}");
     }
     assert_same(&snapshot(&mount.base()), &before, "nothing was committed");
     common::succeed(&mount.run(&["commit", "--force", "branch"], &[]));
-    assert_eq!(
-        fs::read_to_string(mount.base().join("file")).unwrap(),
-        "mine\n"
-    );
+    assert_eq!(fs::read_to_string(mount.base().join("file")).unwrap(), "mine\n");
     assert!(!mount.base().join("gone").exists());
 }
 
@@ -153,19 +133,13 @@ fn a_file_that_is_being_written_is_not_committed() {
     file.write_all(b" and half").unwrap();
     drop(file);
     mount.commit("branch");
-    assert_eq!(
-        fs::read_to_string(mount.base().join("busy")).unwrap(),
-        "half and half"
-    );
+    assert_eq!(fs::read_to_string(mount.base().join("busy")).unwrap(), "half and half");
 }
 
 #[test]
 fn an_abort_leaves_no_trace() {
     let mount = Mount::over(|base| {
-        shell(
-            base,
-            "mkdir d; for i in $(seq 200); do echo $i > d/$i; done; touch -d 2001-01-01 .",
-        )
+        shell(base, "mkdir d; for i in $(seq 200); do echo $i > d/$i; done; touch -d 2001-01-01 .")
     });
     let before = snapshot(&mount.base());
     let branch = mount.create("branch");
@@ -199,10 +173,7 @@ fn branches_survive_a_killed_daemon() {
 #[test]
 fn a_commit_that_is_killed_leaves_the_base_old_or_new() {
     let fill = |base: &std::path::Path| {
-        shell(
-            base,
-            "mkdir old; for i in $(seq 300); do echo $i > old/$i; echo $i > f$i; done",
-        )
+        shell(base, "mkdir old; for i in $(seq 300); do echo $i > old/$i; echo $i > f$i; done")
     };
     let work =
         "rm -r old; mkdir new; for i in $(seq 300); do echo new$i > f$i; echo $i > new/$i; done";
@@ -260,10 +231,7 @@ fn nothing_in_a_branch_reaches_out_of_the_base() {
     refusal(&mount.run(&["commit", "branch"], &[]));
     // Forced, the branch's directory takes the place of the link itself.
     common::succeed(&mount.run(&["commit", "--force", "branch"], &[]));
-    assert_eq!(
-        fs::read_to_string(mount.base().join("room/new")).unwrap(),
-        "new"
-    );
+    assert_eq!(fs::read_to_string(mount.base().join("room/new")).unwrap(), "new");
     assert_eq!(fs::read_to_string(&secret).unwrap(), "outside");
     assert!(!outside.path().join("new").exists());
 }
@@ -285,15 +253,10 @@ fn names_are_checked_and_branches_hidden_from_listings() {
     }
     mount.create("one");
     assert!(refusal(&mount.run(&["create", "one"], &[])).contains("is open already"));
-    let names: Vec<_> = fs::read_dir(mount.mountpoint())
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name())
-        .collect();
+    let names: Vec<_> =
+        fs::read_dir(mount.mountpoint()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["file"]);
-    assert!(
-        !mount.branch("one").join(".branching").exists(),
-        "the store is hidden"
-    );
+    assert!(!mount.branch("one").join(".branching").exists(), "the store is hidden");
 }
 
 #[test]

@@ -33,12 +33,7 @@ fn passing(directory: &Path, configuration: &Path) -> BTreeSet<String> {
     fs::create_dir(directory).unwrap();
     fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
     let program = std::env::var_os("PJDFSTEST").unwrap_or_else(|| "pjdfstest".into());
-    let run = Command::new(&program)
-        .arg("-c")
-        .arg(configuration)
-        .arg("-p")
-        .arg(directory)
-        .output();
+    let run = Command::new(&program).arg("-c").arg(configuration).arg("-p").arg(directory).output();
     let output = run.unwrap_or_else(|error| {
         panic!(
             "{}: {error}; install it: cargo install pjdfstest --version 0.2.2 --locked",
@@ -60,18 +55,9 @@ fn every_case_that_passes_natively_passes_in_a_branch() {
     let branch = mount.create("posix");
     let native = passing(&mount.directory.path().join("native"), &configuration);
     let ours = passing(&branch.join("t"), &configuration);
-    assert!(
-        native.len() > 350,
-        "the suite ran: {} cases passed natively",
-        native.len()
-    );
-    let missing: Vec<_> = native
-        .difference(&ours)
-        .filter(|case| *case != UNKNOWN_TO_THE_C_LIBRARY)
-        .collect();
-    assert!(
-        missing.is_empty(),
-        "pass natively and not in a branch: {missing:#?}"
-    );
+    assert!(native.len() > 350, "the suite ran: {} cases passed natively", native.len());
+    let missing: Vec<_> =
+        native.difference(&ours).filter(|case| *case != UNKNOWN_TO_THE_C_LIBRARY).collect();
+    assert!(missing.is_empty(), "pass natively and not in a branch: {missing:#?}");
     println!("native {}, branch {}", native.len(), ours.len());
 }

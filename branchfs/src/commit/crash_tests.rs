@@ -24,9 +24,7 @@ const OWNER: Owner = Owner { uid: 0, gid: 0 };
 
 impl Scenario {
     fn new() -> Self {
-        let scenario = Self {
-            directory: tempfile::tempdir().unwrap(),
-        };
+        let scenario = Self { directory: tempfile::tempdir().unwrap() };
         let base = scenario.base();
         for path in [
             "",
@@ -87,13 +85,7 @@ impl Scenario {
         rename(view, "swap-b", "swap-a");
         rename(view, "swap", "swap-b");
         unlink(view, "link");
-        make(
-            view,
-            "link",
-            New::Symlink {
-                target: OsStr::new("kept"),
-            },
-        );
+        make(view, "link", New::Symlink { target: OsStr::new("kept") });
         write(view, "first name", "linked");
         let linked = find(view, "first name");
         view.link(linked, ROOT, OsStr::new("second name")).unwrap();
@@ -115,9 +107,7 @@ impl Scenario {
     fn restart(&self) {
         let workspace = Workspace::open(&self.base(), None).unwrap();
         assert_eq!(
-            fs::read_dir(workspace.store().join("journal"))
-                .unwrap()
-                .count(),
+            fs::read_dir(workspace.store().join("journal")).unwrap().count(),
             0,
             "nothing is left to settle"
         );
@@ -140,16 +130,9 @@ fn visit(root: &Path, path: &Path, tree: &mut BTreeMap<PathBuf, String>) {
     } else {
         fs::read_to_string(&full).unwrap()
     };
-    let links = if metadata.is_dir() {
-        0
-    } else {
-        metadata.nlink()
-    };
+    let links = if metadata.is_dir() { 0 } else { metadata.nlink() };
     let (mode, seconds, nanoseconds) = (metadata.mode(), metadata.mtime(), metadata.mtime_nsec());
-    tree.insert(
-        path.to_path_buf(),
-        format!("{mode:o} {links} {seconds}.{nanoseconds} {content}"),
-    );
+    tree.insert(path.to_path_buf(), format!("{mode:o} {links} {seconds}.{nanoseconds} {content}"));
 }
 
 fn parent(view: &mut View, path: &str) -> (Index, String) {
@@ -172,9 +155,7 @@ fn find(view: &mut View, path: &str) -> Index {
 
 fn make(view: &mut View, path: &str, new: New<'_>) {
     let (parent, name) = parent(view, path);
-    let (index, _, _) = view
-        .create(parent, OsStr::new(&name), new, 0, OWNER)
-        .unwrap();
+    let (index, _, _) = view.create(parent, OsStr::new(&name), new, 0, OWNER).unwrap();
     view.nodes.remember(index);
 }
 
@@ -241,9 +222,7 @@ fn without_times(tree: &BTreeMap<PathBuf, String>) -> BTreeMap<PathBuf, String> 
             .map(|(_, word)| word.to_owned() + " ")
             .collect()
     };
-    tree.iter()
-        .map(|(path, text)| (path.clone(), strip(text)))
-        .collect()
+    tree.iter().map(|(path, text)| (path.clone(), strip(text))).collect()
 }
 
 #[test]
@@ -252,21 +231,12 @@ fn a_decided_commit_rolls_forward_from_every_step() {
     commit.apply(&disk).unwrap();
     let wanted = without_times(&scenario.snapshot());
     assert_ne!(wanted, without_times(&before));
-    assert!(
-        wanted.contains_key(Path::new("new/place/inner/file")),
-        "{wanted:#?}"
-    );
+    assert!(wanted.contains_key(Path::new("new/place/inner/file")), "{wanted:#?}");
     let steps = commit.steps.len();
-    assert_eq!(
-        steps, 27,
-        "the scenario uses every kind of step: {:#?}",
-        commit.steps
-    );
+    assert_eq!(steps, 27, "the scenario uses every kind of step: {:#?}", commit.steps);
     for done in 0..=steps {
         let (scenario, disk, commit, _) = decided();
-        commit.steps[..done]
-            .iter()
-            .for_each(|step| step.run(&disk, Direction::Forward).unwrap());
+        commit.steps[..done].iter().for_each(|step| step.run(&disk, Direction::Forward).unwrap());
         scenario.restart();
         assert_eq!(
             without_times(&scenario.snapshot()),
@@ -314,16 +284,9 @@ fn a_commit_that_is_taken_back_leaves_the_base_as_it_was_from_every_step() {
                 .for_each(|step| step.run(&disk, Direction::Forward).unwrap());
             commit.mark_rollback(&disk).unwrap();
             let undone = &commit.steps[done - taken_back..done];
-            undone
-                .iter()
-                .rev()
-                .for_each(|step| step.run(&disk, Direction::Back).unwrap());
+            undone.iter().rev().for_each(|step| step.run(&disk, Direction::Back).unwrap());
             scenario.restart();
-            assert_eq!(
-                scenario.snapshot(),
-                before,
-                "{done} steps done, {taken_back} taken back"
-            );
+            assert_eq!(scenario.snapshot(), before, "{done} steps done, {taken_back} taken back");
         }
     }
 }
@@ -342,9 +305,7 @@ fn a_torn_plan_is_no_plan() {
         assert!(
             Decided::read(
                 &disk,
-                Path::new("journal")
-                    .join(commit.header.transaction.to_string())
-                    .as_path()
+                Path::new("journal").join(commit.header.transaction.to_string()).as_path()
             )
             .unwrap()
             .is_none()
@@ -353,10 +314,7 @@ fn a_torn_plan_is_no_plan() {
     let mut damaged = bytes.clone();
     damaged[bytes.len() / 2] ^= 1;
     fs::write(&path, &damaged).unwrap();
-    assert!(
-        recover(&disk).unwrap().is_empty(),
-        "a plan with a wrong checksum is not carried out"
-    );
+    assert!(recover(&disk).unwrap().is_empty(), "a plan with a wrong checksum is not carried out");
     assert_eq!(scenario.snapshot(), before);
 }
 
@@ -367,12 +325,7 @@ fn an_error_half_way_rolls_back_and_names_the_path() {
     let at = commit.steps.len() - 3;
     commit.steps.insert(
         at,
-        Step::Rename {
-            from: impossible.clone(),
-            to: impossible,
-            ino: 0,
-            directory: false,
-        },
+        Step::Rename { from: impossible.clone(), to: impossible, ino: 0, directory: false },
     );
     let error = commit.apply(&disk).unwrap_err();
     assert!(error.to_string().contains("no/such/place"), "{error}");

@@ -57,20 +57,13 @@ impl Decided {
     /// Makes the layer durable, then decides: when this returns, the commit will happen.
     pub(crate) fn decide(disk: &Disk, header: Header, plan: Plan) -> Result<Self, Error> {
         let directory = directory_of(header.transaction);
-        disk.store
-            .make_directory(&directory, 0o700)
-            .at(&directory)?;
+        disk.store.make_directory(&directory, 0o700).at(&directory)?;
         // The owner of the store must be able to remove all of it.
         let owner = disk.store.stat(Path::new("")).at(&directory)?;
-        let given = disk
-            .store
-            .set_owner(&directory, Some(owner.stx_uid), Some(owner.stx_gid));
+        let given = disk.store.set_owner(&directory, Some(owner.stx_uid), Some(owner.stx_gid));
         given.at(&directory)?;
         sync_file_system(disk, &Path::new("").join("."), Root::Store)?;
-        let decided = Self {
-            header,
-            steps: plan.steps,
-        };
+        let decided = Self { header, steps: plan.steps };
         decided.write(disk)?;
         Ok(decided)
     }
@@ -98,10 +91,8 @@ impl Decided {
         let mut bytes = Vec::new();
         std::io::Read::read_to_end(&mut std::fs::File::from(file), &mut bytes).at(&path)?;
         const CHECKSUM_LINE_BYTES: usize = 9;
-        let Some((text, checksum)) = bytes
-            .len()
-            .checked_sub(CHECKSUM_LINE_BYTES)
-            .map(|end| bytes.split_at(end))
+        let Some((text, checksum)) =
+            bytes.len().checked_sub(CHECKSUM_LINE_BYTES).map(|end| bytes.split_at(end))
         else {
             return Ok(None);
         };
@@ -109,10 +100,7 @@ impl Decided {
             return Ok(None);
         }
         let mut lines = text.split(|byte| *byte == b'\n');
-        let (header, steps) = (
-            lines.next().unwrap_or_default(),
-            lines.next().unwrap_or_default(),
-        );
+        let (header, steps) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
         let damaged =
             |error: serde_json::Error| Error::Corrupt(format!("{}: {error}", path.display()));
         let header: Header = serde_json::from_slice(header).map_err(damaged)?;
@@ -123,10 +111,7 @@ impl Decided {
                 header.version
             )));
         }
-        Ok(Some(Self {
-            header,
-            steps: serde_json::from_slice(steps).map_err(damaged)?,
-        }))
+        Ok(Some(Self { header, steps: serde_json::from_slice(steps).map_err(damaged)? }))
     }
 
     /// Does all steps. When one fails, those before it are taken back and the base is as before.
@@ -165,11 +150,7 @@ impl Decided {
 
     /// Puts the times of directories back that moving entries in and out has touched.
     fn restore_metadata(&self, disk: &Disk) -> Result<(), Error> {
-        for step in self
-            .steps
-            .iter()
-            .filter(|step| matches!(step, Step::Metadata { .. }))
-        {
+        for step in self.steps.iter().filter(|step| matches!(step, Step::Metadata { .. })) {
             step.run(disk, Direction::Back)?;
         }
         Ok(())
@@ -188,9 +169,7 @@ impl Decided {
     pub(crate) fn retire(&self, disk: &Disk, to: &Path) -> Result<(), Error> {
         let directory = directory_of(self.header.transaction);
         disk.store.forget(&directory);
-        disk.store
-            .rename(&directory, to, rustix::fs::RenameFlags::NOREPLACE)
-            .at(&directory)?;
+        disk.store.rename(&directory, to, rustix::fs::RenameFlags::NOREPLACE).at(&directory)?;
         sync_directory(disk, Path::new(JOURNAL))
     }
 }
@@ -208,22 +187,15 @@ pub(crate) fn recover(disk: &Disk) -> Result<Vec<Recovered>, Error> {
             disk.store.remove_all(&directory).at(&directory)?; // undecided: nothing was moved yet
             continue;
         };
-        let is_committed = disk
-            .stat(&super::Place::Store(directory.join(ROLLBACK)))?
-            .is_none();
+        let is_committed = disk.stat(&super::Place::Store(directory.join(ROLLBACK)))?.is_none();
         let done = decided.done(disk)?;
         if is_committed {
-            decided.steps[done..]
-                .iter()
-                .try_for_each(|step| step.run(disk, Direction::Forward))?;
+            decided.steps[done..].iter().try_for_each(|step| step.run(disk, Direction::Forward))?;
         } else {
             decided.roll_back(disk, done)?;
         }
         Decided::sync(disk)?;
-        recovered.push(Recovered {
-            decided,
-            is_committed,
-        });
+        recovered.push(Recovered { decided, is_committed });
     }
     Ok(recovered)
 }
@@ -239,17 +211,12 @@ fn sync_file_system(disk: &Disk, path: &Path, root: Root) -> Result<(), Error> {
         Root::Base => &disk.base,
         Root::Store => &disk.store,
     };
-    let opened = tree
-        .open(path, OFlags::RDONLY | OFlags::DIRECTORY)
-        .at(path)?;
+    let opened = tree.open(path, OFlags::RDONLY | OFlags::DIRECTORY).at(path)?;
     rustix::fs::syncfs(opened.as_fd()).at(path)
 }
 
 fn sync_directory(disk: &Disk, path: &Path) -> Result<(), Error> {
-    let opened = disk
-        .store
-        .open(path, OFlags::RDONLY | OFlags::DIRECTORY)
-        .at(path)?;
+    let opened = disk.store.open(path, OFlags::RDONLY | OFlags::DIRECTORY).at(path)?;
     rustix::fs::fsync(opened.as_fd()).at(path)
 }
 
@@ -266,8 +233,6 @@ fn write_durably(disk: &Disk, directory: &Path, name: &str, content: &[u8]) -> R
     let mut file = std::fs::File::from(disk.store.create_file(&draft, 0o600).at(&draft)?);
     file.write_all(content).at(&draft)?;
     file.sync_all().at(&draft)?;
-    disk.store
-        .rename(&draft, &path, rustix::fs::RenameFlags::empty())
-        .at(&path)?;
+    disk.store.rename(&draft, &path, rustix::fs::RenameFlags::empty()).at(&path)?;
     sync_directory(disk, directory)
 }

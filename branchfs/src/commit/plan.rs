@@ -97,20 +97,11 @@ fn one_change_a_path(changes: Vec<Change>) -> Vec<Change> {
             Some(known)
                 if known.change == ChangeKind::Deleted || change.change == ChangeKind::Deleted =>
             {
-                let new = if change.change == ChangeKind::Deleted {
-                    known.clone()
-                } else {
-                    change
-                };
-                let is_same_kind = by_path
-                    .get(&new.path)
-                    .is_some_and(|known| known.kind == new.kind);
+                let new = if change.change == ChangeKind::Deleted { known.clone() } else { change };
+                let is_same_kind =
+                    by_path.get(&new.path).is_some_and(|known| known.kind == new.kind);
                 Change {
-                    change: if is_same_kind {
-                        ChangeKind::Modified
-                    } else {
-                        ChangeKind::Type
-                    },
+                    change: if is_same_kind { ChangeKind::Modified } else { ChangeKind::Type },
                     ..new
                 }
             }
@@ -224,9 +215,7 @@ impl Planner<'_> {
     }
 
     fn is_opaque(&self, place: &Place) -> bool {
-        self.disk
-            .xattr(place, self.request.namespace.opaque())
-            .is_some_and(|value| value == b"y")
+        self.disk.xattr(place, self.request.namespace.opaque()).is_some_and(|value| value == b"y")
     }
 
     fn is_whiteout(&self, place: &Place, stat: &Statx) -> bool {
@@ -246,12 +235,7 @@ impl Planner<'_> {
             self.plan_metadata(path, &sources[0], existing)?;
         }
         for (name, position) in names {
-            self.plan_name(
-                &path.join(&name),
-                &name,
-                &sources[position..],
-                &existing.join(&name),
-            )?;
+            self.plan_name(&path.join(&name), &name, &sources[position..], &existing.join(&name))?;
         }
         Ok(())
     }
@@ -311,11 +295,7 @@ impl Planner<'_> {
                 merges = false;
                 break;
             }
-            chain.push(Source {
-                now: now.clone(),
-                then,
-                layer: source.layer,
-            });
+            chain.push(Source { now: now.clone(), then, layer: source.layer });
             if self.is_opaque(&now) {
                 merges = false;
                 break;
@@ -374,11 +354,7 @@ impl Planner<'_> {
             let nothing = source.now.clone();
             self.put_moved(&path, &[source], &nothing, None, origin, waiting)?;
         }
-        if chain.is_empty() {
-            Ok(())
-        } else {
-            self.merge(path, &chain, &bottom.now)
-        }
+        if chain.is_empty() { Ok(()) } else { self.merge(path, &chain, &bottom.now) }
     }
 
     /// A directory of the base that was renamed, with what the branch changed in it.
@@ -430,11 +406,7 @@ impl Planner<'_> {
                 let is_same_kind = kind_of(found) == kind;
                 self.change(
                     path,
-                    if is_same_kind {
-                        ChangeKind::Modified
-                    } else {
-                        ChangeKind::Type
-                    },
+                    if is_same_kind { ChangeKind::Modified } else { ChangeKind::Type },
                     None,
                     kind,
                 );
@@ -451,12 +423,7 @@ impl Planner<'_> {
             None => {
                 self.change(path, ChangeKind::Added, None, kind);
                 let directory = kind == FileType::Directory;
-                self.plan.steps.push(Step::Rename {
-                    from,
-                    to,
-                    ino: stat.stx_ino,
-                    directory,
-                });
+                self.plan.steps.push(Step::Rename { from, to, ino: stat.stx_ino, directory });
             }
         }
         Ok(())
@@ -471,12 +438,7 @@ impl Planner<'_> {
         self.change(path, ChangeKind::Deleted, None, kind);
         let (from, to) = (Place::Base(path.to_path_buf()), self.aside());
         let directory = kind == FileType::Directory;
-        self.plan.steps.push(Step::Rename {
-            from,
-            to,
-            ino: found.stx_ino,
-            directory,
-        });
+        self.plan.steps.push(Step::Rename { from, to, ino: found.stx_ino, directory });
         Ok(())
     }
 
@@ -532,15 +494,7 @@ impl Planner<'_> {
                         ino: stat.stx_ino,
                         directory: true,
                     });
-                    apart.push((
-                        path,
-                        Source {
-                            now,
-                            then: to,
-                            layer: source.layer,
-                        },
-                        origin,
-                    ));
+                    apart.push((path, Source { now, then: to, layer: source.layer }, origin));
                     continue;
                 }
                 if self.is_opaque(&now) {
@@ -551,23 +505,13 @@ impl Planner<'_> {
                         value: "y".to_owned(),
                     });
                 }
-                apart.extend(self.purify(
-                    &Source {
-                        now,
-                        then,
-                        layer: source.layer,
-                    },
-                    &path,
-                )?);
+                apart.extend(self.purify(&Source { now, then, layer: source.layer }, &path)?);
             }
             self.change(&path, ChangeKind::Added, None, entry.kind);
         }
         if loses_entries {
             // Its times are what the branch shows, not when its entries were sorted out.
-            let (shown, path) = (
-                self.disk.metadata(&source.now)?,
-                Place::Base(path.to_path_buf()),
-            );
+            let (shown, path) = (self.disk.metadata(&source.now)?, Place::Base(path.to_path_buf()));
             let ino = self.disk.stat(&source.now)?.map_or(0, |stat| stat.stx_ino);
             self.metadata.push(Step::Metadata {
                 path,
@@ -625,12 +569,7 @@ impl Planner<'_> {
             FileType::Symlink => "symlink",
             _ => "other",
         };
-        self.plan.changes.push(Change {
-            path: path.to_path_buf(),
-            change,
-            from,
-            kind,
-        });
+        self.plan.changes.push(Change { path: path.to_path_buf(), change, from, kind });
     }
 
     /// Compares what the base has at a place with what the branch saw there.

@@ -63,34 +63,13 @@ pub(crate) struct Metadata {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Step {
     /// Moves `ino` to a free name.
-    Rename {
-        from: Place,
-        to: Place,
-        ino: u64,
-        directory: bool,
-    },
+    Rename { from: Place, to: Place, ino: u64, directory: bool },
     /// Swaps two objects.
-    Exchange {
-        one: Place,
-        other: Place,
-        ino_one: u64,
-        ino_other: u64,
-        directory: bool,
-    },
+    Exchange { one: Place, other: Place, ino_one: u64, ino_other: u64, directory: bool },
     /// Removes a mark of the overlay format from a directory that has come into the base.
-    Strip {
-        place: Place,
-        name: String,
-        value: String,
-    },
+    Strip { place: Place, name: String, value: String },
     /// Sets the attributes of directory `ino`, which is at `before` until the steps ahead of this have been done.
-    Metadata {
-        path: Place,
-        before: Place,
-        ino: u64,
-        new: Metadata,
-        old: Metadata,
-    },
+    Metadata { path: Place, before: Place, ino: u64, new: Metadata, old: Metadata },
 }
 
 /// Which way a step goes.
@@ -121,9 +100,7 @@ impl Disk {
     }
 
     pub(crate) fn xattr(&self, place: &Place, name: &str) -> Option<Vec<u8>> {
-        self.tree(place)
-            .get_xattr(place.path(), OsStr::new(name))
-            .ok()
+        self.tree(place).get_xattr(place.path(), OsStr::new(name)).ok()
     }
 
     pub(crate) fn remove_file(&self, place: &Place) -> Result<(), Error> {
@@ -138,28 +115,16 @@ impl Disk {
         directory: bool,
     ) -> Result<(), Errno> {
         let parent_of = |place: &Place| {
-            self.tree(place)
-                .directory(place.path().parent().unwrap_or(Path::new("")))
+            self.tree(place).directory(place.path().parent().unwrap_or(Path::new("")))
         };
         let (from_parent, to_parent) = (parent_of(from)?, parent_of(to)?);
-        let name_of = |place: &Place| {
-            place
-                .path()
-                .file_name()
-                .map(OsStr::to_os_string)
-                .ok_or(Errno::INVAL)
-        };
+        let name_of =
+            |place: &Place| place.path().file_name().map(OsStr::to_os_string).ok_or(Errno::INVAL);
         if directory {
             self.tree(from).forget(from.path());
             self.tree(to).forget(to.path());
         }
-        rustix::fs::renameat_with(
-            &*from_parent,
-            name_of(from)?,
-            &*to_parent,
-            name_of(to)?,
-            flags,
-        )
+        rustix::fs::renameat_with(&*from_parent, name_of(from)?, &*to_parent, name_of(to)?, flags)
     }
 
     /// The attributes of the directory at `place`.
@@ -216,10 +181,7 @@ impl Disk {
         };
         tree.set_times(
             path,
-            &Timestamps {
-                last_access: time(wanted.atime),
-                last_modification: time(wanted.mtime),
-            },
+            &Timestamps { last_access: time(wanted.atime), last_modification: time(wanted.mtime) },
         )
     }
 }
@@ -229,24 +191,13 @@ impl Step {
     pub(crate) fn run(&self, disk: &Disk, direction: Direction) -> Result<(), Error> {
         let forward = direction == Direction::Forward;
         match self {
-            Self::Rename {
-                from,
-                to,
-                directory,
-                ..
-            } => {
+            Self::Rename { from, to, directory, .. } => {
                 let (from, to) = if forward { (from, to) } else { (to, from) };
-                disk.rename(from, to, RenameFlags::NOREPLACE, *directory)
-                    .at(shown(from, to))
+                disk.rename(from, to, RenameFlags::NOREPLACE, *directory).at(shown(from, to))
             }
-            Self::Exchange {
-                one,
-                other,
-                directory,
-                ..
-            } => disk
-                .rename(one, other, RenameFlags::EXCHANGE, *directory)
-                .at(shown(one, other)),
+            Self::Exchange { one, other, directory, .. } => {
+                disk.rename(one, other, RenameFlags::EXCHANGE, *directory).at(shown(one, other))
+            }
             Self::Strip { place, name, value } => {
                 let tree = disk.tree(place);
                 if forward {
@@ -267,13 +218,7 @@ impl Step {
             Self::Metadata { path, new, .. } if forward => {
                 disk.set_metadata(path, new).at(path.path())
             }
-            Self::Metadata {
-                path,
-                before,
-                ino,
-                old,
-                ..
-            } => {
+            Self::Metadata { path, before, ino, old, .. } => {
                 // On the way back the directory may be at either place, or gone back into a layer.
                 for place in [path, before] {
                     if disk.stat(place)?.is_some_and(|stat| stat.stx_ino == *ino) {
@@ -293,13 +238,9 @@ impl Step {
         };
         match self {
             Self::Rename { to, ino, .. } => is_at(to, *ino).map(Some),
-            Self::Exchange {
-                one,
-                other,
-                ino_one,
-                ino_other,
-                ..
-            } => Ok(Some(is_at(one, *ino_other)? && is_at(other, *ino_one)?)),
+            Self::Exchange { one, other, ino_one, ino_other, .. } => {
+                Ok(Some(is_at(one, *ino_other)? && is_at(other, *ino_one)?))
+            }
             Self::Strip { .. } | Self::Metadata { .. } => Ok(None),
         }
     }
@@ -318,9 +259,7 @@ fn hex_of(bytes: &[u8]) -> String {
 }
 
 fn bytes_of(text: &str) -> Result<Vec<u8>, Errno> {
-    from_hex(text)
-        .map(|path| path.into_os_string().into_vec())
-        .ok_or(Errno::IO)
+    from_hex(text).map(|path| path.into_os_string().into_vec()).ok_or(Errno::IO)
 }
 
 /// Paths in the journal: JSON text cannot hold bytes outside UTF-8.

@@ -46,26 +46,15 @@ pub(crate) fn mount(mountpoint: &Path) -> Result<OwnedFd, MountError> {
         "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other",
         device.as_raw_fd()
     );
-    let data = std::ffi::CString::new(data).map_err(|_| MountError::Refused {
-        mountpoint: mountpoint.into(),
-        errno: Errno::INVAL,
-    })?;
-    rustix::mount::mount(
-        SOURCE,
-        mountpoint,
-        "fuse.branchfs",
-        MountFlags::empty(),
-        data.as_c_str(),
-    )
-    .map_err(|error| match error {
-        Errno::PERM | Errno::ACCESS => MountError::NotPermitted {
-            mountpoint: mountpoint.into(),
-        },
-        errno => MountError::Refused {
-            mountpoint: mountpoint.into(),
-            errno,
-        },
-    })?;
+    let data = std::ffi::CString::new(data)
+        .map_err(|_| MountError::Refused { mountpoint: mountpoint.into(), errno: Errno::INVAL })?;
+    rustix::mount::mount(SOURCE, mountpoint, "fuse.branchfs", MountFlags::empty(), data.as_c_str())
+        .map_err(|error| match error {
+            Errno::PERM | Errno::ACCESS => {
+                MountError::NotPermitted { mountpoint: mountpoint.into() }
+            }
+            errno => MountError::Refused { mountpoint: mountpoint.into(), errno },
+        })?;
     Ok(device)
 }
 
@@ -86,20 +75,14 @@ fn mount_by_helper(mountpoint: &Path) -> Result<OwnedFd, MountError> {
     rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())
         .map_err(|error| failed(error.into()))?;
     let output = Command::new("fusermount3")
-        .args([
-            "-o",
-            "fsname=branchfs,subtype=branchfs,default_permissions",
-            "--",
-        ])
+        .args(["-o", "fsname=branchfs,subtype=branchfs,default_permissions", "--"])
         .arg(mountpoint)
         .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
         .output()
         .map_err(failed)?;
     drop(theirs);
     if !output.status.success() {
-        return Err(MountError::Helper(
-            String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-        ));
+        return Err(MountError::Helper(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
     }
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -118,11 +101,7 @@ fn mount_by_helper(mountpoint: &Path) -> Result<OwnedFd, MountError> {
 
 /// Ends a mount. `lazily`: it vanishes at once, and is gone when its last user is.
 pub(crate) fn unmount(mountpoint: &Path, lazily: bool) -> io::Result<()> {
-    let flags = if lazily {
-        UnmountFlags::DETACH
-    } else {
-        UnmountFlags::empty()
-    };
+    let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {
         Err(Errno::PERM) => {
             let mut helper = Command::new("fusermount3");
@@ -134,9 +113,7 @@ pub(crate) fn unmount(mountpoint: &Path, lazily: bool) -> io::Result<()> {
             if output.status.success() {
                 return Ok(());
             }
-            Err(io::Error::other(
-                String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-            ))
+            Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
         }
         other => Ok(other?),
     }

@@ -47,16 +47,12 @@ pub(crate) struct Session {
 impl Session {
     /// Mounts at `mountpoint`. The mount shows as type `fuse.branchfs`, source `branchfs`.
     pub(crate) fn mount(mountpoint: &Path) -> Result<Self, MountError> {
-        Ok(Self {
-            device: Arc::new(mount::mount(mountpoint)?),
-        })
+        Ok(Self { device: Arc::new(mount::mount(mountpoint)?) })
     }
 
     /// The way to tell the kernel something unasked.
     pub(crate) fn kernel(&self) -> Arc<dyn Kernel> {
-        Arc::new(Notifier {
-            device: Arc::clone(&self.device),
-        })
+        Arc::new(Notifier { device: Arc::clone(&self.device) })
     }
 
     /// Serves until the mount is gone.
@@ -73,9 +69,7 @@ impl Session {
             .collect::<io::Result<_>>()?;
         let served = first.serve();
         for other in others {
-            other
-                .join()
-                .map_err(|_| io::Error::other("a request thread panicked"))??;
+            other.join().map_err(|_| io::Error::other("a request thread panicked"))??;
         }
         served
     }
@@ -109,12 +103,7 @@ enum Given {
 impl Worker {
     fn new(device: Arc<OwnedFd>, handler: Arc<dyn Handler>) -> Self {
         let request = vec![0; TRANSFER_BYTES_MAX as usize + HEADER_ROOM_BYTES];
-        Self {
-            device,
-            handler,
-            request,
-            output: Output::default(),
-        }
+        Self { device, handler, request, output: Output::default() }
     }
 
     /// Reads one request; `None` when the mount is gone.
@@ -163,9 +152,7 @@ impl Worker {
         let offered = u64::from(input.u32()?) | u64::from(input.u32().unwrap_or(0)) << 32;
         let flags = offered & wanted_flags();
         let minor = minor.min(MINOR_MAX);
-        self.handler.init(&Capabilities {
-            epoch: minor >= MINOR_EPOCH,
-        });
+        self.handler.init(&Capabilities { epoch: minor >= MINOR_EPOCH });
         let output = &mut self.output;
         output.clear();
         output.u32(7);
@@ -295,10 +282,7 @@ impl Worker {
             }
             opcode::MKDIR => {
                 let (mode, umask) = (input.u32()?, input.u32()?);
-                give_entry(
-                    output,
-                    handler.mkdir(caller, node, input.name()?, mode, umask)?,
-                )
+                give_entry(output, handler.mkdir(caller, node, input.name()?, mode, umask)?)
             }
             opcode::UNLINK => done(handler.unlink(caller, node, input.name()?)),
             opcode::RMDIR => done(handler.rmdir(caller, node, input.name()?)),
@@ -318,10 +302,8 @@ impl Worker {
                 give_entry(output, handler.link(caller, linked, node, input.name()?)?)
             }
             opcode::OPEN => {
-                let flags = OpenFlags {
-                    flags: input.u32()?,
-                    kill_privileges: input.u32()? & 1 != 0,
-                };
+                let flags =
+                    OpenFlags { flags: input.u32()?, kill_privileges: input.u32()? & 1 != 0 };
                 let opened = handler.open(caller, node, flags)?;
                 output.opened(&opened);
                 Ok(Given::Open(node, opened.handle.unwrap_or(Handle(0))))
@@ -340,12 +322,8 @@ impl Worker {
             }
             opcode::WRITE => {
                 const KILL_PRIVILEGES: u32 = 1 << 2;
-                let (handle, offset, size, flags) = (
-                    Handle(input.u64()?),
-                    input.u64()?,
-                    input.u32()?,
-                    input.u32()?,
-                );
+                let (handle, offset, size, flags) =
+                    (Handle(input.u64()?), input.u64()?, input.u32()?, input.u32()?);
                 input.skip(16)?;
                 let data = input.take(size as usize)?;
                 let written =
@@ -375,10 +353,7 @@ impl Worker {
             opcode::READDIR | opcode::READDIRPLUS => {
                 let (handle, offset, size) = (Handle(input.u64()?), input.u64()?, input.u32()?);
                 let plus = header.opcode == opcode::READDIRPLUS;
-                let mut sink = EntryBuffer {
-                    output,
-                    limit: size as usize,
-                };
+                let mut sink = EntryBuffer { output, limit: size as usize };
                 handler.readdir(caller, node, handle, offset, plus, &mut sink)?;
                 Ok(Given::Nothing)
             }
@@ -439,29 +414,15 @@ impl Worker {
 
     fn create(&self, header: &Header, mut input: Input<'_>, output: &mut Output) -> Answer<Given> {
         let (flags, mode, umask, own) = (input.u32()?, input.u32()?, input.u32()?, input.u32()?);
-        let flags = OpenFlags {
-            flags,
-            kill_privileges: own & 1 != 0,
-        };
+        let flags = OpenFlags { flags, kill_privileges: own & 1 != 0 };
         let (entry, opened): (Entry, Opened) = if header.opcode == opcode::TMPFILE {
-            self.handler
-                .tmpfile(&header.caller, header.node, mode, umask, flags)?
+            self.handler.tmpfile(&header.caller, header.node, mode, umask, flags)?
         } else {
-            self.handler.create(
-                &header.caller,
-                header.node,
-                input.name()?,
-                mode,
-                umask,
-                flags,
-            )?
+            self.handler.create(&header.caller, header.node, input.name()?, mode, umask, flags)?
         };
         output.entry(&entry);
         output.opened(&opened);
-        Ok(Given::EntryAndOpen(
-            entry,
-            opened.handle.unwrap_or(Handle(0)),
-        ))
+        Ok(Given::EntryAndOpen(entry, opened.handle.unwrap_or(Handle(0))))
     }
 }
 
@@ -477,18 +438,10 @@ fn header(input: &mut Input<'_>) -> Answer<Header> {
     debug_assert_eq!(IN_HEADER_BYTES, 40);
     let _length = input.u32()?;
     let (opcode, unique, node) = (input.u32()?, input.u64()?, NodeId(input.u64()?));
-    let caller = Caller {
-        uid: input.u32()?,
-        gid: input.u32()?,
-    };
+    let caller = Caller { uid: input.u32()?, gid: input.u32()? };
     let _thread = input.u32()?;
     let (_extensions, _padding) = (input.u16()?, input.u16()?);
-    Ok(Header {
-        opcode,
-        unique,
-        node,
-        caller,
-    })
+    Ok(Header { opcode, unique, node, caller })
 }
 
 fn done(outcome: Answer<()>) -> Answer<Given> {

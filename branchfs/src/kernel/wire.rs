@@ -88,30 +88,20 @@ impl<'a> Input<'a> {
     }
 
     pub(crate) fn u16(&mut self) -> Result<u16, Errno> {
-        Ok(u16::from_ne_bytes(
-            self.take(2)?.try_into().map_err(|_| Errno::IO)?,
-        ))
+        Ok(u16::from_ne_bytes(self.take(2)?.try_into().map_err(|_| Errno::IO)?))
     }
 
     pub(crate) fn u32(&mut self) -> Result<u32, Errno> {
-        Ok(u32::from_ne_bytes(
-            self.take(4)?.try_into().map_err(|_| Errno::IO)?,
-        ))
+        Ok(u32::from_ne_bytes(self.take(4)?.try_into().map_err(|_| Errno::IO)?))
     }
 
     pub(crate) fn u64(&mut self) -> Result<u64, Errno> {
-        Ok(u64::from_ne_bytes(
-            self.take(8)?.try_into().map_err(|_| Errno::IO)?,
-        ))
+        Ok(u64::from_ne_bytes(self.take(8)?.try_into().map_err(|_| Errno::IO)?))
     }
 
     /// A name that ends with NUL.
     pub(crate) fn name(&mut self) -> Result<&'a OsStr, Errno> {
-        let end = self
-            .bytes
-            .iter()
-            .position(|byte| *byte == 0)
-            .ok_or(Errno::IO)?;
+        let end = self.bytes.iter().position(|byte| *byte == 0).ok_or(Errno::IO)?;
         let name = self.take(end)?;
         self.skip(1)?;
         Ok(OsStr::from_bytes(name))
@@ -253,18 +243,8 @@ impl Output {
         ] {
             self.u64(value);
         }
-        for value in [
-            statfs.block_size,
-            statfs.name_max,
-            statfs.fragment_size,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-        ] {
+        for value in [statfs.block_size, statfs.name_max, statfs.fragment_size, 0, 0, 0, 0, 0, 0, 0]
+        {
             self.u32(value);
         }
     }
@@ -326,10 +306,7 @@ pub(crate) fn encode_device((major, minor): (u32, u32)) -> u32 {
 
 /// The reverse of [`encode_device`].
 pub(crate) fn decode_device(device: u32) -> (u32, u32) {
-    (
-        (device & 0x000f_ff00) >> 8,
-        (device & 0xff) | ((device >> 12) & 0x000f_ff00),
-    )
+    ((device & 0x000f_ff00) >> 8, (device & 0xff) | ((device >> 12) & 0x000f_ff00))
 }
 
 #[cfg(test)]
@@ -355,16 +332,8 @@ mod tests {
         output.entry(&entry);
         assert_eq!(output.content_bytes(), ENTRY_BYTES, "struct fuse_entry_out");
         output.clear();
-        output.entry(&Entry {
-            node: None,
-            attributes: None,
-            ..entry
-        });
-        assert_eq!(
-            output.content_bytes(),
-            ENTRY_BYTES,
-            "a negative entry is as long"
-        );
+        output.entry(&Entry { node: None, attributes: None, ..entry });
+        assert_eq!(output.content_bytes(), ENTRY_BYTES, "a negative entry is as long");
         output.clear();
         output.statfs(&Statfs::default());
         assert_eq!(output.content_bytes(), 80, "struct fuse_kstatfs");
@@ -403,10 +372,7 @@ mod tests {
     fn an_entry_that_does_not_fit_is_not_written() {
         let mut output = Output::default();
         output.clear();
-        let mut sink = EntryBuffer {
-            output: &mut output,
-            limit: 64,
-        };
+        let mut sink = EntryBuffer { output: &mut output, limit: 64 };
         assert!(sink.push(1, 1, 4, OsStr::new("name")));
         assert!(sink.push(2, 2, 4, OsStr::new("eightchr")));
         assert!(!sink.push(3, 3, 4, OsStr::new("x")));

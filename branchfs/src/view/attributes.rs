@@ -60,11 +60,7 @@ impl View {
 
     /// Changes attributes. Order: size, owner, mode, times; a change of owner clears set-id bits as on any file system.
     pub(crate) fn setattr(&mut self, index: Index, changes: &Changes) -> Result<Attributes> {
-        let content = if changes.size == Some(0) {
-            Content::Drop
-        } else {
-            Content::Keep
-        };
+        let content = if changes.size == Some(0) { Content::Drop } else { Content::Keep };
         self.copy_up(index, content)?;
         if self.nodes.get(index)?.names.is_empty() && index != super::ROOT {
             self.setattr_orphan(index, changes)?;
@@ -73,10 +69,7 @@ impl View {
         let at = self.locate(index)?;
         let tree = &at.layer.tree;
         if let Some(size) = changes.size {
-            match changes
-                .handle
-                .and_then(|handle| self.handles.file(handle.0).ok())
-            {
+            match changes.handle.and_then(|handle| self.handles.file(handle.0).ok()) {
                 Some(file) => rustix::fs::ftruncate(&*file, size)?,
                 None => rustix::fs::ftruncate(tree.open(&at.path, OFlags::WRONLY)?, size)?,
             }
@@ -97,9 +90,7 @@ impl View {
     }
 
     fn setattr_orphan(&mut self, index: Index, changes: &Changes) -> Result<()> {
-        let own = changes
-            .handle
-            .and_then(|handle| self.handles.file(handle.0).ok());
+        let own = changes.handle.and_then(|handle| self.handles.file(handle.0).ok());
         let Some(file) = own.or_else(|| self.open_file_of(index)) else {
             return Err(Errno::NOENT);
         };
@@ -234,33 +225,22 @@ fn without_set_id(mode: u32) -> Option<u32> {
     if FileType::from_raw_mode(mode) != FileType::RegularFile || mode & SET_ID == 0 {
         return None;
     }
-    let kept = if mode & GROUP_EXECUTE == 0 {
-        mode & !0o4000
-    } else {
-        mode & !SET_ID
-    };
+    let kept = if mode & GROUP_EXECUTE == 0 { mode & !0o4000 } else { mode & !SET_ID };
     (kept != mode).then_some(kept)
 }
 
 fn timestamps(changes: &Changes) -> Option<Timestamps> {
-    const NOW: Timespec = Timespec {
-        tv_sec: 0,
-        tv_nsec: rustix::fs::UTIME_NOW,
-    };
-    const OMIT: Timespec = Timespec {
-        tv_sec: 0,
-        tv_nsec: rustix::fs::UTIME_OMIT,
-    };
+    const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
+    const OMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
     if changes.atime.is_none() && changes.mtime.is_none() {
         return None;
     }
     let convert = |time: Option<SetTime>| match time {
         None => OMIT,
         Some(SetTime::Now) => NOW,
-        Some(SetTime::At(time)) => Timespec {
-            tv_sec: time.seconds,
-            tv_nsec: i64::from(time.nanoseconds),
-        },
+        Some(SetTime::At(time)) => {
+            Timespec { tv_sec: time.seconds, tv_nsec: i64::from(time.nanoseconds) }
+        }
     };
     Some(Timestamps {
         last_access: convert(changes.atime),

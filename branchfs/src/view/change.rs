@@ -120,11 +120,7 @@ impl View {
             top.place(
                 &scratch,
                 &path,
-                if hides {
-                    RenameFlags::EXCHANGE
-                } else {
-                    RenameFlags::NOREPLACE
-                },
+                if hides { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE },
             )?;
             if hides {
                 top.work().remove_all(&scratch)?;
@@ -159,11 +155,7 @@ impl View {
         let file = top.tree.create_unnamed(&directory, new.mode())?;
         let made = rustix::fs::fstat(&file)?;
         if (made.st_uid, made.st_gid) != (owner.uid, owner.gid) {
-            let gid = if self.gives_group(&top, &directory)? {
-                made.st_gid
-            } else {
-                owner.gid
-            };
+            let gid = if self.gives_group(&top, &directory)? { made.st_gid } else { owner.gid };
             rustix::fs::fchown(
                 &file,
                 Some(rustix::fs::Uid::from_raw(owner.uid)),
@@ -188,10 +180,7 @@ impl View {
         Ok(match new {
             New::File { mode } => New::File { mode: masked(mode) },
             New::Directory { mode } => New::Directory { mode: masked(mode) },
-            New::Special { mode, device } => New::Special {
-                mode: masked(mode),
-                device,
-            },
+            New::Special { mode, device } => New::Special { mode: masked(mode), device },
             New::Symlink { .. } => new,
         })
     }
@@ -201,11 +190,8 @@ impl View {
             return Ok(known);
         }
         let at = self.locate(parent)?;
-        let known = at
-            .layer
-            .tree
-            .get_xattr(&at.path, OsStr::new("system.posix_acl_default"))
-            .is_ok();
+        let known =
+            at.layer.tree.get_xattr(&at.path, OsStr::new("system.posix_acl_default")).is_ok();
         self.nodes.get_mut(parent)?.default_acl = Some(known);
         Ok(known)
     }
@@ -271,10 +257,7 @@ impl View {
         scratch: &Path,
         new: &New<'_>,
     ) -> Result<()> {
-        let default = match top
-            .tree
-            .get_xattr(directory, OsStr::new("system.posix_acl_default"))
-        {
+        let default = match top.tree.get_xattr(directory, OsStr::new("system.posix_acl_default")) {
             Ok(value) if new.kind() != FileType::Symlink => value,
             _ => return Ok(()),
         };
@@ -309,11 +292,7 @@ impl View {
         }
         self.note_absent(parent, name)?;
         let orphan = self.nodes.get(index)?.names.is_empty();
-        let to = if above == Above::Whiteout {
-            None
-        } else {
-            Some(&path)
-        };
+        let to = if above == Above::Whiteout { None } else { Some(&path) };
         if orphan {
             let file = self.open_file_of(index).ok_or(Errno::NOENT)?;
             if to.is_none() {
@@ -448,10 +427,7 @@ impl View {
         self.copy_up(to.0, Content::Keep)?;
         self.copy_up(from.0, Content::Keep)?;
         let top = self.top();
-        let (old, new) = (
-            self.nodes.path(from.0)?.join(from.1),
-            self.nodes.path(to.0)?.join(to.1),
-        );
+        let (old, new) = (self.nodes.path(from.0)?.join(from.1), self.nodes.path(to.0)?.join(to.1));
         let below_old = self.find_below(from.0, from.1)?.is_some();
         let below_new = self.find_below(to.0, to.1)?;
         self.note_present(from.0, from.1)?;
@@ -472,10 +448,7 @@ impl View {
 
     fn may_replace(&self, source: Index, target: Index) -> Result<()> {
         let kinds = (self.nodes.get(source)?.kind, self.nodes.get(target)?.kind);
-        match (
-            kinds.0 == FileType::Directory,
-            kinds.1 == FileType::Directory,
-        ) {
+        match (kinds.0 == FileType::Directory, kinds.1 == FileType::Directory) {
             (true, false) => Err(Errno::NOTDIR),
             (false, true) => Err(Errno::ISDIR),
             (true, true) if !self.is_empty(target)? => Err(Errno::NOTEMPTY),
@@ -519,11 +492,7 @@ impl View {
         if is_directory && !top.is_base() && self.above(top, new)? != Above::Nothing {
             // A directory cannot be renamed over a whiteout or over a directory that holds whiteouts.
             top.tree.rename(old, new, RenameFlags::EXCHANGE)?;
-            return if whiteout {
-                top.put_whiteout(old)
-            } else {
-                top.tree.remove_all(old)
-            };
+            return if whiteout { top.put_whiteout(old) } else { top.tree.remove_all(old) };
         }
         if !whiteout {
             return top.tree.rename(old, new, RenameFlags::empty());
@@ -551,10 +520,8 @@ impl View {
             self.copy_up(index, Content::Keep)?;
         }
         let top = self.top();
-        let (old, new) = (
-            self.nodes.path(one.0)?.join(one.1),
-            self.nodes.path(other.0)?.join(other.1),
-        );
+        let (old, new) =
+            (self.nodes.path(one.0)?.join(one.1), self.nodes.path(other.0)?.join(other.1));
         self.note_present(one.0, one.1)?;
         self.note_present(other.0, other.1)?;
         if !top.is_base() {
@@ -573,9 +540,7 @@ impl View {
     fn above(&self, top: &Layer, path: &Path) -> Result<Above> {
         match top.tree.stat(path) {
             Ok(stat) if top.is_whiteout(path, &stat) => Ok(Above::Whiteout),
-            Ok(stat) => Ok(Above::Object(FileType::from_raw_mode(u32::from(
-                stat.stx_mode,
-            )))),
+            Ok(stat) => Ok(Above::Object(FileType::from_raw_mode(u32::from(stat.stx_mode)))),
             Err(Errno::NOENT) => Ok(Above::Nothing),
             Err(error) => Err(error),
         }
@@ -584,10 +549,9 @@ impl View {
     /// The path of a name in the base, where the directory is there too.
     fn base_path(&self, parent: Index, name: &OsStr) -> Option<PathBuf> {
         match &self.nodes.get(parent).ok()?.place {
-            Place::Directory { lowers, .. } => lowers
-                .last()
-                .filter(|at| at.layer.is_base())
-                .map(|at| at.path.join(name)),
+            Place::Directory { lowers, .. } => {
+                lowers.last().filter(|at| at.layer.is_base()).map(|at| at.path.join(name))
+            }
             _ => None,
         }
     }
@@ -630,14 +594,7 @@ impl View {
         let writable = matches!(flags & OFlags::RWMODE, OFlags::WRONLY | OFlags::RDWR);
         let truncate = flags.contains(OFlags::TRUNC);
         if writable || truncate {
-            self.copy_up(
-                index,
-                if truncate {
-                    Content::Drop
-                } else {
-                    Content::Keep
-                },
-            )?;
+            self.copy_up(index, if truncate { Content::Drop } else { Content::Keep })?;
         }
         let at = match self.locate(index) {
             Ok(at) => at,
@@ -645,31 +602,16 @@ impl View {
                 // An orphan is opened again through a descriptor that is still there (/proc/self/fd).
                 let file = self.open_file_of(index).ok_or(error)?;
                 let through = crate::tree::descriptor_path(file.as_fd());
-                let access = if writable {
-                    OFlags::RDWR
-                } else {
-                    OFlags::RDONLY
-                };
+                let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
                 let mode = rustix::fs::Mode::empty();
                 return rustix::fs::open(through, access | OFlags::CLOEXEC, mode)
                     .map(|file| (file, writable));
             }
         };
         // Reading and writing: what is written through a private mapping must be read first.
-        let access = if writable {
-            OFlags::RDWR
-        } else {
-            OFlags::RDONLY
-        };
-        let trunc = if truncate {
-            OFlags::TRUNC
-        } else {
-            OFlags::empty()
-        };
-        let file = at
-            .layer
-            .tree
-            .open(&at.path, access | trunc | OFlags::NONBLOCK)?;
+        let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
+        let trunc = if truncate { OFlags::TRUNC } else { OFlags::empty() };
+        let file = at.layer.tree.open(&at.path, access | trunc | OFlags::NONBLOCK)?;
         if truncate && kill_privileges {
             super::attributes::kill_privileges_of(&file)?;
         }

@@ -40,31 +40,16 @@ impl View {
     }
 
     fn copy_up_directory(&mut self, index: Index) -> Result<()> {
-        let (parent, _) = self
-            .nodes
-            .get(index)?
-            .names
-            .first()
-            .cloned()
-            .ok_or(Errno::NOENT)?;
+        let (parent, _) = self.nodes.get(index)?.names.first().cloned().ok_or(Errno::NOENT)?;
         self.copy_up(parent, Content::Keep)?;
         let source = self.locate(index)?;
         let stat = source.layer.tree.stat(&source.path)?;
-        self.note(
-            &source.layer,
-            &source.path,
-            Expected::Present(identity(&stat)),
-        )?;
+        self.note(&source.layer, &source.path, Expected::Present(identity(&stat)))?;
         let (top, path) = (self.top(), self.nodes.path(index)?);
         let scratch = top.scratch();
         top.work().make_directory(&scratch, 0o700)?;
-        copy_metadata(
-            (&source.layer.tree, &source.path, &stat),
-            (top.work(), &scratch),
-        )?;
-        keep_parent_times(&top, &path, || {
-            top.place(&scratch, &path, RenameFlags::NOREPLACE)
-        })?;
+        copy_metadata((&source.layer.tree, &source.path, &stat), (top.work(), &scratch))?;
+        keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
         if let Place::Directory { upper, .. } = &mut self.nodes.get_mut(index)?.place {
             *upper = true;
         }
@@ -78,25 +63,12 @@ impl View {
         }
         let source = self.locate(index)?;
         let stat = source.layer.tree.stat(&source.path)?;
-        self.note(
-            &source.layer,
-            &source.path,
-            Expected::Present(identity(&stat)),
-        )?;
+        self.note(&source.layer, &source.path, Expected::Present(identity(&stat)))?;
         let (top, path) = (self.top(), self.nodes.path(index)?);
         let scratch = top.scratch();
-        copy_object(
-            &source.layer.tree,
-            &source.path,
-            &stat,
-            top.work(),
-            &scratch,
-            content,
-        )?;
+        copy_object(&source.layer.tree, &source.path, &stat, top.work(), &scratch, content)?;
         let made = top.work().stat(&scratch)?;
-        keep_parent_times(&top, &path, || {
-            top.place(&scratch, &path, RenameFlags::NOREPLACE)
-        })?;
+        keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
         top.set_origin(made.stx_ino, source.layer.shown_ino(stat.stx_ino))?;
         self.nodes.get_mut(index)?.place = Place::Upper;
         self.nodes.set_inode(index, Some((top.id, made.stx_ino)));
@@ -147,11 +119,7 @@ impl View {
         let top = self.top();
         let stat = rustix::fs::fstat(&file)?;
         let copy = top.work().create_unnamed(Path::new(""), stat.st_mode)?;
-        copy_content(
-            file.as_fd(),
-            copy.as_fd(),
-            u64::try_from(stat.st_size).unwrap_or(0),
-        )?;
+        copy_content(file.as_fd(), copy.as_fd(), u64::try_from(stat.st_size).unwrap_or(0))?;
         rustix::fs::fchown(
             &copy,
             Some(Uid::from_raw(stat.st_uid)),

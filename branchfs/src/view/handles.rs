@@ -12,11 +12,7 @@ use crate::tree::{DirectoryEntry, Result};
 /// What a handle number stands for.
 #[derive(Debug)]
 enum Open {
-    File {
-        node: Index,
-        file: Arc<OwnedFd>,
-        writable: bool,
-    },
+    File { node: Index, file: Arc<OwnedFd>, writable: bool },
     Directory(OpenDirectory),
 }
 
@@ -43,18 +39,11 @@ impl Handles {
     }
 
     pub(crate) fn add_file(&mut self, node: Index, file: OwnedFd, writable: bool) -> u64 {
-        self.add(Open::File {
-            node,
-            file: Arc::new(file),
-            writable,
-        })
+        self.add(Open::File { node, file: Arc::new(file), writable })
     }
 
     pub(crate) fn add_directory(&mut self, node: Index) -> u64 {
-        self.add(Open::Directory(OpenDirectory {
-            node,
-            listing: None,
-        }))
+        self.add(Open::Directory(OpenDirectory { node, listing: None }))
     }
 
     /// The descriptor of an open file.
@@ -90,11 +79,7 @@ impl Handles {
     /// Nodes that are open for writing.
     pub(crate) fn written(&self) -> impl Iterator<Item = Index> {
         self.table.values().filter_map(|open| match open {
-            Open::File {
-                node,
-                writable: true,
-                ..
-            } => Some(*node),
+            Open::File { node, writable: true, .. } => Some(*node),
             _ => None,
         })
     }

@@ -76,11 +76,7 @@ impl View {
             return false;
         }
         let path = source.path.join(&entry.name);
-        source
-            .layer
-            .tree
-            .stat(&path)
-            .is_ok_and(|stat| source.layer.is_whiteout(&path, &stat))
+        source.layer.tree.stat(&path).is_ok_and(|stat| source.layer.is_whiteout(&path, &stat))
     }
 
     /// Whether a directory has no entries.
@@ -95,8 +91,7 @@ impl View {
             .get(node)
             .ok()
             .and_then(|node| node.names.first().map(|(parent, _)| *parent));
-        self.getattr(parent.unwrap_or(node))
-            .map_or(0, |attributes| attributes.ino)
+        self.getattr(parent.unwrap_or(node)).map_or(0, |attributes| attributes.ino)
     }
 
     /// True for names that a listing of this directory must never show.

@@ -152,8 +152,7 @@ impl Nodes {
     pub(crate) fn unname(&mut self, parent: Index, name: &OsStr) -> Option<Index> {
         let index = self.by_name.remove(&(parent, name.to_os_string()))?;
         if let Some(node) = self.table.get_mut(&index) {
-            node.names
-                .retain(|(of, own)| (*of, own.as_os_str()) != (parent, name));
+            node.names.retain(|(of, own)| (*of, own.as_os_str()) != (parent, name));
         }
         if let Some(node) = self.table.get_mut(&parent) {
             node.children -= 1;
@@ -215,11 +214,7 @@ impl Nodes {
             return;
         }
         self.set_inode(index, None);
-        let names = self
-            .table
-            .remove(&index)
-            .map(|node| node.names)
-            .unwrap_or_default();
+        let names = self.table.remove(&index).map(|node| node.names).unwrap_or_default();
         for (parent, name) in names {
             self.by_name.remove(&(parent, name));
             if let Some(node) = self.table.get_mut(&parent) {
@@ -247,10 +242,7 @@ mod tests {
     use super::*;
 
     fn directory() -> Place {
-        Place::Directory {
-            upper: true,
-            lowers: Arc::new([]),
-        }
+        Place::Directory { upper: true, lowers: Arc::new([]) }
     }
 
     #[test]

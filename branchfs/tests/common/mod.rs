@@ -1,12 +1,7 @@
 //! A real mount over a scratch directory, and whole-tree snapshots to compare.
 
 #![allow(dead_code, reason = "each test file uses its part")]
-#![allow(
-    clippy::unwrap_used,
-    missing_docs,
-    unreachable_pub,
-    reason = "test code"
-)]
+#![allow(clippy::unwrap_used, missing_docs, unreachable_pub, reason = "test code")]
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -76,10 +71,7 @@ impl Mount {
         let waiter =
             rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-        let mut poll = [rustix::event::PollFd::new(
-            &waiter,
-            rustix::event::PollFlags::IN,
-        )];
+        let mut poll = [rustix::event::PollFd::new(&waiter, rustix::event::PollFlags::IN)];
         rustix::event::poll(&mut poll, None).unwrap();
         let _ = fs::remove_file(format!("/run/branchfs/{}.sock", pid.as_raw_nonzero()));
         rustix::mount::unmount(self.mountpoint(), rustix::mount::UnmountFlags::DETACH).unwrap();
@@ -88,11 +80,7 @@ impl Mount {
     /// Runs the program with words, paths, and the mountpoint last.
     pub fn run(&self, words: &[&str], paths: &[&Path]) -> Output {
         let mut command = Command::new(PROGRAM);
-        command
-            .args(words)
-            .args(paths)
-            .arg(self.mountpoint())
-            .stdin(Stdio::null());
+        command.args(words).args(paths).arg(self.mountpoint()).stdin(Stdio::null());
         command.output().unwrap()
     }
 
@@ -118,29 +106,18 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         // A test that failed may have left anything: the mount goes whatever it takes.
-        let _ = Command::new(PROGRAM)
-            .arg("unmount")
-            .arg(self.mountpoint())
-            .output();
+        let _ = Command::new(PROGRAM).arg("unmount").arg(self.mountpoint()).output();
         let _ = rustix::mount::unmount(self.mountpoint(), rustix::mount::UnmountFlags::DETACH);
     }
 }
 
 pub fn succeed(output: &Output) {
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// The error text of a command that must fail.
 pub fn refusal(output: &Output) -> String {
-    assert!(
-        !output.status.success(),
-        "it succeeded: {}",
-        String::from_utf8_lossy(&output.stdout)
-    );
+    assert!(!output.status.success(), "it succeeded: {}", String::from_utf8_lossy(&output.stdout));
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -204,11 +181,7 @@ pub fn snapshot(root: &Path) -> BTreeMap<PathBuf, Object> {
 }
 
 fn visit(root: &Path, path: &Path, tree: &mut BTreeMap<PathBuf, Object>) {
-    let full = if path.as_os_str().is_empty() {
-        root.to_path_buf()
-    } else {
-        root.join(path)
-    };
+    let full = if path.as_os_str().is_empty() { root.to_path_buf() } else { root.join(path) };
     let metadata = fs::symlink_metadata(&full).unwrap();
     let kind = metadata.file_type();
     let content = if kind.is_file() {
@@ -267,16 +240,10 @@ pub fn assert_same(
     when: &str,
 ) {
     let mut differences = Vec::new();
-    for path in found
-        .keys()
-        .chain(wanted.keys().filter(|path| !found.contains_key(*path)))
-    {
+    for path in found.keys().chain(wanted.keys().filter(|path| !found.contains_key(*path))) {
         let (is, should) = (found.get(path), wanted.get(path));
         if is != should {
-            differences.push(format!(
-                "{}:\n  is     {is:?}\n  should {should:?}",
-                path.display()
-            ));
+            differences.push(format!("{}:\n  is     {is:?}\n  should {should:?}", path.display()));
         }
     }
     assert!(
