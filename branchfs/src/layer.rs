@@ -1,10 +1,11 @@
 //! One layer: a branch's own changes in the overlay format, or the base.
 //!
 //! A layer on disk is `upper/` (the changes), `work/` (scratch on the same file system: things are built there and
-//! renamed into place, so that no half-made object is ever visible) and `writes` (what the changes depend on in the
+//! renamed into place, so that no half-made object is ever visible), `links/` (copied-up objects that had several hard
+//! links below, by layer and inode number: whichever other name is looked up later becomes a link to the copy) and `writes` (what the changes depend on in the
 //! base, see [`crate::write_set`]). The base is a layer without whiteouts, scratch or log.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -42,6 +43,7 @@ pub(crate) struct Layer {
 #[derive(Debug)]
 struct Own {
     work: Tree,
+    links: Tree,
     namespace: Namespace,
     foreign: bool,
     scratch: AtomicU64,
@@ -53,6 +55,12 @@ struct Log {
     writes: WriteSet,
     /// Inode number in the layer -> inode number shown, for copied-up files.
     origins: HashMap<u64, u64>,
+    /// Copied-up objects with several links below: lower layer and inode number.
+    linked: HashSet<(LayerId, u64)>,
+    /// Inode number in the layer -> number of links shown.
+    link_counts: HashMap<u64, u32>,
+    /// Layer and inode number of a lower object -> how many of its names this layer hides.
+    hidden: HashMap<(u64, u64), u32>,
 }
 
 impl Layer {
@@ -72,15 +80,26 @@ impl Layer {
         let tree = Tree::open_root(&upper).at(&upper)?;
         let work = directory.join("work");
         let scratch = Tree::open_root(&work).at(&work)?;
+        let links = directory.join("links");
+        let links = Tree::open_root(&links).at(&links)?;
+        let names = links.list(Path::new("")).at(directory)?;
+        let linked = names.iter().filter_map(|entry| parse_link(&entry.name)).collect();
         let log = directory.join("writes");
         let loaded = WriteSet::load(&log).at(&log)?;
         let writes = WriteSet::open(&log).at(&log)?;
         let own = Own {
             work: scratch,
+            links,
             namespace,
             foreign,
             scratch: AtomicU64::new(0),
-            log: Mutex::new(Log { writes, origins: loaded.origins }),
+            log: Mutex::new(Log {
+                writes,
+                origins: loaded.origins,
+                linked,
+                link_counts: loaded.links,
+                hidden: loaded.hidden,
+            }),
         };
         Ok(Self { id, tree, own: Some(own) })
     }
@@ -175,6 +194,88 @@ impl Layer {
         }
     }
 
+    /// Number of links to show for an object of this layer that has `links` names in it.
+    pub(crate) fn shown_links(&self, ino: u64, links: u32) -> u32 {
+        let shown = self.own.as_ref().and_then(|own| lock(&own.log).link_counts.get(&ino).copied());
+        shown.unwrap_or(links)
+    }
+
+    /// One name more or less for an object whose links are counted.
+    pub(crate) fn count_links(&self, ino: u64, change: i32) -> Result<()> {
+        let Some(own) = &self.own else { return Ok(()) };
+        let mut log = lock(&own.log);
+        let Some(count) = log.link_counts.get_mut(&ino) else { return Ok(()) };
+        *count = count.saturating_add_signed(change);
+        let count = *count;
+        log.writes.links(ino, count)
+    }
+
+    /// Remembers the copy at `path`, inode `ino`, of an object that had `links` names in a lower layer.
+    pub(crate) fn keep_link(
+        &self,
+        origin: (LayerId, u64),
+        path: &Path,
+        ino: u64,
+        links: u32,
+    ) -> Result<()> {
+        let own = self.own();
+        let from = self.tree.directory(path.parent().unwrap_or(Path::new("")))?;
+        let to = own.links.directory(Path::new(""))?;
+        let name = path.file_name().unwrap_or(OsStr::new("."));
+        rustix::fs::linkat(&*from, name, &*to, OsStr::new(&link_name(origin)), AtFlags::empty())?;
+        let mut log = lock(&own.log);
+        log.linked.insert(origin);
+        log.link_counts.insert(ino, links);
+        log.writes.links(ino, links)
+    }
+
+    /// This layer hides one of the names of a lower object.
+    pub(crate) fn hide_link(&self, (layer, ino): (LayerId, u64)) -> Result<()> {
+        let mut log = lock(&self.own().log);
+        let count = log.hidden.entry((layer.0, ino)).or_default();
+        *count += 1;
+        let count = *count;
+        log.writes.hidden((layer.0, ino), count)
+    }
+
+    /// How many of the names of a lower object this layer hides.
+    pub(crate) fn hidden_links(&self, (layer, ino): (LayerId, u64)) -> u32 {
+        let hidden =
+            self.own.as_ref().and_then(|own| lock(&own.log).hidden.get(&(layer.0, ino)).copied());
+        hidden.unwrap_or(0)
+    }
+
+    /// Whether this layer has a copy of a lower object that had several names.
+    pub(crate) fn has_link(&self, origin: (LayerId, u64)) -> bool {
+        self.own.as_ref().is_some_and(|own| lock(&own.log).linked.contains(&origin))
+    }
+
+    /// Gives such a copy one more of the names it had below.
+    pub(crate) fn link_kept(&self, origin: (LayerId, u64), path: &Path) -> Result<()> {
+        let from = self.own().links.directory(Path::new(""))?;
+        let to = self.tree.directory(path.parent().unwrap_or(Path::new("")))?;
+        let name = path.file_name().unwrap_or(OsStr::new("."));
+        rustix::fs::linkat(&*from, OsStr::new(&link_name(origin)), &*to, name, AtFlags::empty())
+    }
+
+    /// Where a copy is kept: for copying it up from here into another layer.
+    pub(crate) fn kept_link(&self, origin: (LayerId, u64)) -> (&Tree, PathBuf) {
+        (&self.own().links, PathBuf::from(link_name(origin)))
+    }
+
+    /// Whether some of the names below are not links to the copy yet.
+    pub(crate) fn lacks_names(&self) -> Result<bool> {
+        let Some(own) = &self.own else { return Ok(false) };
+        for entry in own.links.list(Path::new(""))? {
+            let stat = own.links.stat(Path::new(&entry.name))?;
+            // One of its links is the one in `links`.
+            if self.shown_links(stat.stx_ino, stat.stx_nlink) > stat.stx_nlink - 1 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Notes what the branch saw at a path of the base when it first depended on it.
     pub(crate) fn saw(&self, base_path: &Path, expected: Expected) -> Result<()> {
         lock(&self.own().log).writes.seen(base_path, expected)
@@ -243,6 +344,15 @@ impl Layer {
         self.tree.forget(path);
         self.work().remove_all(&scratch)
     }
+}
+
+fn link_name((layer, ino): (LayerId, u64)) -> String {
+    format!("{}-{ino}", layer.0)
+}
+
+fn parse_link(name: &OsStr) -> Option<(LayerId, u64)> {
+    let (layer, ino) = name.to_str()?.split_once('-')?;
+    Some((LayerId(layer.parse().ok()?), ino.parse().ok()?))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

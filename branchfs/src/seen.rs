@@ -2,7 +2,8 @@
 //! design), and which inode numbers copied-up files go on showing.
 //!
 //! One JSON object a line, appended without a sync: `{"path":"6162","seen":null}` (nothing was there),
-//! `{"path":"6162","seen":{…}}` (an object), `{"ino":12,"shown":7}`, `{"ino":12,"shown":null}`. Paths are the bytes in
+//! `{"path":"6162","seen":{…}}` (an object), `{"ino":12,"shown":7}`, `{"ino":12,"shown":null}`,
+//! `{"ino":12,"links":2}` (how many links it shows), `{"layer":0,"lower":9,"hidden":1}` (how many names of a lower object are hidden). Paths are the bytes in
 //! hexadecimal. A line that a crash cut short ends the log: paths noted after it fall under the rule for unknown paths
 //! (changed after the fork means drift).
 
@@ -68,6 +69,9 @@ pub(crate) enum Expected {
 #[serde(untagged)]
 enum Record {
     Path { path: String, seen: Option<Identity> },
+    // Before `Origin`, whose optional field would match anything with an `ino`.
+    Links { ino: u64, links: u32 },
+    Hidden { layer: u64, lower: u64, hidden: u32 },
     Origin { ino: u64, shown: Option<u64> },
 }
 
@@ -84,6 +88,10 @@ pub(crate) struct Loaded {
     pub(crate) seen: BTreeMap<PathBuf, Expected>,
     /// Inode number in the layer -> inode number shown.
     pub(crate) origins: HashMap<u64, u64>,
+    /// Inode number in the layer -> number of links shown, where it differs from the number of names in the layer.
+    pub(crate) links: HashMap<u64, u32>,
+    /// Layer and inode number of a lower object -> how many of its names this layer hides.
+    pub(crate) hidden: HashMap<(u64, u64), u32>,
 }
 
 impl WriteSet {
@@ -116,6 +124,12 @@ impl WriteSet {
                 Record::Origin { ino, shown: None } => {
                     loaded.origins.remove(&ino);
                 }
+                Record::Hidden { layer, lower, hidden } => {
+                    loaded.hidden.insert((layer, lower), hidden);
+                }
+                Record::Links { ino, links } => {
+                    loaded.links.insert(ino, links);
+                }
             }
         }
         Ok(loaded)
@@ -131,6 +145,14 @@ impl WriteSet {
 
     pub(crate) fn origin(&mut self, ino: u64, shown: u64) -> Result<(), Errno> {
         self.append(&Record::Origin { ino, shown: Some(shown) })
+    }
+
+    pub(crate) fn links(&mut self, ino: u64, links: u32) -> Result<(), Errno> {
+        self.append(&Record::Links { ino, links })
+    }
+
+    pub(crate) fn hidden(&mut self, (layer, lower): (u64, u64), hidden: u32) -> Result<(), Errno> {
+        self.append(&Record::Hidden { layer, lower, hidden })
     }
 
     pub(crate) fn forget(&mut self, ino: u64) -> Result<(), Errno> {

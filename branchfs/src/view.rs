@@ -63,7 +63,7 @@ pub(crate) struct Found {
     pub(crate) kind: FileType,
     pub(crate) place: Place,
     /// Layer and inode number of the object itself (not of a directory).
-    inode: Option<(crate::layer::LayerId, u64)>,
+    pub(crate) inode: Option<(crate::layer::LayerId, u64)>,
     pub(crate) attributes: Attributes,
 }
 
@@ -85,9 +85,15 @@ impl View {
         parent: Index,
         name: &OsStr,
     ) -> Result<Option<(Index, Attributes)>> {
-        let Some(found) = self.find(parent, name)? else {
+        let Some(mut found) = self.find(parent, name)? else {
             return Ok(None);
         };
+        if let (Place::Lower(at), Some(origin)) = (&found.place, found.inode) {
+            let at = at.clone();
+            if self.join_links(parent, name, &at, origin)? {
+                found = self.find(parent, name)?.ok_or(Errno::IO)?;
+            }
+        }
         let attributes = found.attributes;
         Ok(Some((self.enter(parent, name, found), attributes)))
     }
@@ -237,8 +243,19 @@ impl View {
             kind,
             place: if is_top { Place::Upper } else { Place::Lower(at) },
             inode,
-            attributes: attributes(stat, layer.shown_ino(stat.stx_ino)),
+            attributes: self.object_attributes(stat, &layer),
         }
+    }
+
+    /// Attributes of an object that is no directory: names that layers above hide are no links.
+    pub(crate) fn object_attributes(&self, stat: &Statx, layer: &Layer) -> Attributes {
+        let mut found = attributes(stat, layer);
+        if stat.stx_nlink > 1 {
+            let above = self.layers.iter().take_while(|other| other.id != layer.id);
+            let hidden: u32 = above.map(|other| other.hidden_links((layer.id, stat.stx_ino))).sum();
+            found.nlink = found.nlink.saturating_sub(hidden);
+        }
+        found
     }
 
     /// Where a node's content is now: layer and path. `ENOENT` for orphans.
@@ -326,7 +343,7 @@ struct Merged {
 
 impl Merged {
     fn new(at: At, stat: &Statx, is_top: bool) -> Self {
-        let attributes = attributes(stat, at.layer.shown_ino(stat.stx_ino));
+        let attributes = attributes(stat, &at.layer);
         let lowers = if is_top { Vec::new() } else { vec![at] };
         Self { upper: is_top, lowers, attributes, directories: 1 }
     }
@@ -351,19 +368,19 @@ impl Merged {
     }
 }
 
-/// `stat` as the kernel wants it, with the inode number to show.
-pub(crate) fn attributes(stat: &Statx, ino: u64) -> Attributes {
+/// `stat` of an object in `layer` as the kernel wants it, with the inode number and links to show.
+pub(crate) fn attributes(stat: &Statx, layer: &Layer) -> Attributes {
     let time =
         |time: rustix::fs::StatxTimestamp| Time { seconds: time.tv_sec, nanoseconds: time.tv_nsec };
     Attributes {
-        ino,
+        ino: layer.shown_ino(stat.stx_ino),
         size: stat.stx_size,
         blocks: stat.stx_blocks,
         atime: time(stat.stx_atime),
         mtime: time(stat.stx_mtime),
         ctime: time(stat.stx_ctime),
         mode: u32::from(stat.stx_mode),
-        nlink: stat.stx_nlink,
+        nlink: layer.shown_links(stat.stx_ino, stat.stx_nlink),
         uid: stat.stx_uid,
         gid: stat.stx_gid,
         rdev: (stat.stx_rdev_major, stat.stx_rdev_minor),

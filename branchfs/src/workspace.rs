@@ -360,9 +360,10 @@ impl Workspace {
 
     fn make_layer(&self, id: u64, path: &Path, parent: &[Arc<Layer>]) -> Result<Layer, Error> {
         self.make_directory(path)?;
-        let (upper, work) = (path.join("upper"), path.join("work"));
-        self.make_directory(&upper)?;
-        self.make_directory(&work)?;
+        let upper = path.join("upper");
+        for directory in [&upper, &path.join("work"), &path.join("links")] {
+            self.make_directory(directory)?;
+        }
         let layer = Layer::open(LayerId(id), path, self.namespace, false)?;
         give(&path.join("writes"), self.owner)?;
         let root = Path::new("");
@@ -423,6 +424,8 @@ impl Workspace {
     }
 
     fn plan(&self, branch: &Branch) -> Result<commit::Plan, Error> {
+        let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
+        mounted.lock().join_all_links().at(&self.base_path)?;
         let mut seen = BTreeMap::new();
         for layer in branch.record.layers.iter().rev() {
             let log = self.layer_path(*layer).join("writes");
@@ -528,6 +531,11 @@ impl Workspace {
         }
         self.settle_siblings(branches, &stale);
         drop(gate);
+        for layer in &branches[&id].record.layers {
+            // What was committed has one link too many as long as the layer keeps its own.
+            let links = self.layer_path(*layer).join("links");
+            fs::remove_dir_all(&links).at(&links)?;
+        }
         Decided::sync(&disk)?;
         for sibling in &stale {
             self.write_record(&branches[sibling].record)?;

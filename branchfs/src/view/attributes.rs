@@ -25,7 +25,7 @@ impl View {
             Place::Directory { upper, lowers } => {
                 let at = self.locate(index)?;
                 let stat = at.layer.tree.stat(&at.path)?;
-                let mut found = attributes(&stat, at.layer.shown_ino(stat.stx_ino));
+                let mut found = attributes(&stat, &at.layer);
                 if usize::from(*upper) + lowers.len() > 1 {
                     found.nlink = 1;
                 }
@@ -38,7 +38,7 @@ impl View {
             Place::Upper | Place::Lower(_) if !node.names.is_empty() => {
                 let at = self.locate(index)?;
                 let stat = at.layer.tree.stat(&at.path)?;
-                Ok(attributes(&stat, at.layer.shown_ino(stat.stx_ino)))
+                Ok(self.object_attributes(&stat, &at.layer))
             }
             _ => self.orphan_attributes(index),
         }
@@ -50,8 +50,8 @@ impl View {
             return last.ok_or(Errno::STALE);
         };
         let stat = rustix::fs::statx(&*file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
-        let ino = last.map_or(stat.stx_ino, |last| last.ino);
-        let mut found = attributes(&stat, ino);
+        let mut found = attributes(&stat, &self.layers[0]);
+        found.ino = last.map_or(stat.stx_ino, |last| last.ino);
         if let Place::Lower(_) = self.nodes.get(index)?.place {
             found.nlink = found.nlink.saturating_sub(1); // hidden by a whiteout, not unlinked
         }

@@ -12,7 +12,7 @@ use rustix::fs::{FileType, OFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
 use super::copy_up::Content;
-use super::{Index, Place, View};
+use super::{Found, Index, Place, View};
 use crate::kernel::handler::Attributes;
 use crate::layer::{Layer, identity};
 use crate::overlay::DEVICE_XATTR;
@@ -166,7 +166,7 @@ impl View {
         let flags = rustix::fs::AtFlags::EMPTY_PATH;
         let stat = rustix::fs::statx(&file, "", flags, rustix::fs::StatxFlags::BASIC_STATS)?;
         let index = self.nodes.add(FileType::RegularFile, Place::Orphan, None);
-        let attributes = super::attributes(&stat, stat.stx_ino);
+        let attributes = super::attributes(&stat, &top);
         self.nodes.get_mut(index)?.last_attributes = Some(attributes);
         Ok((index, attributes, file))
     }
@@ -315,17 +315,18 @@ impl View {
                 }
             }
         }
+        top.count_links(top.tree.stat(&path)?.stx_ino, 1)?;
         self.nodes.name(index, parent, name);
         self.getattr(index)
     }
 
     /// Removes a name that is no directory.
     pub(crate) fn unlink(&mut self, parent: Index, name: &OsStr) -> Result<()> {
-        let found = self.find(parent, name)?.ok_or(Errno::NOENT)?;
-        if found.kind == FileType::Directory {
+        let (index, attributes) = self.lookup(parent, name)?.ok_or(Errno::NOENT)?;
+        if self.nodes.get(index)?.kind == FileType::Directory {
             return Err(Errno::ISDIR);
         }
-        self.remove_name(parent, name, Some(found.attributes))
+        self.remove_name(parent, name, Some(attributes))
     }
 
     /// Removes an empty directory.
@@ -348,8 +349,10 @@ impl View {
     ) -> Result<()> {
         self.copy_up(parent, Content::Keep)?;
         let (top, path) = (self.top(), self.nodes.path(parent)?.join(name));
-        let below = self.find_below(parent, name)?.is_some();
+        let below = self.find_below(parent, name)?;
         self.note_present(parent, name)?;
+        self.uncount(&top, &path, below.as_ref())?;
+        let below = below.is_some();
         match self.above(&top, &path)? {
             Above::Object(_) if below => top.put_whiteout(&path)?,
             Above::Object(FileType::Directory) => self.remove_directory(&top, &path)?,
@@ -359,6 +362,18 @@ impl View {
         }
         self.orphan(parent, name, attributes);
         Ok(())
+    }
+
+    /// An object is about to lose its name at `path`: it shows one link less from now on.
+    fn uncount(&self, top: &Layer, path: &Path, below: Option<&Found>) -> Result<()> {
+        match top.tree.stat(path) {
+            Ok(stat) => top.count_links(stat.stx_ino, -1),
+            Err(Errno::NOENT) => match below.and_then(|below| below.inode) {
+                Some(origin) => top.hide_link(origin),
+                None => Ok(()),
+            },
+            Err(error) => Err(error),
+        }
     }
 
     /// A directory that shows no entries may still hold whiteouts.
@@ -433,6 +448,7 @@ impl View {
         self.note_present(from.0, from.1)?;
         self.note_present(to.0, to.1)?;
         self.mark_moved(source, &top, &old, below_new.is_some())?;
+        self.uncount(&top, &new, below_new.as_ref())?;
         let whiteout = below_old || (flags.contains(RenameFlags::WHITEOUT) && !top.is_base());
         self.move_entry(&top, &old, &new, self.nodes.get(source)?.kind, whiteout)?;
         if flags.contains(RenameFlags::WHITEOUT) && top.is_base() {

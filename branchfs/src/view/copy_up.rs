@@ -4,6 +4,7 @@
 //! object. What the base had at that path is noted first (the write set, S8 of the design), and the shown inode number
 //! after. The parent's times are put back: copying up is not a change that a user made.
 
+use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,8 +12,8 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
-use super::{Index, Place, View};
-use crate::layer::{self, Layer, copy_content, copy_metadata, identity};
+use super::{At, Index, Place, View};
+use crate::layer::{self, Layer, LayerId, copy_content, copy_metadata, identity};
 use crate::seen::Expected;
 use crate::tree::{Result, Tree};
 
@@ -70,6 +71,10 @@ impl View {
         let made = top.work().stat(&scratch)?;
         keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
         top.set_origin(made.stx_ino, source.layer.shown_ino(stat.stx_ino))?;
+        if stat.stx_nlink > 1 {
+            let links = self.object_attributes(&stat, &source.layer).nlink;
+            top.keep_link((source.layer.id, stat.stx_ino), &path, made.stx_ino, links)?;
+        }
         self.nodes.get_mut(index)?.place = Place::Upper;
         self.nodes.set_inode(index, Some((top.id, made.stx_ino)));
         self.link_other_names(index, &top, &path, &names[1..])?;
@@ -95,6 +100,55 @@ impl View {
             keep_parent_times(top, &other, || top.tree.link(path, &other))?;
         }
         debug_assert!(self.nodes.get(index).is_ok());
+        Ok(())
+    }
+
+    /// A name that a lower layer has is one of several of an object that was copied up under another name: it becomes a
+    /// link to the copy. Returns whether it did.
+    pub(crate) fn join_links(
+        &mut self,
+        parent: Index,
+        name: &OsStr,
+        at: &At,
+        origin: (LayerId, u64),
+    ) -> Result<bool> {
+        let mut above = self.layers.iter().take_while(|layer| layer.id != at.layer.id);
+        let Some(holder) = above.find(|layer| layer.has_link(origin)).cloned() else {
+            return Ok(false);
+        };
+        self.copy_up(parent, Content::Keep)?;
+        let stat = at.layer.tree.stat(&at.path)?;
+        self.note(&at.layer, &at.path, Expected::Present(identity(&stat)))?;
+        let (top, path) = (self.top(), self.nodes.path(parent)?.join(name));
+        if holder.id == top.id {
+            keep_parent_times(&top, &path, || top.link_kept(origin, &path))?;
+            return Ok(true);
+        }
+        // The copy is a frozen parent's: this branch gets one of its own.
+        let (links, kept) = holder.kept_link(origin);
+        let (scratch, stat) = (top.scratch(), links.stat(&kept)?);
+        copy_object(links, &kept, &stat, top.work(), &scratch, Content::Keep)?;
+        keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
+        Ok(true)
+    }
+
+    /// Before a commit every name of a copied-up object must be in the layer. Walks the whole tree, but only where the
+    /// branch changed an object that has names it never looked up.
+    pub(crate) fn join_all_links(&mut self) -> Result<()> {
+        let mut lacks = false;
+        for layer in &self.layers {
+            lacks |= layer.lacks_names()?;
+        }
+        let mut pending = if lacks { vec![super::ROOT] } else { Vec::new() };
+        while let Some(directory) = pending.pop() {
+            for entry in self.list(directory)? {
+                if let Some((index, _)) = self.lookup(directory, &entry.name)? {
+                    if self.nodes.get(index)?.kind == FileType::Directory {
+                        pending.push(index);
+                    }
+                }
+            }
+        }
         Ok(())
     }
 
