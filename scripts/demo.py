@@ -93,7 +93,10 @@ def unpack(archive: Path, work: Path) -> Path:
     """Returns a fresh copy of the project."""
     shutil.rmtree(work, ignore_errors=True)
     with tarfile.open(archive) as opened:
-        opened.extractall(work, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        if hasattr(tarfile, "data_filter"):
+            opened.extractall(work, filter="data")
+        else:  # before Python 3.10.12; the archive's hash was verified
+            opened.extractall(work)
     return work / PROJECT
 
 
@@ -141,8 +144,8 @@ def show_difference(before: Tree, after: Tree) -> None:
         old, new = before.get(name), after.get(name)
         if old and new and old[:3] != new[:3]:
             print(f"{name}: mode and owner {old[:3]} became {new[:3]}")
-        texts = [entry[3].decode(errors="replace").splitlines() if entry else [] for entry in (old, new)]
-        print(*difflib.unified_diff(*texts, f"a/{name}", f"b/{name}", n=1, lineterm=""), sep="\n", end="")
+        a, b = (entry[3].decode(errors="replace").splitlines() if entry else [] for entry in (old, new))
+        print(*difflib.unified_diff(a, b, f"a/{name}", f"b/{name}", n=1, lineterm=""), sep="\n", end="")
         if old != new:
             print()
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 testcontainers_config.ryuk_disabled = True
 # What a process of this session's is known by, whatever becomes of its parent.
-SESSION = f"BRANCHING_TEST_SESSION={uuid.uuid4()}"
-os.environ.update([SESSION.split("=")])
+SESSION = str(uuid.uuid4())
+os.environ["BRANCHING_TEST_SESSION"] = SESSION
 
 ROOT = Path(__file__).resolve().parents[2]
 WRAPPER = Path(sys.executable).parent / "branching-docker"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from branching_docker.cli import app
+import signal
 
 
 def main() -> None:
     """Runs the command line and ends the process with its exit code."""
+    # Until docker takes over there is nothing to tidy up: Ctrl-C ends us at once, and without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from branching_docker.cli import app
+
     app(prog_name="branching-docker")
 
 
