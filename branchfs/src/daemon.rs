@@ -65,9 +65,10 @@ pub fn run(options: &Options, ready: impl FnOnce()) -> Result<()> {
     // The socket's directory is shared with other mounts and stays.
     std::fs::remove_file(&socket)
         .with_context(|| format!("{} cannot be removed", socket.display()))?;
+    // Also after a failure: a mount that was not made leaves no store behind.
+    let closed = workspace.close();
     served?;
-    workspace.close()?;
-    Ok(())
+    Ok(closed?)
 }
 
 fn serve(

@@ -283,3 +283,18 @@ fn wrong_mounts_are_refused_with_the_reason() {
     assert!(mount(&base, &["--store", "/dev/shm"], "mount").contains("another file system"));
     assert!(!base.join(".branching").exists(), "nothing was made");
 }
+
+#[test]
+fn a_mount_that_is_not_permitted_says_what_is_missing_and_leaves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let (base, mountpoint) = (directory.path().join("base"), directory.path().join("mount"));
+    fs::create_dir(&base).unwrap();
+    fs::create_dir(&mountpoint).unwrap();
+    let before = snapshot(&base);
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-sys_admin", common::PROGRAM, "mount", "--base"]);
+    let output = command.arg(&base).arg(&mountpoint).output().unwrap();
+    assert!(refusal(&output).contains("--cap-add SYS_ADMIN"));
+    assert!(!base.join(".branching").exists());
+    assert_same(&snapshot(&base), &before, "after the refusal");
+}
