@@ -29,6 +29,8 @@ COPY branching branching
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --no-index -w dist . && \
     pip --python /opt/branching/bin/python install --no-deps --no-index dist/*.whl && \
     /opt/branching/bin/python -m compileall -q /opt/branching/lib
+# What an older build left behind is found by these two labels; the newest of this stage is the classic builder's cache.
+LABEL branching.stage="build"
 
 FROM ${BASE_IMAGE}
 # make because the documented line runs it; tini because without an init signals hang and killed commands report success.
@@ -41,7 +43,8 @@ RUN ln -s /opt/branching/bin/branching /usr/local/bin/branching && mkdir /src /w
 
 # git refuses a repository of another owner, which is what --root would meet in a user's directory.
 ENV LANG=C.UTF-8 GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0=*
-LABEL org.opencontainers.image.title="branching" \
+LABEL branching.stage="image" \
+      org.opencontainers.image.title="branching" \
       org.opencontainers.image.description="Fork, explore, commit: speculative branches of a directory" \
       org.opencontainers.image.version="0.2.0" \
       org.opencontainers.image.licenses="Apache-2.0"

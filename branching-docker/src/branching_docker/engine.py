@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from branching_docker.errors import EngineError, ImageError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from branching_docker.plan import ContainerPlan
 
 QUERY_TIMEOUT_SECONDS = 10
+REMOVAL_TIMEOUT_SECONDS = 120
+STAGE_LABEL = "branching.stage"
 # One stop for a running container (its entry point ends the command and unmounts), one removal for a created one.
 WATCHER = 'read -r _; docker stop --time 10 "$0"; docker rm --force "$0"'
 LOCAL_SCHEMES = ("unix://", "npipe://")
@@ -46,7 +49,7 @@ def build(source: Path, image: str, *, environ: Mapping[str, str]) -> None:
     Raises EngineError or ImageError; an image of that name that was there before stays.
     """
     docker = docker_command(environ)
-    local_endpoint(docker, environ)
+    endpoint = local_endpoint(docker, environ)
     if not (source / "Dockerfile").is_file():
         raise ImageError(
             f"{source} holds no Dockerfile.",
@@ -78,6 +81,21 @@ def build(source: Path, image: str, *, environ: Mapping[str, str]) -> None:
             f'the image "{image}" was not built: docker build ended with {code} (its reason is above).',
             hint="nothing was replaced; mend the reason and build again",
         )
+    drop_superseded(endpoint)
+
+
+def drop_superseded(endpoint: str) -> None:
+    """Removes what earlier builds left without a name, but for the newest build stage: the classic builder's cache."""
+    import docker
+    from docker.errors import APIError
+
+    with closing(docker.DockerClient(base_url=endpoint, version="auto", timeout=REMOVAL_TIMEOUT_SECONDS)) as client:
+        for stage, kept in (("image", 0), ("build", 1)):
+            unnamed = {"dangling": True, "label": f"{STAGE_LABEL}={stage}"}
+            found = sorted(client.images.list(filters=unnamed), key=lambda image: str(image.attrs["Created"]))
+            for image in found[: len(found) - kept]:
+                with suppress(APIError):  # a container still runs from it; a later build finds it again
+                    client.images.remove(image.id)
 
 
 def docker_command(environ: Mapping[str, str]) -> str:
@@ -125,11 +143,8 @@ def require_image(image: str, *, endpoint: str) -> None:
     from docker.errors import APIError, DockerException, ImageNotFound
 
     try:
-        client = docker.DockerClient(base_url=endpoint, version="auto", timeout=QUERY_TIMEOUT_SECONDS)
-        try:
+        with closing(docker.DockerClient(base_url=endpoint, version="auto", timeout=QUERY_TIMEOUT_SECONDS)) as client:
             client.images.get(image)
-        finally:
-            client.close()
     except ImageNotFound as error:
         raise ImageError(
             f'the image "{image}" is not on this machine.',
