@@ -27,23 +27,29 @@ if TYPE_CHECKING:
     )
     from branching.fs import Branch, Workspace
     from branching.patterns import (
+        BeamSearch,
         BestOfN,
+        Cascaded,
         Reflexion,
         Speculate,
         SpeculationOutcome,
         SpeculationResult,
+        Tournament,
+        TreeOfThoughts,
     )
 
 __version__ = "0.2.0"
 
 __all__ = [
     "AbortError",
+    "BeamSearch",
     "BestOfN",
     "Branch",
     "BranchError",
     "BranchNotFoundError",
     "BranchStaleError",
     "BranchingError",
+    "Cascaded",
     "CommitError",
     "ConflictError",
     "ForkError",
@@ -55,17 +61,23 @@ __all__ = [
     "Speculate",
     "SpeculationOutcome",
     "SpeculationResult",
+    "Tournament",
+    "TreeOfThoughts",
     "Workspace",
 ]
 
 _HOME = {
     "Branch": "branching.fs",
     "Workspace": "branching.fs",
+    "BeamSearch": "branching.patterns",
     "BestOfN": "branching.patterns",
+    "Cascaded": "branching.patterns",
     "Reflexion": "branching.patterns",
     "Speculate": "branching.patterns",
     "SpeculationOutcome": "branching.patterns",
     "SpeculationResult": "branching.patterns",
+    "Tournament": "branching.patterns",
+    "TreeOfThoughts": "branching.patterns",
 }
 """Where each public name lives that is not an exception."""
 

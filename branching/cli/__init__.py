@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 EXIT_OURS = 125
@@ -10,6 +11,10 @@ EXIT_OURS = 125
 
 def main() -> None:
     """Runs the command line and exits."""
+    # Until a command listens itself, a signal ends us as it ends any program: without a traceback.
+    # What the caller has us ignore stays ignored.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         from branching.cli.app import app
     except ModuleNotFoundError as error:

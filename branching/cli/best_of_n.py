@@ -41,7 +41,7 @@ def best_of_n(
 
         labels = [f"attempt {index}" for index in range(n)]
         with owned_workspace(workspace) as (space, owner), shown(labels) as listener:
-            program = Program(command, workspace=space.path, owner=owner, score=True)
+            program = Program(command, workspace=space.root, owner=owner, score=True)
             pattern = BestOfN(program, n, timeout=timeout, on_event=listener)
             outcome = interruptible(lambda: pattern(space), is_done=lambda done: done.committed)
         winner = outcome.winner

@@ -49,10 +49,10 @@ def reflexion(
         from branching.patterns.program import Program, Reader, shell
 
         with owned_workspace(workspace) as (space, owner), shown() as listener:
-            program = Program(command, workspace=space.path, owner=owner)
+            program = Program(command, workspace=space.root, owner=owner)
             critic = None
             if critique is not None:
-                critic = Reader(shell(critique), workspace=space.path, owner=owner)
+                critic = Reader(shell(critique), workspace=space.root, owner=owner)
             pattern = Reflexion(
                 program, retries, critique=critic, timeout=timeout, on_event=listener
             )

@@ -122,7 +122,7 @@ def _run(
     with owned_workspace(path) as (workspace, owner):
         program = Program(
             command,
-            workspace=workspace.path,
+            workspace=workspace.root,
             owner=owner,
             stdout=sys.stderr.fileno() if json else None,
             tells_output=False,

@@ -47,7 +47,7 @@ def speculate(
 
         with owned_workspace(workspace) as (space, owner), shown(candidates) as listener:
             programs = [
-                Program(shell(text), workspace=space.path, owner=owner) for text in candidates
+                Program(shell(text), workspace=space.root, owner=owner) for text in candidates
             ]
             pattern = Speculate(programs, timeout=timeout, on_event=listener)
             outcome = interruptible(lambda: pattern(space), is_done=lambda done: done.committed)

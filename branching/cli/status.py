@@ -17,12 +17,12 @@ def status(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
         if json:
             print_json(
                 "status",
-                workspace=str(space.path),
+                workspace=str(space.root),
                 fstype=space.fstype,
                 branches=[branch.name for branch in branches],
             )
             return
-        print(f"workspace: {space.path}")
+        print(f"workspace: {space.root}")
         print(f"fstype: {space.fstype}")
         if not branches:
             print("branches: (none)")

@@ -1,11 +1,17 @@
-"""A workspace: an existing mount of a branching file system, found from any path inside it."""
+"""A workspace: an existing mount of a branching file system, found from any path inside it.
+
+Opened from a path inside a branch it stands for that branch: what is forked from it is nested in
+the branch and commits into it. So a candidate that races others itself gets the winner into its
+own branch, not past it into main, where it would make itself stale.
+"""
 
 from __future__ import annotations
 
 import os
+from itertools import takewhile
 from pathlib import Path
 
-from branching.errors import MountError
+from branching.errors import BranchNotFoundError, MountError
 from branching.fs.backend import MAIN_ID, Backend, BranchRecord
 from branching.fs.branch import Branch, OnError, OnSuccess
 from branching.fs.branchfs import BranchFS
@@ -18,15 +24,22 @@ _BACKENDS = (BranchFS,)
 class Workspace:
     """Opens the mount that `path` lies in; `path` may be deep inside it, or inside a branch.
 
-    Raises MountError where there is no such mount, or nobody answers for it.
+    Raises MountError where there is no such mount, or nobody answers for it, and
+    BranchNotFoundError when `path` lies in a branch that is gone.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._backend = _open(Path(path))
+        self._branch = _branch_around(Path(path), self._backend)
 
     @property
     def path(self) -> Path:
-        """The root of the mount, which shows the main branch."""
+        """The root of the mount, which shows main; the branch's directory if opened in one."""
+        return self._branch.path if self._branch else self._backend.root
+
+    @property
+    def root(self) -> Path:
+        """The root of the mount in any case."""
         return self._backend.root
 
     @property
@@ -41,8 +54,8 @@ class Workspace:
 
     @property
     def branch_path(self) -> str:
-        """The main branch's place in the tree of branches: `/main`."""
-        return "/main"
+        """Its place in the tree of branches: `/main`, or that of the branch it was opened in."""
+        return self._branch.branch_path if self._branch else "/main"
 
     def branch(
         self, name: str, on_success: OnSuccess = "commit", on_error: OnError = "abort"
@@ -56,7 +69,7 @@ class Workspace:
         return Branch(
             self._backend,
             name,
-            parent_id=MAIN_ID,
+            parent_id=self._branch.id if self._branch else MAIN_ID,
             parent_path=self.branch_path,
             on_success=on_success,
             on_error=on_error,
@@ -93,3 +106,20 @@ def find_mount(path: Path) -> Mount | None:
         if any(backend.serves(mount) for backend in _BACKENDS):
             return mount
     return None
+
+
+def _branch_around(path: Path, backend: Backend) -> BranchRecord | None:
+    """Returns the branch that `path` lies in: `/@outer/@inner/file` lies in `inner`."""
+    place = Path(os.path.realpath(path))
+    if not place.is_relative_to(backend.root):
+        return None
+    names = list(
+        takewhile(lambda part: part.startswith("@"), place.relative_to(backend.root).parts)
+    )
+    if not names:
+        return None
+    name = names[-1].removeprefix("@")
+    for branch in backend.branches():
+        if branch.name == name:
+            return branch
+    raise BranchNotFoundError(f"{path} lies in no open branch", branch=name, path=str(path))

@@ -30,8 +30,6 @@ class Attempt:
         self.score = 0.0
         self.is_rated = False
         """`score` is what the pattern goes by, not just what the answer implied."""
-        self.is_kept = False
-        """Its branch outlives the call."""
         self._started: float | None = None
         self._seconds = 0.0
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-EventKind = Literal["started", "output", "finished", "scored", "critiqued", "committed"]
+EventKind = Literal[
+    "started", "output", "finished", "scored", "critiqued", "judged", "committed", "kept"
+]
 
 
 @dataclass(frozen=True, kw_only=True)

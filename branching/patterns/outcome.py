@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from branching.fs import Branch
 
 State = Literal["won", "succeeded", "failed", "timed_out", "cancelled", "error"]
 """How a candidate ended.
@@ -44,10 +47,12 @@ class SpeculationResult:
 class SpeculationOutcome:
     """What became of the whole call."""
 
-    committed: bool
+    committed: bool = False
     winner: SpeculationResult | None = None
     all_results: list[SpeculationResult] = field(default_factory=list)
     """One result a candidate, in candidate order, whatever order they finished in."""
+    branch: Branch | None = None
+    """With `commit=False`: the winner's branch, still open, for the caller to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +86,16 @@ def read_scored(value: object) -> Answer:
         return read_verdict(value)
     success, score = bool(value[0]), checked_score(value[1])
     return Answer(success=success, value=value, score=score, exit_code=0 if success else 1)
+
+
+def read_explained(value: object) -> Answer:
+    """Reads yes or no, or a pair of that and the reason why not."""
+    if isinstance(value, Answer):
+        return value
+    if not (isinstance(value, tuple) and len(value) == 2):
+        return read_verdict(value)
+    success, error = bool(value[0]), "" if value[1] is None else str(value[1])
+    return Answer(success=success, value=value, error=error, exit_code=0 if success else 1)
 
 
 def checked_score(value: object) -> float:

@@ -8,19 +8,32 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypedDict
 
 from branching.errors import ProcessBranchError
 from branching.fs import Branch, Workspace
 from branching.patterns.event import OnEvent
-from branching.patterns.runner import Runner
+from branching.patterns.outcome import SpeculationOutcome
+from branching.patterns.runner import STOP_GRACE_SECONDS, RunElsewhere, Runner
+from branching.patterns.scope import Scope
 
-NameOf = Callable[[int], str]
+NameOf = Callable[[int | str], str]
+Expand = Callable[[Path, int], Sequence[Callable[[Path], object]]]
+"""`expand(path, depth)`: the strategies to try next from what is at `path`."""
 
 
 class Options(TypedDict, total=False):
     """Keyword options that every pattern takes beside its own."""
+
+    commit: bool
+    """False: choose, but leave the winner's branch open; it is the outcome's `branch`."""
+    runner: RunElsewhere | None
+    """Runs a candidate elsewhere: `runner(candidate, arguments, *, timeout)`."""
+    max_parallel: int | None
+    """How many candidates run at once; all unless given."""
 
     isolate_processes: bool
     """Each candidate runs in a process of its own."""
@@ -45,6 +58,8 @@ class Pattern:
         isolate_processes: bool = False,
         resource_limits: object = None,
         group_limits: object = None,
+        commit: bool = True,
+        runner: RunElsewhere | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
         for option, wanted in (
@@ -59,37 +74,99 @@ class Pattern:
                     hint=f"leave {option} out to run the candidates in threads, without limits",
                     limit=None if option == "isolate_processes" else option,
                 )
-        if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
-            raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
+        check_seconds("timeout", timeout)
         if max_parallel is not None and max_parallel < 1:
             raise ValueError(f"max_parallel must be 1 or more, not {max_parallel!r}")
         self._timeout = timeout
         self._max_parallel = max_parallel
+        self._commit = commit
+        self._elsewhere = runner
         self._on_event = on_event
 
-    def _runner(self, parent: Workspace | Branch, name: NameOf | None = None) -> Runner:
+    def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
+        """Tries, chooses, commits. Raises what a callback raised, and ConflictError or CommitError
+        when the commit was refused; whatever it raises, nothing was committed.
+        """
+        raise NotImplementedError
+
+    async def run_async(self, workspace: Workspace | Branch) -> SpeculationOutcome:
+        """Does the same without blocking the event loop: candidates run in threads as ever.
+
+        Cancelling the task ends the call in order, candidates and branches with it, before
+        CancelledError goes on; cancelling it again hurries that.
+        """
+        import asyncio
+
+        scope = Scope()
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[SpeculationOutcome] = loop.create_future()
+
+        def call() -> None:
+            try:
+                loop.call_soon_threadsafe(outcome.set_result, scope.run(self, workspace))
+            except BaseException as error:  # raised again in the task
+                loop.call_soon_threadsafe(outcome.set_exception, error)
+
+        threading.Thread(target=call, name=f"{self.label} call", daemon=True).start()
+        cancelled: asyncio.CancelledError | None = None
+        while not outcome.done():
+            try:
+                await asyncio.wait([outcome])
+            except asyncio.CancelledError as again:
+                scope.cancel(0.0 if cancelled else STOP_GRACE_SECONDS)
+                cancelled = again
+        if cancelled is not None:
+            outcome.exception()  # seen: the cancellation is what the caller asked for
+            raise cancelled
+        return outcome.result()
+
+    def _runner(self, parent: Workspace | Branch) -> Runner:
         return Runner(
             parent,
-            name=name or unique_names(self.label),
+            name=unique_names(self.label),
             timeout=self._timeout,
             max_parallel=self._max_parallel,
+            commit=self._commit,
+            elsewhere=self._elsewhere,
             on_event=self._on_event,
         )
 
 
+def check_seconds(name: str, seconds: float | None) -> None:
+    """Raises ValueError unless it is a time one can wait for, or None."""
+    if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"{name} must be a positive number of seconds, not {seconds!r}")
+
+
 def unique_names(label: str) -> NameOf:
-    """Returns names that no other call uses: a dash, chance, a dash, the candidate's index."""
+    """Returns names that no other call uses: the label, chance, and what the branch is for."""
     call = secrets.token_hex(4)
-    return lambda index: f"{label}-{call}-{index}"
+    return lambda purpose: f"{label}-{call}-{purpose}"
 
 
-def checked_candidates(candidates: object) -> list[Callable[..., object]]:
+def checked_candidates(
+    candidates: object, *, can_be_empty: bool = False
+) -> list[Callable[..., object]]:
     """Returns the candidates as a list. TypeError or ValueError unless it is one of callables."""
     if not isinstance(candidates, (list, tuple)):
         raise TypeError(f"candidates must be a sequence of callables, not {candidates!r}")
-    if not candidates:
+    if not candidates and not can_be_empty:
         raise ValueError("there are no candidates: at least one is needed")
     for index, candidate in enumerate(candidates):
         if not callable(candidate):
             raise TypeError(f"candidate {index} is not callable: {candidate!r}")
     return list(candidates)
+
+
+def tries(
+    candidates_or_task: object, n: int | None, default_n: int
+) -> list[tuple[Callable[..., object], tuple[int, ...]]]:
+    """Returns what to call for each try: one task `n` times, or each candidate once."""
+    if callable(candidates_or_task):
+        count = default_n if n is None else n
+        if count < 1:
+            raise ValueError(f"n must be 1 or more, not {count!r}")
+        return [(candidates_or_task, (index,)) for index in range(count)]
+    if n is not None:
+        raise TypeError("n is for a single task; a sequence of candidates has its own length")
+    return [(candidate, ()) for candidate in checked_candidates(candidates_or_task)]

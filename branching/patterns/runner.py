@@ -31,26 +31,25 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from branching.errors import BranchingError, CommitError, ConflictError, add_note
 from branching.fs import Branch, Workspace
 from branching.patterns.attempt import Attempt, Task
-from branching.patterns.event import Event, EventKind, OnEvent
-from branching.patterns.outcome import (
-    Answer,
-    SpeculationOutcome,
-    State,
-    read_verdict,
-)
+from branching.patterns.event import EventKind, OnEvent
+from branching.patterns.outcome import Answer, SpeculationOutcome, State, read_verdict
 from branching.patterns.scope import Scope
+from branching.patterns.teller import Teller
 
 LOSER_GRACE_SECONDS = 0.02
 """Between SIGTERM and SIGKILL for the losers of a race: the winner's latency must stay below
 50 ms, and what a loser would tidy up goes with its branch."""
 STOP_GRACE_SECONDS = 1.0
 """The same after a timeout or an interrupt, when nobody waits for a winner."""
+
+RunElsewhere = Callable[..., object]
+"""`runner(candidate, arguments, *, timeout)`: runs one candidate elsewhere, returns its value."""
 
 
 class Stopped(Exception):
@@ -64,9 +63,11 @@ class Runner:
         self,
         parent: Workspace | Branch,
         *,
-        name: Callable[[int], str],
+        name: Callable[[int | str], str],
         timeout: float | None = None,
         max_parallel: int | None = None,
+        commit: bool = True,
+        elsewhere: RunElsewhere | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
         self._parent = parent
@@ -74,22 +75,25 @@ class Runner:
         self._timeout = timeout
         self._deadline = math.inf if timeout is None else time.monotonic() + timeout
         self._max_parallel = math.inf if max_parallel is None else max_parallel
-        self._on_event = on_event
-        self._event_lock = threading.Lock()
-        self._event_error: BaseException | None = None
+        self._commits = commit
+        self._elsewhere = elsewhere
 
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._teller = Teller(on_event, wake=lambda: self._inbox.put(lambda: None))
         self._outer = Scope.current()
         self._attempts: list[Attempt] = []
+        self._own_branches: list[Branch] = []
         self._waiting: deque[tuple[Attempt, Callable[[], Answer], Task]] = deque()
         self._running: dict[Attempt, Task] = {}
         self._consulting: set[Task] = set()
         self._finished: deque[Attempt] = deque()
         self._winner: Attempt | None = None
+        self._winning_branch: Branch | None = None
+        self._kept: set[Branch] = set()
         self._is_out_of_time = False
         self._is_cancelled = False
 
-    # What a pattern says.
+    # What a pattern says: trying.
 
     def start(
         self,
@@ -97,28 +101,40 @@ class Runner:
         *args: object,
         read: Callable[[object], Answer] = read_verdict,
         feedback: str = "",
+        parent: Branch | None = None,
     ) -> Attempt:
         """Lines up `candidate(path, *args)`; it runs as soon as `max_parallel` allows.
 
-        `read` turns what it returns into an answer. Raises what making the branch raises.
+        `read` turns what it returns into an answer. Its branch is forked from `parent`, which is
+        the runner's own unless given. Raises what making the branch raises.
         """
         index = len(self._attempts)
-        branch = self._parent.branch(self._name(index), on_success=None, on_error=None)
+        branch = (parent or self._parent).branch(self._name(index), on_success=None, on_error=None)
         attempt = Attempt(index, branch, feedback)
-        task = Task(attempt, self._say, must_end=_ends_when_cancelled(candidate))
+        task = Task(attempt, self._teller.say, must_end=_ends_when_cancelled(candidate))
         self._attempts.append(attempt)
-        self._waiting.append((attempt, lambda: read(candidate(attempt.path, *args)), task))
+        self._waiting.append((attempt, lambda: read(self._call(candidate, attempt, args)), task))
         self._launch()
         return attempt
 
-    def finished(self) -> Iterator[Attempt]:
-        """Yields each attempt once as it finishes, until all have, or the time is over."""
+    def fork(self, name: str) -> Branch:
+        """Makes a branch for attempts to be merged into. It goes with the call if not committed."""
+        branch = self._parent.branch(self._name(name), on_success=None, on_error=None)
+        self._own_branches.append(branch)
+        return branch.__enter__()
+
+    def finished(self, *, within: float | None = None) -> Iterator[Attempt]:
+        """Yields each attempt once as it finishes, until all have, or the time is over.
+
+        `within` is a limit in seconds for this wait alone.
+        """
+        until = math.inf if within is None else time.monotonic() + within
         while True:
             while self._finished:
                 yield self._finished.popleft()
             if not self._running and not self._waiting:
                 return
-            if not self._pump():
+            if not self._pump(until):
                 return
 
     def finish(self, attempt: Attempt) -> None:
@@ -127,33 +143,62 @@ class Runner:
             if not self._pump():
                 raise Stopped
 
-    def consult(self, attempt: Attempt, callback: Callable[..., object], *args: object) -> object:
-        """Calls one of the user's callbacks about `attempt`; its exception is raised here.
+    def stop(self, *, timed_out_after: float | None = None) -> None:
+        """Ends all that is under way: kills what can be killed and waits for it.
 
-        It runs in a thread of its own, so that the time limit holds for it too.
+        With `timed_out_after` that is because a limit of so many seconds was reached, as it is
+        when the whole time is over.
         """
-        task = Task(attempt, self._say, must_end=_ends_when_cancelled(callback))
-        replies: list[Callable[[], object]] = []
+        self._give_up(self._timeout if self._is_out_of_time else timed_out_after)
+        self._await_tasks(LOSER_GRACE_SECONDS if self._winner else STOP_GRACE_SECONDS)
+        # What was told to end and did is settled; a function that cannot be told is forgotten.
+        self._running.clear()
 
-        def ask() -> None:
+    # What a pattern says: choosing.
+
+    def consult(self, attempt: Attempt, callback: Callable[..., object], *args: object) -> object:
+        """Calls one of the user's callbacks about `attempt`; its exception is raised here."""
+        return self.consult_all([(attempt, callback, args)])[0]
+
+    def consult_all(
+        self, calls: Sequence[tuple[Attempt, Callable[..., object], tuple[object, ...]]]
+    ) -> list[object]:
+        """Calls several of the user's callbacks at once; the first exception is raised here.
+
+        They run in threads of their own, so that the time limit holds for them too.
+        """
+        replies: list[Callable[[], object] | None] = [None] * len(calls)
+
+        def ask(
+            place: int, task: Task, callback: Callable[..., object], args: tuple[object, ...]
+        ) -> None:
             try:
-                value = task.run(callback, *args)
-                replies.append(lambda: value)
+                reply = _returner(task.run(callback, *args))
             except BaseException as error:  # raised again by the thread that asked
-                replies.append(_raiser(error))
-            self._inbox.put(lambda: self._consulting.discard(task))
+                reply = _raiser(error)
+            self._inbox.put(lambda: answered(place, task, reply))
 
-        self._spawn(f"{attempt.branch.name} callback", ask)
-        self._consulting.add(task)
-        while not replies:
-            if not self._pump():
+        def answered(place: int, task: Task, reply: Callable[[], object]) -> None:
+            self._consulting.discard(task)
+            replies[place] = reply
+
+        for place, (attempt, callback, args) in enumerate(calls):
+            task = Task(attempt, self._teller.say, must_end=_ends_when_cancelled(callback))
+            self._spawn(f"{attempt.branch.name} callback", ask, place, task, callback, args)
+            self._consulting.add(task)
+        values: list[object] = []
+        while len(values) < len(calls):
+            reply = replies[len(values)]
+            if reply is not None:
+                values.append(reply())
+            elif not self._pump():
                 raise Stopped
-        return replies[0]()
+        return values
 
     def rate(self, attempt: Attempt, score: float) -> None:
         """Records what the attempt is worth; only then it can be ranked."""
         attempt.score, attempt.is_rated = score, True
-        self._emit(attempt, "scored", score=score)
+        self._teller.tell(attempt, "scored", score=score)
 
     def fail(self, attempt: Attempt, error: Exception) -> None:
         """Turns a success into an error: its result cannot be used."""
@@ -164,42 +209,50 @@ class Runner:
 
     def tell(self, attempt: Attempt, kind: EventKind, text: str) -> None:
         """Tells the listener what the pattern itself did."""
-        self._emit(attempt, kind, text)
+        self._teller.tell(attempt, kind, text)
 
-    def commit(self, attempt: Attempt) -> None:
-        """Commits the attempt's branch into the parent: it has won.
+    def drop(self, attempt: Attempt) -> None:
+        """Aborts the attempt's branch now, if it has one: nobody needs it any more."""
+        if attempt.branch.is_open:
+            attempt.branch.abort()
 
-        When the commit is refused but could be made later (the base was changed by others, no
-        room), its branch is kept, for the work in it. ConflictError when a sibling was first.
+    def keep(self, attempt: Attempt) -> None:
+        """Leaves the attempt's branch open after the call."""
+        self._kept.add(attempt.branch)
+
+    def merge(self, attempt: Attempt) -> None:
+        """Commits the attempt's branch into a parent that is itself a branch of this call."""
+        if self._is_cancelled:
+            raise Stopped
+        attempt.branch.commit()
+
+    def commit(self, attempt: Attempt, branch: Branch | None = None) -> None:
+        """Commits the attempt's branch: it has won, and the call is decided.
+
+        `branch` is given where the attempt was merged into another, which is then committed.
+        A runner that does not commit keeps the branch open instead. When the commit is refused
+        but could be made later (the base was changed by others, no room), the branch is kept, for
+        the work in it. ConflictError when a sibling was first.
         """
         if self._is_cancelled:
             raise Stopped
         # The others have lost whatever comes of this: they end while the disk is busy.
         self._cancel_tasks(LOSER_GRACE_SECONDS)
-        try:
-            attempt.branch.commit()
-        except CommitError as error:
-            if not isinstance(error, ConflictError) or error.paths:
-                attempt.is_kept = True
-                kept = f"the work is kept in branch {attempt.branch.name!r}"
-                error.hint = f"{error.hint}; {kept}" if error.hint else kept
-            raise
+        branch = branch or attempt.branch
+        if self._commits:
+            try:
+                branch.commit()
+            except CommitError as error:
+                if not isinstance(error, ConflictError) or error.paths:
+                    self._kept.add(branch)
+                    kept = f"the work is kept in branch {branch.name!r}"
+                    error.hint = f"{error.hint}; {kept}" if error.hint else kept
+                raise
+        else:
+            self._kept.add(branch)
         attempt.state = "won"
-        self._winner = attempt
-        self._emit(attempt, "committed")
-
-    def keep(self, attempt: Attempt) -> None:
-        """Leaves the attempt's branch open after the call."""
-        attempt.is_kept = True
-
-    def drop(self, attempt: Attempt) -> None:
-        """Aborts the attempt's branch now: nobody needs it any more."""
-        attempt.branch.abort()
-
-    def stop(self) -> None:
-        """Ends all that is under way: kills what can be killed and waits for it."""
-        self._give_up()
-        self._await_tasks(LOSER_GRACE_SECONDS if self._winner else STOP_GRACE_SECONDS)
+        self._winner, self._winning_branch = attempt, branch
+        self._teller.tell(attempt, "committed" if self._commits else "kept")
 
     def lift_deadline(self) -> None:
         """What follows may take as long as it likes: a person is asked."""
@@ -211,20 +264,39 @@ class Runner:
         """Somebody asked for the end: nothing may be committed any more."""
         return self._is_cancelled
 
+    @property
+    def is_over(self) -> bool:
+        """The time is over, or the call was cancelled: nothing more should be started."""
+        return self._is_cancelled or self._is_out_of_time or time.monotonic() >= self._deadline
+
     def outcome(self) -> SpeculationOutcome:
         """Returns what came out, once the `with` is left."""
         results = [attempt.result() for attempt in self._attempts]
         winner = None if self._winner is None else results[self._winner.index]
-        return SpeculationOutcome(committed=winner is not None, winner=winner, all_results=results)
+        return SpeculationOutcome(
+            committed=winner is not None and self._commits,
+            winner=winner,
+            all_results=results,
+            branch=None if self._commits else self._winning_branch,
+        )
 
     # Running.
+
+    def _call(
+        self, candidate: Callable[..., object], attempt: Attempt, args: tuple[object, ...]
+    ) -> object:
+        if self._elsewhere is None:
+            return candidate(attempt.path, *args)
+        left = self._deadline - time.monotonic()
+        timeout = None if left == math.inf else max(0.0, left)
+        return self._elsewhere(candidate, (attempt.path, *args), timeout=timeout)
 
     def _launch(self) -> None:
         while self._waiting and len(self._running) < self._max_parallel:
             attempt, work, task = self._waiting.popleft()
             attempt.branch.__enter__()
             attempt.begin()
-            self._emit(attempt, "started")
+            self._teller.tell(attempt, "started")
             self._spawn(attempt.branch.name, self._try, attempt, work, task)
             self._running[attempt] = task
 
@@ -249,24 +321,24 @@ class Runner:
             return  # given up before; nobody waits for its answer
         if attempt.state is None:
             attempt.end(state, answer)
-            self._emit_finished(attempt)
+            self._teller.finished(attempt)
             self._finished.append(attempt)
 
-    def _pump(self) -> bool:
+    def _pump(self, until: float = math.inf) -> bool:
         """Waits for one message and acts on it. False when the time is over or we are cancelled."""
         if self._is_cancelled or self._is_out_of_time:
             return False
         # Only now: had the pattern found its winner, nothing more would have been started.
         self._launch()
-        remaining = max(0.0, self._deadline - time.monotonic())
+        remaining = max(0.0, min(self._deadline, until) - time.monotonic())
         try:
             message = self._inbox.get(timeout=min(remaining, threading.TIMEOUT_MAX))
         except queue.Empty:
-            self._is_out_of_time = True
+            self._is_out_of_time = time.monotonic() >= self._deadline
             return False
         message()
-        if self._event_error is not None:
-            raise self._event_error
+        if self._teller.error is not None:
+            raise self._teller.error
         return not self._is_cancelled
 
     # Ending.
@@ -288,8 +360,8 @@ class Runner:
             if self._outer is not None:
                 self._outer.forget(self._cancel)
             self._abort_branches(None if isinstance(error, Stopped) else error)
-        if error is None and self._event_error is not None:
-            raise self._event_error
+        if error is None and self._teller.error is not None:
+            raise self._teller.error
         return isinstance(error, Stopped)
 
     def _cancel(self, grace_seconds: float) -> None:
@@ -304,19 +376,17 @@ class Runner:
         for task in [*self._running.values(), *self._consulting]:
             task.cancel(grace_seconds)
 
-    def _give_up(self) -> None:
+    def _give_up(self, timed_out_after: float | None) -> None:
         """Settles the state of all that have not finished."""
         unfinished = [*self._running, *(attempt for attempt, _, _ in self._waiting)]
         self._waiting.clear()
         for attempt in unfinished:
-            if attempt.state is not None:
-                continue  # a function given up before, still on its way
-            if self._is_out_of_time:
-                over = TimeoutError(f"not finished when the time of {self._timeout:g} s was over")
+            if timed_out_after is not None:
+                over = TimeoutError(f"not finished when the time of {timed_out_after:g} s was over")
                 attempt.end("timed_out", Answer(success=False, exception=over, exit_code=1))
             else:
                 attempt.end("cancelled", Answer(success=False, exit_code=1))
-            self._emit_finished(attempt)
+            self._teller.finished(attempt)
 
     def _await_tasks(self, grace_seconds: float) -> None:
         """Stops what can be stopped and waits for it; an interrupt meanwhile ends the grace."""
@@ -333,10 +403,11 @@ class Runner:
 
     def _abort_branches(self, under_way: BaseException | None) -> None:
         failure: BranchingError | None = None
-        for attempt in reversed(self._attempts):
-            if attempt.branch.is_open and not attempt.is_kept:
+        # Children come after their parents and go before them.
+        for branch in [*self._own_branches, *(attempt.branch for attempt in self._attempts)][::-1]:
+            if branch.is_open and branch not in self._kept:
                 try:
-                    attempt.branch.abort()
+                    branch.abort()
                 except BranchingError as error:
                     failure = failure or error
         if failure is None:
@@ -345,42 +416,13 @@ class Runner:
             raise failure
         add_note(under_way, f"and a branch stays open: {failure}")
 
-    # Telling.
-
-    def _say(self, attempt: Attempt, line: str) -> None:
-        self._emit(attempt, "output", line)
-
-    def _emit_finished(self, attempt: Attempt) -> None:
-        error = attempt.answer.exception
-        text = attempt.answer.error or ("" if error is None else f"{type(error).__name__}: {error}")
-        self._emit(attempt, "finished", text)
-
-    def _emit(
-        self, attempt: Attempt, kind: EventKind, text: str = "", score: float | None = None
-    ) -> None:
-        if self._on_event is None:
-            return
-        event = Event(
-            kind=kind,
-            index=attempt.index,
-            branch=attempt.branch.name,
-            text=text,
-            state=attempt.state or "",
-            score=score,
-            seconds=attempt.seconds,
-        )
-        with self._event_lock:
-            if self._event_error is not None:
-                return
-            try:
-                self._on_event(event)
-            except BaseException as error:  # raised by the calling thread, which ends the call
-                self._event_error = error
-                self._inbox.put(lambda: None)
-
 
 def _ends_when_cancelled(function: Callable[..., object]) -> bool:
     return bool(getattr(function, "ends_when_cancelled", False))
+
+
+def _returner(value: object) -> Callable[[], object]:
+    return lambda: value
 
 
 def _raiser(error: BaseException) -> Callable[[], object]:

@@ -29,11 +29,10 @@ class Speculate(Pattern):
         candidates: Sequence[Callable[[Path], object]],
         *,
         first_wins: bool = True,
-        max_parallel: int | None = None,
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(timeout=timeout, max_parallel=max_parallel, **options)
+        super().__init__(timeout=timeout, **options)
         self._candidates = checked_candidates(candidates)
         self._first_wins = first_wins
 

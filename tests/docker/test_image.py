@@ -153,7 +153,8 @@ def test_the_image_says_what_it_is(image: str, engine: docker.DockerClient) -> N
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
-def test_building_again_leaves_one_image_and_the_cache_of_one_stage(image: str, engine: docker.DockerClient) -> None:
+@pytest.mark.usefixtures("image")
+def test_building_again_leaves_one_image_and_the_cache_of_one_stage(engine: docker.DockerClient) -> None:
     """The fixture has built at least once; a build of the same tree adds nothing."""
     for stage, most in (("image", 0), ("build", 1)):
         assert len(engine.images.list(filters={"dangling": True, "label": f"branching.stage={stage}"})) <= most

@@ -113,15 +113,14 @@ def test_a_pattern_inside_a_candidate_is_stopped_with_it(workspace: Workspace) -
 
     def nested(path: Path) -> bool:
         inner = Speculate([program(workspace, "echo $$; sleep 300")], on_event=listen)
-        return inner(workspace).committed
+        return inner(Workspace(path)).committed
 
     def winner(path: Path) -> bool:
         while not pids:
             time.sleep(0.01)
         return True
 
-    with workspace.branch("outer") as outer:
-        assert Speculate([nested, winner])(outer).winner
+    assert Speculate([nested, winner])(workspace).winner
     deadline = time.monotonic() + 5
     while Path(f"/proc/{pids[0]}").exists():
         assert time.monotonic() < deadline
@@ -129,6 +128,20 @@ def test_a_pattern_inside_a_candidate_is_stopped_with_it(workspace: Workspace) -
     while workspace.branches():  # the inner call tidies up in its own thread
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_pattern_inside_a_candidate_commits_into_its_branch(workspace: Workspace) -> None:
+    """Issue: nesting, to any depth."""
+
+    def nested(path: Path, depth: int = 3) -> bool:
+        (path / f"depth-{depth}").write_text("x")
+        if depth == 0:
+            return True
+        inner = Speculate([lambda p: False, lambda p: nested(p, depth - 1)])
+        return inner(Workspace(path)).committed
+
+    assert Speculate([nested])(workspace).committed
+    assert len(list(workspace.path.glob("depth-*"))) == 4
 
 
 def test_candidates_see_the_callers_context(workspace: Workspace) -> None:

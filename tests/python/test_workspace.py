@@ -31,15 +31,36 @@ def test_the_backend_is_found_by_itself(mount: Mounted) -> None:
     assert Workspace(str(mount.root)).path == mount.root
 
 
-def test_a_path_inside_the_mount_or_a_branch_opens_the_same_workspace(
+def test_a_path_deep_inside_the_mount_opens_the_workspace(
     workspace: Workspace,
 ) -> None:
     """2.2"""
     (workspace.path / "deep" / "down").mkdir(parents=True)
     assert Workspace(workspace.path / "deep" / "down").path == workspace.path
-    with workspace.branch("inner", on_success=None) as branch:
-        assert Workspace(branch.path).path == workspace.path
-        branch.abort()
+
+
+def test_a_workspace_opened_in_a_branch_stands_for_that_branch(workspace: Workspace) -> None:
+    """2.2, 2.9: a candidate that forks for itself gets the result into its own branch."""
+    with workspace.branch("outer") as outer, workspace.branch("sibling") as sibling:
+        (outer.path / "deep").mkdir()
+        inside = Workspace(outer.path / "deep")
+        assert (inside.path, inside.root) == (outer.path, workspace.path)
+        assert inside.branch_path == "/main/outer"
+        with inside.branch("inner") as inner:
+            assert inner.branch_path == "/main/outer/inner"
+            assert Workspace(inner.path).branch_path == "/main/outer/inner"
+            (inner.path / "new").write_text("new")
+        assert (outer.path / "new").exists()
+        assert not (workspace.path / "new").exists()
+        assert not sibling.is_stale()
+        inside.close()
+        sibling.abort()
+    assert (workspace.path / "new").exists()
+
+
+def test_a_workspace_in_a_branch_that_is_gone_is_not_found(workspace: Workspace) -> None:
+    with pytest.raises(BranchNotFoundError, match="no open branch"):
+        Workspace(workspace.path / "@gone" / "file")
 
 
 def test_a_path_outside_any_mount_is_an_error_that_tells_what_to_do(tmp_path: Path) -> None:

@@ -1,0 +1,122 @@
+"""BeamSearch: keep the best few alive at each level, each going its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from branching.fs import Branch, Workspace
+from branching.patterns.attempt import Attempt
+from branching.patterns.outcome import SpeculationOutcome, read_scored
+from branching.patterns.pattern import Expand, Options, Pattern, checked_candidates
+from branching.patterns.rating import Evaluate, Rating
+from branching.patterns.runner import Runner
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class BeamSearch(Pattern):
+    """Runs `strategy(path)` in parallel branches and goes on from the `beam_width` best.
+
+    `expand(path, depth)` looks at each of those beams (depth 1, 2, ...) and returns the strategies
+    to try on it, in branches nested in the beam's: beams share what they have in common and copy
+    nothing. All of a level are ranked together, whichever beam they come from; a beam without a
+    successor among the best is dropped. After `max_depth` levels, or when `expand` has nothing
+    more for any beam, the best is committed with all it builds on. A level in which nothing
+    succeeds drops everything. The timeout ends the search with the best of the level it
+    interrupts.
+
+    Strategies return a bool or a pair (bool, score); `evaluate(path)` overrides the score.
+    """
+
+    label = "beam-search"
+
+    def __init__(
+        self,
+        strategies: Sequence[Callable[[Path], object]],
+        *,
+        expand: Expand,
+        evaluate: Evaluate | None = None,
+        beam_width: int = 3,
+        max_depth: int = 2,
+        timeout: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(timeout=timeout, **options)
+        self._strategies = checked_candidates(strategies)
+        for name, value in (("beam_width", beam_width), ("max_depth", max_depth)):
+            if value < 1:
+                raise ValueError(f"{name} must be 1 or more, not {value!r}")
+        self._rating = Rating(evaluate)
+        self._expand = expand
+        self._beam_width = beam_width
+        self._max_depth = max_depth
+
+    def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
+        with self._runner(workspace) as runner:
+            parents: dict[Attempt, Attempt] = {}
+            for strategy in self._strategies:
+                runner.start(strategy, read=read_scored)
+            beams = self._prune(runner, [], parents)
+            for depth in range(1, self._max_depth):
+                if not beams or runner.is_over:
+                    break
+                plan = [
+                    (beam, checked_candidates(said, can_be_empty=True))
+                    for beam in beams
+                    for said in [runner.consult(beam, self._expand, beam.path, depth)]
+                ]
+                if not any(strategies for _, strategies in plan):
+                    break
+                for beam, strategies in plan:
+                    for strategy in strategies:
+                        child = runner.start(strategy, read=read_scored, parent=beam.branch)
+                        parents[child] = beam
+                beams = self._prune(runner, beams, parents)
+            if beams:
+                runner.stop()
+                runner.commit(beams[0], self._merged(runner, beams, parents))
+        return runner.outcome()
+
+    def _prune(
+        self, runner: Runner, beams: list[Attempt], parents: dict[Attempt, Attempt]
+    ) -> list[Attempt]:
+        """Returns the best of a level, and drops the rest of it with the beams they end."""
+        ranked = self._rating.ranked(runner)
+        best = ranked[: self._beam_width]
+        for loser in ranked[self._beam_width :]:
+            runner.drop(loser)
+        continued = {parents.get(attempt) for attempt in best}
+        for beam in beams:
+            if beam not in continued:
+                self._drop_line(runner, beam, parents, best)
+        return best
+
+    @staticmethod
+    def _drop_line(
+        runner: Runner, beam: Attempt, parents: dict[Attempt, Attempt], best: list[Attempt]
+    ) -> None:
+        """Drops a beam, and what it was built on as far as no survivor is built on it too."""
+        needed = {line for attempt in best for line in _line(attempt, parents)}
+        for attempt in _line(beam, parents):
+            if attempt in needed:
+                break
+            runner.drop(attempt)
+
+    @staticmethod
+    def _merged(runner: Runner, beams: list[Attempt], parents: dict[Attempt, Attempt]) -> Branch:
+        """Merges the best beam into what it is built on, level by level; returns the last."""
+        line = _line(beams[0], parents)
+        for attempt in line[:-1]:
+            runner.merge(attempt)
+        return line[-1].branch
+
+
+def _line(attempt: Attempt, parents: dict[Attempt, Attempt]) -> list[Attempt]:
+    """Returns the attempt and those it is built on, the newest first."""
+    line = [attempt]
+    while line[-1] in parents:
+        line.append(parents[line[-1]])
+    return line

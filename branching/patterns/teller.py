@@ -1,0 +1,58 @@
+"""Telling a listener what happens, from several threads, one event at a time.
+
+A listener that raises has had enough: it hears nothing more, and its exception waits in `error`
+for the thread that owns the call, which is woken to raise it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from branching.patterns.attempt import Attempt
+from branching.patterns.event import Event, EventKind, OnEvent
+
+
+class Teller:
+    """Hands events to `listener`, if there is one."""
+
+    def __init__(self, listener: OnEvent | None, wake: Callable[[], None]) -> None:
+        self._listener = listener
+        self._wake = wake
+        self._lock = threading.Lock()
+        self.error: BaseException | None = None
+
+    def say(self, attempt: Attempt, line: str) -> None:
+        """Tells one line of output."""
+        self.tell(attempt, "output", line)
+
+    def finished(self, attempt: Attempt) -> None:
+        """Tells that an attempt has ended, and why if it failed."""
+        error = attempt.answer.exception
+        said = attempt.answer.error
+        self.tell(
+            attempt, "finished", said or (f"{type(error).__name__}: {error}" if error else "")
+        )
+
+    def tell(
+        self, attempt: Attempt, kind: EventKind, text: str = "", score: float | None = None
+    ) -> None:
+        if self._listener is None:
+            return
+        event = Event(
+            kind=kind,
+            index=attempt.index,
+            branch=attempt.branch.name,
+            text=text,
+            state=attempt.state or "",
+            score=score,
+            seconds=attempt.seconds,
+        )
+        with self._lock:
+            if self.error is not None:
+                return
+            try:
+                self._listener(event)
+            except BaseException as error:  # the thread that owns the call raises it
+                self.error = error
+                self._wake()

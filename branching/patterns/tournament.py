@@ -1,0 +1,89 @@
+"""Tournament: all candidates play, pairs are judged, one is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from branching.fs import Branch, Workspace
+from branching.patterns.attempt import Attempt
+from branching.patterns.outcome import SpeculationOutcome
+from branching.patterns.pattern import Options, Pattern, tries
+from branching.patterns.runner import Runner
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+DEFAULT_N = 4
+
+Judge = Callable[[Path, Path], int]
+"""`judge(path_a, path_b)`: 0 if a is the better, 1 if b is."""
+
+
+class Tournament(Pattern):
+    """Runs candidates in parallel branches, then lets `judge(path_a, path_b)` eliminate in pairs.
+
+    Either one task, `task(path, index)`, tried `n` times, or a sequence of candidates,
+    `candidate(path)`; `n` belongs to the first form only.
+
+    The successes meet in candidate order, round by round: the judge returns 0 if the first is the
+    better and 1 if the second is; the loser's branch is dropped at once. An odd one goes on to the
+    next round unjudged, and a sole success wins unjudged. With `parallel_judges` the matches of a
+    round are judged at once. When the timeout ends the candidates, those that have succeeded by
+    then play no more: nothing is committed unless there is just one.
+    """
+
+    label = "tournament"
+
+    def __init__(
+        self,
+        candidates_or_task: Sequence[Callable[[Path], object]] | Callable[[Path, int], object],
+        n: int | None = None,
+        *,
+        judge: Judge,
+        parallel_judges: bool = False,
+        timeout: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(timeout=timeout, **options)
+        self._calls = tries(candidates_or_task, n, DEFAULT_N)
+        if not callable(judge):
+            raise TypeError(f"judge must be callable, not {judge!r}")
+        self._judge = judge
+        self._parallel_judges = parallel_judges
+
+    def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
+        with self._runner(workspace) as runner:
+            attempts = [runner.start(candidate, *args) for candidate, args in self._calls]
+            for attempt in runner.finished():
+                if not attempt.succeeded:
+                    runner.drop(attempt)
+            left = [attempt for attempt in attempts if attempt.succeeded]
+            while len(left) > 1:
+                left = self._round(runner, left)
+            if left:
+                runner.commit(left[0])
+        return runner.outcome()
+
+    def _round(self, runner: Runner, left: list[Attempt]) -> list[Attempt]:
+        """Returns who is left after one round."""
+        pairs = list(zip(left[::2], left[1::2], strict=False))
+        matches = [(a, self._judge, (a.path, b.path)) for a, b in pairs]
+        winners: list[Attempt] = []
+        if self._parallel_judges:
+            verdicts = runner.consult_all(matches)
+        else:
+            verdicts = [runner.consult(a, judge, *paths) for a, judge, paths in matches]
+        for (a, b), verdict in zip(pairs, verdicts, strict=True):
+            winner, loser = (b, a) if _is_second(verdict) else (a, b)
+            runner.tell(winner, "judged", f"better than {loser.index}")
+            runner.drop(loser)
+            winners.append(winner)
+        return [*winners, *left[2 * len(pairs) :]]
+
+
+def _is_second(verdict: object) -> bool:
+    if verdict not in (0, 1):
+        raise ValueError(f"a judge must return 0 (the first) or 1 (the second), not {verdict!r}")
+    return verdict == 1

@@ -1,0 +1,88 @@
+"""TreeOfThoughts: choose the best strategy, then the best refinement of it, and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from branching.fs import Branch, Workspace
+from branching.patterns.attempt import Attempt
+from branching.patterns.outcome import SpeculationOutcome, read_scored
+from branching.patterns.pattern import Expand, Options, Pattern, checked_candidates
+from branching.patterns.rating import Evaluate, Rating
+from branching.patterns.runner import Runner
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class TreeOfThoughts(Pattern):
+    """Runs `strategy(path)` for all strategies in parallel branches and commits the best success.
+
+    With `expand` and a `max_depth` above 1 it goes deeper: the best of a level is merged into a
+    root branch, `expand(path, depth)` looks at that branch and returns the strategies of the next
+    level (depth 1, 2, ...), which start from there. The root is committed at the end. A level in
+    which nothing succeeds drops everything. An `expand` that returns no strategies ends the search
+    with what there is; the timeout ends it with the best of the level it interrupts.
+
+    Strategies return a bool or a pair (bool, score); `evaluate(path)` overrides the score.
+    """
+
+    label = "tree-of-thoughts"
+
+    def __init__(
+        self,
+        strategies: Sequence[Callable[[Path], object]],
+        *,
+        evaluate: Evaluate | None = None,
+        expand: Expand | None = None,
+        max_depth: int = 1,
+        timeout: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(timeout=timeout, **options)
+        self._strategies = checked_candidates(strategies)
+        if max_depth < 1:
+            raise ValueError(f"max_depth must be 1 or more, not {max_depth!r}")
+        self._rating = Rating(evaluate)
+        self._expand = expand
+        self._max_depth = max_depth
+
+    def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
+        with self._runner(workspace) as runner:
+            if self._expand is not None and self._max_depth > 1:
+                self._go_deeper(runner, self._expand)
+            elif ranked := self._level(runner, self._strategies):
+                runner.commit(ranked[0])
+        return runner.outcome()
+
+    def _level(
+        self,
+        runner: Runner,
+        strategies: Sequence[Callable[..., object]],
+        parent: Branch | None = None,
+    ) -> list[Attempt]:
+        for strategy in strategies:
+            runner.start(strategy, read=read_scored, parent=parent)
+        return self._rating.ranked(runner)
+
+    def _go_deeper(self, runner: Runner, expand: Expand) -> None:
+        root = runner.fork("root")
+        strategies = self._strategies
+        for depth in range(1, self._max_depth + 1):
+            ranked = self._level(runner, strategies, root)
+            if not ranked:
+                return
+            best, *others = ranked
+            for other in others:
+                runner.drop(other)
+            runner.stop()
+            runner.merge(best)
+            if depth == self._max_depth or runner.is_over:
+                break
+            said = runner.consult(best, expand, root.path, depth)
+            strategies = checked_candidates(said, can_be_empty=True)
+            if not strategies:
+                break
+        runner.commit(best, root)
