@@ -3,10 +3,14 @@
 The call runs in a thread of its own, so no signal can break into it half-way: a branch that was
 just made, a commit under way. The main thread only waits, and a signal's handler cancels the
 call's scope. The first signal leaves commands a moment to tidy up, the second kills at once.
+
+It waits by reading a pipe, into which the interpreter writes each signal. Waiting for the thread
+itself would lose the signal that comes just before the wait begins: it was seen to happen.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -38,6 +42,8 @@ def interruptible(function: Callable[[], R], *, is_done: Callable[[R], bool]) ->
             values.append(scope.run(function))
         except BaseException as error:  # raised again by the main thread
             errors.append(error)
+        finally:
+            os.write(bell, b"\0")
 
     def stop(signum: int, _frame: FrameType | None) -> None:
         scope.cancel(0.0 if received else STOP_GRACE_SECONDS)
@@ -45,14 +51,22 @@ def interruptible(function: Callable[[], R], *, is_done: Callable[[R], bool]) ->
 
     # What the caller has us ignore (nohup, a shell's background job) stays ignored.
     heard = [signum for signum in STOP_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
+    waiting, bell = os.pipe()
+    os.set_blocking(bell, False)
+    wakeup_before = signal.set_wakeup_fd(bell)
     before = {signum: signal.signal(signum, stop) for signum in heard}
     try:
         thread = threading.Thread(target=call, name="call")
         thread.start()
+        while not values and not errors:
+            os.read(waiting, 1)
         thread.join()
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+        signal.set_wakeup_fd(wakeup_before)
+        os.close(waiting)
+        os.close(bell)
     if errors:
         raise errors[0]
     if received and not is_done(values[0]):
