@@ -7,7 +7,11 @@ from typing import Annotated
 import typer
 
 from branching import __version__
+from branching.cli.abort import abort
 from branching.cli.best_of_n import best_of_n
+from branching.cli.commit import commit
+from branching.cli.diff import diff
+from branching.cli.ls import ls
 from branching.cli.reflexion import reflexion
 from branching.cli.run import run
 from branching.cli.speculate import speculate
@@ -27,6 +31,10 @@ app.command("speculate")(speculate)
 app.command("best-of-n", context_settings=_WRAPS_A_COMMAND)(best_of_n)
 app.command("reflexion", context_settings=_WRAPS_A_COMMAND)(reflexion)
 app.command("status")(status)
+app.command("ls")(ls)
+app.command("diff")(diff)
+app.command("commit")(commit)
+app.command("abort")(abort)
 
 
 def _show_version(wanted: bool) -> None:

@@ -53,3 +53,7 @@ CommandArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="-- CMD...", help="The command and its arguments.", show_default=False),
 ]
+
+BranchArgument = Annotated[
+    str, typer.Argument(metavar="BRANCH", help="Name of an open branch.", show_default=False)
+]

@@ -60,6 +60,14 @@ class Branch:
         self._record: BranchRecord | None = None
         self._ended: str | None = None
 
+    @classmethod
+    def of(cls, backend: Backend, record: BranchRecord) -> Branch:
+        """Returns a handle of a branch that is open already. It ends by `commit` or `abort`."""
+        parent_path = record.branch_path.rpartition("/")[0]
+        branch = cls(backend, record.name, parent_id=record.parent, parent_path=parent_path)
+        branch._record = record
+        return branch
+
     @property
     def name(self) -> str:
         """The name it was given."""

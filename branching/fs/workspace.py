@@ -75,6 +75,20 @@ class Workspace:
             on_error=on_error,
         )
 
+    def reopen(self, name: str) -> Branch:
+        """Returns the open branch of that name, to go on with it, commit it or abort it.
+
+        Raises BranchNotFoundError when there is none.
+        """
+        for record in self._backend.branches():
+            if record.name == name:
+                return Branch.of(self._backend, record)
+        raise BranchNotFoundError(
+            f"no branch {name!r} is open in {self.root}",
+            hint="branching ls lists them",
+            branch=name,
+        )
+
     def branches(self) -> list[BranchRecord]:
         """Lists the open branches at all depths, the oldest first."""
         return self._backend.branches()

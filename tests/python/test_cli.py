@@ -565,3 +565,48 @@ class TestStatus:
             one.abort()
             two.abort()
         space.close()
+
+
+class TestKeptBranches:
+    """Issue: a kept branch can be looked at, committed or dropped later."""
+
+    @pytest.fixture
+    def kept(self, root: Path) -> str:
+        script = "echo x > made; rm seed.txt"
+        words = ["run", "-b", "kept", "--on-success", "keep", "--", "sh", "-c", script]
+        assert branching(root, *words).code == 0
+        return "kept"
+
+    def test_it_is_listed_and_compared(self, root: Path, kept: str) -> None:
+        [entry] = branching(root, "ls", "--json").document["branches"]
+        assert (entry["name"], entry["state"]) == (kept, "live")
+        assert entry["path"] == str(root / "@kept")
+        assert branching(root, "ls").out.startswith("kept  live")
+        assert branching(root, "diff", kept).out == f"A made\nD {NAME_FROM}\n"
+        changes = branching(root, "diff", "--json", kept).document["changes"]
+        assert [change["path"] for change in changes] == ["made", NAME_FROM]
+        assert branching(root, "abort", kept).code == 0
+
+    def test_it_is_committed_later(self, root: Path, kept: str) -> None:
+        done = branching(root, "commit", kept)
+        assert (done.code, done.out) == (0, "branch: kept\naction: committed\n")
+        assert names(root) == ["made"]
+        assert open_branches(root) == []
+
+    def test_it_is_dropped_later(self, root: Path, kept: str) -> None:
+        done = branching(root, "abort", "--json", kept)
+        assert (done.code, done.document["action"]) == (0, "aborted")
+        assert names(root) == [NAME_FROM]
+        assert open_branches(root) == []
+
+    def test_opposite_wishes_are_a_wrong_call(self, root: Path, kept: str) -> None:
+        assert branching(root, "commit", "--force", "--skip", kept).code == 2
+        assert open_branches(root) == [kept]
+        assert branching(root, "abort", kept).code == 0
+
+    @pytest.mark.parametrize("command", ["diff", "commit", "abort"])
+    def test_a_branch_that_is_not_there_is_named(self, root: Path, command: str) -> None:
+        done = branching(root, command, "nope")
+        assert done.code == 125
+        assert "no branch 'nope' is open" in done.err
+        assert "Hint: branching ls lists them" in done.err

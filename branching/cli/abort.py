@@ -1,0 +1,25 @@
+"""`branching abort`: a kept branch is dropped."""
+
+from __future__ import annotations
+
+from branching.cli.failure import reported
+from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
+from branching.cli.place import open_workspace
+from branching.cli.report import print_json
+
+
+def abort(
+    name: BranchArgument, workspace: WorkspaceOption = None, json: JsonOption = False
+) -> None:
+    """Drop a branch that was kept, with all it holds and its children.
+
+    Example: branching abort run-1a2b3c4d
+    """
+    with reported(json=json):
+        space = open_workspace(workspace)
+        space.reopen(name).abort()
+        space.close()
+        if json:
+            print_json("abort", branch=name, action="aborted")
+        else:
+            print(f"branch: {name}\naction: aborted")

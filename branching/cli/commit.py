@@ -1,0 +1,46 @@
+"""`branching commit`: a kept branch becomes part of its parent."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from branching.cli.failure import UsageFault, reported
+from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
+from branching.cli.place import open_workspace
+from branching.cli.report import print_json
+
+
+def commit(
+    name: BranchArgument,
+    workspace: WorkspaceOption = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Where others changed the same paths, take the branch's."),
+    ] = False,
+    skip: Annotated[
+        bool, typer.Option("--skip", help="Where others changed the same paths, leave theirs.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Commit these paths only. Repeatable.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Leave these paths out. Repeatable.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Commit a branch that was kept, all or nothing.
+
+    Example: branching commit run-1a2b3c4d
+    """
+    with reported(json=json):
+        if force and skip:
+            raise UsageFault("--force and --skip say opposite things; give one of them")
+        space = open_workspace(workspace)
+        space.reopen(name).commit(force=force, skip=skip, only=only or (), exclude=exclude or ())
+        space.close()
+        if json:
+            print_json("commit", branch=name, action="committed")
+        else:
+            print(f"branch: {name}\naction: committed")

@@ -1,0 +1,41 @@
+"""`branching ls`: the open branches."""
+
+from __future__ import annotations
+
+import time
+
+from branching.cli.failure import reported
+from branching.cli.options import JsonOption, WorkspaceOption
+from branching.cli.place import open_workspace
+from branching.cli.report import print_json
+
+
+def ls(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
+    """List the open branches, the oldest first: name, state, age, place in the tree.
+
+    Example: branching ls
+    """
+    with reported(json=json):
+        space = open_workspace(workspace)
+        records = space.branches()
+        space.close()
+        if json:
+            print_json(
+                "ls",
+                branches=[
+                    {
+                        "name": record.name,
+                        "state": record.state,
+                        "frozen": record.frozen,
+                        "path": str(record.path),
+                        "branch_path": record.branch_path,
+                        "created": record.created,
+                    }
+                    for record in records
+                ],
+            )
+            return
+        width = max((len(record.name) for record in records), default=0)
+        for record in records:
+            age = max(0.0, time.time() - record.created)
+            print(f"{record.name:<{width}}  {record.state:<5}  {age:>8.0f}s  {record.branch_path}")
