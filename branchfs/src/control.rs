@@ -28,6 +28,8 @@ pub(crate) struct MountInfo {
     pub(crate) mountpoint: PathBuf,
     /// What happens to siblings.
     pub(crate) policy: Policy,
+    /// Every branch shows a control file.
+    pub(crate) control_files: bool,
 }
 
 /// The listening socket.
@@ -201,6 +203,7 @@ fn describe(workspace: &Workspace, info: &MountInfo) -> Value {
         "store": path_text(workspace.store()),
         "driver": "fuse",
         "policy": info.policy.name(),
+        "control_files": info.control_files,
         "pid": std::process::id(),
         "uid": uid,
         "gid": gid,

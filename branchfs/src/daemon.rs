@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::control::{Control, MountInfo};
+use crate::control_files::ControlFiles;
 use crate::kernel::handler::Handler;
 use crate::kernel::{Session, unmount};
 use crate::workspace::{Policy, Workspace};
@@ -28,6 +29,8 @@ pub struct Options {
     pub mountpoint: PathBuf,
     /// What happens to siblings.
     pub policy: Policy,
+    /// Show the control files of the published BranchFS in every branch.
+    pub control_files: bool,
 }
 
 /// Mounts and serves until the mount is gone. `ready` is called once everything answers.
@@ -61,7 +64,13 @@ pub fn run(options: &Options, ready: impl FnOnce()) -> Result<()> {
     let workspace = Arc::new(Workspace::open(&base, options.store.as_deref())?);
     let control = Control::listen()?;
     let socket = control.path().to_path_buf();
-    let served = serve(&workspace, &mountpoint, options.policy, control, ready);
+    let info =
+        MountInfo { mountpoint, policy: options.policy, control_files: options.control_files };
+    if options.control_files {
+        let control_files = ControlFiles::new(Arc::downgrade(&workspace));
+        workspace.filesystem.show_control_files(Box::new(control_files));
+    }
+    let served = serve(&workspace, info, control, ready);
     // The socket's directory is shared with other mounts and stays.
     std::fs::remove_file(&socket)
         .with_context(|| format!("{} cannot be removed", socket.display()))?;
@@ -73,15 +82,13 @@ pub fn run(options: &Options, ready: impl FnOnce()) -> Result<()> {
 
 fn serve(
     workspace: &Arc<Workspace>,
-    mountpoint: &Path,
-    policy: Policy,
+    info: MountInfo,
     control: Control,
     ready: impl FnOnce(),
 ) -> Result<()> {
-    let session = Session::mount(mountpoint)?;
+    let session = Session::mount(&info.mountpoint)?;
     workspace.filesystem.connect(session.kernel(), control.path().as_os_str().to_os_string());
-    let info = MountInfo { mountpoint: mountpoint.to_path_buf(), policy };
-    let (served, at) = (Arc::clone(workspace), mountpoint.to_path_buf());
+    let (served, at) = (Arc::clone(workspace), info.mountpoint.clone());
     thread::Builder::new().name("control".to_owned()).spawn(move || control.serve(served, info))?;
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     thread::Builder::new().name("signals".to_owned()).spawn(move || {

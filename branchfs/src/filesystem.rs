@@ -33,6 +33,27 @@ const INDEX_BITS: u32 = 40;
 /// The extended attribute of the mount's root that names the control socket.
 pub(crate) const CONTROL_XATTR: &str = "user.branchfs.control";
 
+/// Name of the control file in the root of main and of every branch.
+const CONTROL_FILE: &str = ".branchfs_ctl";
+
+/// The control file's node in its view: no table of nodes grows so far.
+const CONTROL_INDEX: Index = (1 << INDEX_BITS) - 1;
+
+/// Handle of an open control file: nothing is kept for it, and no view has this number.
+const CONTROL_HANDLE: Handle = Handle(0);
+
+/// What the control files do (`crate::control_files`): each is named by the view in whose root it is.
+///
+/// Writes and ioctls may take as long as a commit and wait for other requests.
+pub(crate) trait ControlFile: Send + Sync {
+    /// Its content.
+    fn read(&self, slot: Slot) -> Answer<String>;
+    /// Carries out a command.
+    fn write(&self, slot: Slot, text: &[u8]) -> Answer<()>;
+    /// Carries out an ioctl; returns what it hands out.
+    fn ioctl(&self, slot: Slot, number: u32) -> Answer<Vec<u8>>;
+}
+
 /// Number of a view; 0 is main.
 pub(crate) type Slot = u64;
 
@@ -135,6 +156,8 @@ pub(crate) struct Filesystem {
     control_socket: OnceLock<OsString>,
     capabilities: OnceLock<Capabilities>,
     kernel: OnceLock<Arc<dyn Kernel>>,
+    /// Set where the mount has control files.
+    control_file: OnceLock<Box<dyn ControlFile>>,
 }
 
 #[derive(Debug)]
@@ -159,6 +182,48 @@ impl Filesystem {
             control_socket: OnceLock::new(),
             capabilities: OnceLock::new(),
             kernel: OnceLock::new(),
+            control_file: OnceLock::new(),
+        }
+    }
+
+    /// Shows control files from now on.
+    pub(crate) fn show_control_files(&self, control_file: Box<dyn ControlFile>) {
+        let _ = self.control_file.set(control_file); // set once, at start
+    }
+
+    /// The control file, if this node is one.
+    fn control_file(&self, index: Index) -> Option<&dyn ControlFile> {
+        if index == CONTROL_INDEX { self.control_file.get().map(AsRef::as_ref) } else { None }
+    }
+
+    fn is_control_name(&self, parent: Index, name: &OsStr) -> bool {
+        parent == ROOT && name == CONTROL_FILE && self.control_file.get().is_some()
+    }
+
+    /// It belongs to the base's owner and nobody else may open it: the kernel sees to that.
+    fn control_attributes(&self) -> Answer<Attributes> {
+        let root = self.mounted(MAIN)?.lock().getattr(ROOT)?;
+        let mode = libc::S_IFREG | 0o600;
+        Ok(Attributes { ino: CONTROL_INDEX, size: 0, blocks: 0, mode, nlink: 1, ..root })
+    }
+
+    fn control_entry(&self, slot: Slot) -> Answer<Entry> {
+        Ok(Entry {
+            node: Some(NodeId(slot << INDEX_BITS | CONTROL_INDEX)),
+            generation: 0,
+            entry_ttl: Duration::ZERO,
+            attributes_ttl: Duration::ZERO,
+            attributes: Some(self.control_attributes()?),
+        })
+    }
+
+    /// The attributes of a view's root. A stale branch shows them too where its control file must be found, for it is
+    /// to be aborted; nothing else of it is.
+    fn root_attributes(&self, mounted: &Mounted) -> Answer<Attributes> {
+        match mounted.live() {
+            Ok(view) => view.getattr(ROOT),
+            Err(_) if self.control_file.get().is_some() => mounted.lock().getattr(ROOT),
+            Err(error) => Err(error),
         }
     }
 
@@ -269,6 +334,11 @@ impl Filesystem {
         (node.0 >> INDEX_BITS, node.0 & ((1 << INDEX_BITS) - 1))
     }
 
+    fn control_file_at(&self, node: NodeId) -> (Slot, Option<&dyn ControlFile>) {
+        let (slot, index) = Self::split(node);
+        (slot, self.control_file(index))
+    }
+
     fn at(&self, node: NodeId) -> Answer<(Arc<Mounted>, Index)> {
         let (slot, index) = Self::split(node);
         Ok((self.mounted(slot)?, index))
@@ -285,12 +355,8 @@ impl Filesystem {
         if mounted.slot != MAIN && found.parent != mounted.slot {
             return None;
         }
-        let attributes = match found.live() {
-            Ok(view) => view.getattr(ROOT),
-            Err(error) => Err(error),
-        };
         Some(
-            attributes
+            self.root_attributes(found)
                 .map(|attributes| Entry { entry_ttl: FOREVER, ..found.entry(ROOT, attributes) }),
         )
     }
@@ -327,6 +393,9 @@ impl Filesystem {
 
     /// The name of an open branch cannot be taken by something else in the root.
     fn refuse_branch_name(&self, mounted: &Mounted, parent: Index, name: &OsStr) -> Answer<()> {
+        if self.is_control_name(parent, name) {
+            return Err(Errno::EXIST);
+        }
         match self.branch_entry(mounted, parent, name) {
             Some(_) => Err(Errno::EXIST),
             None => Ok(()),
@@ -352,6 +421,9 @@ impl Handler for Filesystem {
         let (mounted, parent) = self.at(parent)?;
         if let Some(entry) = self.branch_entry(&mounted, parent, name) {
             return entry;
+        }
+        if self.is_control_name(parent, name) {
+            return self.control_entry(mounted.slot);
         }
         let mut view = mounted.live()?;
         if let Some((index, attributes)) = view.lookup(parent, name)? {
@@ -384,7 +456,13 @@ impl Handler for Filesystem {
         let _ = handle;
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
-        let attributes = mounted.live()?.getattr(index)?;
+        if self.control_file(index).is_some() {
+            return Ok((self.control_attributes()?, Duration::ZERO));
+        }
+        let attributes = match index {
+            ROOT => self.root_attributes(&mounted)?,
+            index => mounted.live()?.getattr(index)?,
+        };
         Ok((attributes, mounted.attributes_ttl(index)))
     }
 
@@ -396,6 +474,13 @@ impl Handler for Filesystem {
     ) -> Answer<(Attributes, Duration)> {
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
+        if self.control_file(index).is_some() {
+            // A shell that redirects to it truncates it first.
+            let only_size =
+                changes.mode.is_none() && changes.uid.is_none() && changes.gid.is_none();
+            let attributes = if only_size { self.control_attributes() } else { Err(Errno::PERM) };
+            return Ok((attributes?, Duration::ZERO));
+        }
         let attributes = mounted.writable()?.setattr(index, changes)?;
         Ok((attributes, mounted.ttl()))
     }
@@ -446,6 +531,9 @@ impl Handler for Filesystem {
     fn unlink(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Answer<()> {
         let _pass = self.pass();
         let (mounted, parent) = self.at(parent)?;
+        if self.is_control_name(parent, name) {
+            return Err(Errno::PERM);
+        }
         mounted.writable()?.unlink(parent, name)
     }
 
@@ -476,6 +564,9 @@ impl Handler for Filesystem {
         for (parent, name) in [(parent, name), (new_parent, new_name)] {
             if self.branch_entry(&mounted, parent, name).is_some() {
                 return Err(Errno::BUSY);
+            }
+            if self.is_control_name(parent, name) {
+                return Err(Errno::PERM);
             }
         }
         mounted.writable()?.rename(
@@ -508,6 +599,13 @@ impl Handler for Filesystem {
     fn open(&self, _caller: &Caller, node: NodeId, flags: OpenFlags) -> Answer<Opened> {
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
+        if self.control_file(index).is_some() {
+            return Ok(Opened {
+                handle: Some(CONTROL_HANDLE),
+                direct_io: true,
+                ..Opened::default()
+            });
+        }
         let wanted = OFlags::from_bits_retain(flags.flags);
         let changes = wanted.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC);
         let mut view = if changes { mounted.writable()? } else { mounted.live()? };
@@ -556,6 +654,13 @@ impl Handler for Filesystem {
     }
 
     fn read(&self, node: NodeId, handle: Handle, offset: u64, buffer: &mut [u8]) -> Answer<usize> {
+        if let (slot, Some(control_file)) = self.control_file_at(node) {
+            let content = control_file.read(slot)?;
+            let rest = usize::try_from(offset).ok().and_then(|from| content.as_bytes().get(from..));
+            let count = rest.map_or(0, |rest| rest.len().min(buffer.len()));
+            buffer[..count].copy_from_slice(&rest.unwrap_or_default()[..count]);
+            return Ok(count);
+        }
         let _pass = self.pass();
         let file = self.file(node, handle)?;
         let mut filled = 0;
@@ -578,6 +683,9 @@ impl Handler for Filesystem {
         data: &[u8],
         kill_privileges: bool,
     ) -> Answer<usize> {
+        if let (slot, Some(control_file)) = self.control_file_at(node) {
+            return control_file.write(slot, data).map(|()| data.len());
+        }
         let _pass = self.pass();
         let file = self.writable_file(node, handle)?;
         if kill_privileges {
@@ -759,7 +867,14 @@ impl Handler for Filesystem {
                 .map(|path| path.as_bytes().to_vec())
                 .ok_or(Errno::NODATA);
         }
-        mounted.live()?.getxattr(index, name)
+        let is_apart =
+            self.control_file.get().is_some() && (index == ROOT || index == CONTROL_INDEX);
+        match mounted.live() {
+            Ok(view) if index != CONTROL_INDEX => view.getxattr(index, name),
+            // The kernel asks for ACLs on its way to the control file, also of a stale branch.
+            _ if is_apart => Err(Errno::NODATA),
+            other => other.and(Err(Errno::STALE)),
+        }
     }
 
     fn setxattr(
@@ -779,6 +894,9 @@ impl Handler for Filesystem {
     fn listxattr(&self, node: NodeId) -> Answer<Vec<u8>> {
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
+        if self.control_file(index).is_some() {
+            return Ok(Vec::new());
+        }
         mounted.live()?.listxattr(index)
     }
 
@@ -786,6 +904,17 @@ impl Handler for Filesystem {
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
         mounted.writable()?.removexattr(index, name)
+    }
+
+    fn ioctl(&self, node: NodeId, command: u32) -> Answer<Vec<u8>> {
+        match self.control_file_at(node) {
+            (slot, Some(control_file)) => control_file.ioctl(slot, command),
+            (_, None) => Err(Errno::NOTTY),
+        }
+    }
+
+    fn waits_for_others(&self, node: NodeId) -> bool {
+        self.control_file_at(node).1.is_some()
     }
 
     fn statfs(&self, node: NodeId) -> Answer<Statfs> {

@@ -5,6 +5,7 @@
 
 mod commit;
 mod control;
+mod control_files;
 mod daemon;
 mod error;
 mod filesystem;

@@ -29,6 +29,13 @@ enum Command {
         /// Where branches are kept: on the base's file system [default: .branching in the base]
         #[arg(long, value_name = "DIR")]
         store: Option<PathBuf>,
+        /// Show a control file in every branch, as the published BranchFS does: whoever may write
+        /// there may commit
+        #[arg(long)]
+        control_files: bool,
+        /// The published BranchFS's word for --store and --control-files
+        #[arg(long, value_name = "DIR", conflicts_with = "store")]
+        storage: Option<PathBuf>,
         /// What presents a branch as a directory
         #[arg(long, value_enum, default_value = "auto", env = "BRANCHFS_DRIVER")]
         driver: Driver,
@@ -46,6 +53,8 @@ enum Command {
         /// Let it vanish at once although it is in use
         #[arg(long)]
         lazy: bool,
+        #[command(flatten)]
+        published: Published,
         /// The mountpoint
         mountpoint: PathBuf,
     },
@@ -54,12 +63,15 @@ enum Command {
         /// The branch to fork
         #[arg(short, long, default_value = "main")]
         parent: String,
+        #[command(flatten)]
+        published: Published,
         /// Its name
         name: String,
         /// The mountpoint
         mountpoint: PathBuf,
     },
     /// Commit a branch into its parent
+    #[command(allow_missing_positional = true)]
     Commit {
         /// Overwrite what others changed in the base since the fork
         #[arg(long)]
@@ -67,15 +79,20 @@ enum Command {
         /// Show what would change, and change nothing
         #[arg(long)]
         dry_run: bool,
-        /// The branch
-        name: String,
+        #[command(flatten)]
+        published: Published,
+        /// The branch; may be left out where the mount has control files: the current one
+        name: Option<String>,
         /// The mountpoint
         mountpoint: PathBuf,
     },
     /// Drop a branch and its children
+    #[command(allow_missing_positional = true)]
     Abort {
-        /// The branch
-        name: String,
+        #[command(flatten)]
+        published: Published,
+        /// The branch; may be left out where the mount has control files: the current one
+        name: Option<String>,
         /// The mountpoint
         mountpoint: PathBuf,
     },
@@ -91,6 +108,13 @@ enum Command {
         /// The mountpoint
         mountpoint: PathBuf,
     },
+}
+
+/// What the published BranchFS's commands take beside ours: a mount knows its store by itself.
+#[derive(clap::Args)]
+struct Published {
+    #[arg(long, value_name = "DIR", hide = true)]
+    storage: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -130,24 +154,38 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<()> {
     match command {
-        Command::Mount { base, store, driver, policy, foreground, mountpoint } => {
+        Command::Mount {
+            base,
+            store,
+            control_files,
+            storage,
+            driver,
+            policy,
+            foreground,
+            mountpoint,
+        } => {
             if matches!(driver, Driver::Overlay) {
                 bail!("the overlay driver is not there yet; use --driver fuse");
             }
-            mount(&Options { base, store, mountpoint, policy }, foreground)
+            let control_files = control_files || storage.is_some();
+            let store = store.or(storage);
+            mount(&Options { base, store, mountpoint, policy, control_files }, foreground)
         }
-        Command::Unmount { lazy, mountpoint } => branchfs::stop(&mountpoint, lazy),
-        Command::Create { parent, name, mountpoint } => {
+        Command::Unmount { lazy, published: _, mountpoint } => branchfs::stop(&mountpoint, lazy),
+        Command::Create { parent, published: _, name, mountpoint } => {
             let branch =
                 ask(&mountpoint, json!({ "verb": "create", "name": name, "parent": parent }))?;
+            make_current(&mountpoint, &name)?;
             show(branch["path"].as_str().unwrap_or_default())
         }
-        Command::Commit { force, dry_run, name, mountpoint } => {
+        Command::Commit { force, dry_run, published: _, name, mountpoint } => {
+            let name = named_or_current(name, &mountpoint)?;
             let request =
                 json!({ "verb": "commit", "branch": name, "force": force, "dry_run": dry_run });
             show_changes(&ask(&mountpoint, request)?)
         }
-        Command::Abort { name, mountpoint } => {
+        Command::Abort { published: _, name, mountpoint } => {
+            let name = named_or_current(name, &mountpoint)?;
             ask(&mountpoint, json!({ "verb": "abort", "branch": name })).map(|_| ())
         }
         Command::List { mountpoint } => {
@@ -173,6 +211,40 @@ fn mount(options: &Options, foreground: bool) -> Result<()> {
     }
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     branchfs::start(&arguments)
+}
+
+/// The control file of a mount's root: its content is the name of the current branch.
+const CONTROL_FILE: &str = ".branchfs_ctl";
+
+/// Where a mount has control files, `create` makes the new branch the current one, as the published program does.
+fn make_current(mountpoint: &Path, name: &str) -> Result<()> {
+    if !has_control_files(mountpoint)? {
+        return Ok(());
+    }
+    let file = mountpoint.join(CONTROL_FILE);
+    std::fs::write(&file, format!("switch:{name}")).with_context(|| file.display().to_string())
+}
+
+fn has_control_files(mountpoint: &Path) -> Result<bool> {
+    Ok(ask(mountpoint, json!({ "verb": "info" }))?["control_files"] == true)
+}
+
+/// The branch that a command names, or else the current one.
+fn named_or_current(name: Option<String>, mountpoint: &Path) -> Result<String> {
+    if let Some(name) = name {
+        return Ok(name);
+    }
+    if !has_control_files(mountpoint)? {
+        bail!(
+            "no branch is named, and without control files none is the current one\nHint: give its name before the mountpoint"
+        );
+    }
+    let file = mountpoint.join(CONTROL_FILE);
+    let current = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    if current == "main" {
+        bail!("no branch is the current one\nHint: give its name before the mountpoint");
+    }
+    Ok(current)
 }
 
 /// One request to the daemon of a mount.

@@ -7,37 +7,41 @@
 //! Locking: `branches` is taken first and held through a verb (verbs are serialised; they are short but for the syncs of
 //! a commit), then the filesystem's gate.
 
+mod commits;
+mod selector;
+mod store;
+
 use std::collections::BTreeMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
-use rustix::fs::{CWD, Timespec, Timestamps};
 use serde::{Deserialize, Serialize};
 
-use crate::commit::{self, Change, Decided, Disk, Header, Request};
+use crate::commit::{self, Change, Disk};
 use crate::error::{Context, Error};
 use crate::filesystem::{Filesystem, MAIN, Slot};
 use crate::layer::{Layer, LayerId, copy_metadata};
 use crate::overlay::Namespace;
-use crate::seen::WriteSet;
 use crate::tree::Tree;
 use crate::view::HIDDEN;
+
+pub(crate) use selector::{Selector, directory_name};
+
+use selector::check_name;
+use store::{KeptTimes, give, lock_store, make_store, probe_namespace, write_private};
 
 /// A branch's number; 0 is main. Never used twice.
 pub(crate) type BranchId = u64;
 
-/// Version of the store's format.
-const FORMAT: &str = "branchfs 1\n";
-
-/// How long a commit waits for files that are being closed.
-const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
+/// The root branch.
+pub(crate) const MAIN_BRANCH: BranchId = 0;
 
 /// What happens to the siblings of a committed branch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -379,245 +383,6 @@ impl Workspace {
         branches.keys().last().map_or(clock, |last| clock.max(last + 1))
     }
 
-    /// Commits a branch into its parent.
-    ///
-    /// # Errors
-    /// `Stale` siblings' commits are `Conflict`; `Frozen`, `Busy`, `Conflict` (drift), `Io`. Parent and branch are as
-    /// before then.
-    pub(crate) fn commit(
-        &self,
-        selector: &Selector,
-        force: bool,
-        dry_run: bool,
-    ) -> Result<Committed, Error> {
-        let mut branches = self.lock();
-        let branch = selector
-            .find(&branches)?
-            .ok_or_else(|| Error::Usage("main has no parent to commit to".to_owned()))?;
-        let (id, name, parent) =
-            (branch.record.id, branch.record.name.clone(), branch.record.parent);
-        if branch.record.is_stale {
-            let message =
-                format!("branch {name} cannot be committed: a sibling was committed first");
-            return Err(Error::Conflict { message, paths: Vec::new() });
-        }
-        let children = children_of(&branches, id);
-        if !children.is_empty() {
-            return Err(Error::Frozen { name, children: children.join(", ") });
-        }
-        let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
-        if dry_run {
-            let plan = self.plan(branch)?;
-            refuse_drift(&name, &plan.drift, force)?;
-            return Ok(Committed { changes: plan.changes, stale: Vec::new() });
-        }
-        mounted.freeze();
-        let closed = self.wait_for_writers(branch);
-        let outcome = closed.and_then(|()| match parent {
-            0 => self.commit_to_base(&mut branches, id, force),
-            parent => self.commit_to_branch(&mut branches, id, parent),
-        });
-        if outcome.is_err() {
-            mounted.thaw();
-        }
-        outcome
-    }
-
-    fn plan(&self, branch: &Branch) -> Result<commit::Plan, Error> {
-        let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
-        mounted.lock().join_all_links().at(&self.base_path)?;
-        let mut seen = BTreeMap::new();
-        for layer in branch.record.layers.iter().rev() {
-            let log = self.layer_path(*layer).join("writes");
-            for (path, expected) in WriteSet::load(&log).at(&log)?.seen {
-                seen.entry(path).or_insert(expected);
-            }
-        }
-        let layers = branch
-            .record
-            .layers
-            .iter()
-            .map(|layer| Path::new("layers").join(layer.to_string()).join("upper"));
-        let request = Request {
-            transaction: branch.record.id,
-            layers: layers.collect(),
-            namespace: self.namespace,
-            seen,
-            forked: branch.record.created,
-        };
-        commit::plan(&self.disk()?, &request)
-    }
-
-    /// The plan of a branch's commit, and the header its commit would have.
-    #[cfg(test)]
-    pub(crate) fn plan_for_tests(&self, name: &str) -> Result<(Disk, Header, commit::Plan), Error> {
-        let branches = self.lock();
-        let branch = Selector::Name(name.to_owned())
-            .find(&branches)?
-            .ok_or_else(|| Error::NotFound(name.to_owned()))?;
-        let header = Header {
-            version: 1,
-            transaction: branch.record.id,
-            branch: branch.record.id,
-            stale: Vec::new(),
-        };
-        Ok((self.disk()?, header, self.plan(branch)?))
-    }
-
-    /// What a branch would change in the base: its own layers alone.
-    ///
-    /// # Errors
-    /// `NotFound`, `Unsupported` for a nested branch, `Io`.
-    pub(crate) fn diff(&self, selector: &Selector) -> Result<Committed, Error> {
-        let branches = self.lock();
-        let branch = selector
-            .find(&branches)?
-            .ok_or_else(|| Error::Usage("main has no parent to compare with".to_owned()))?;
-        if branch.record.parent != 0 {
-            return Err(Error::Unsupported("the changes of a nested branch cannot be listed yet; commit it into its parent first".to_owned()));
-        }
-        Ok(Committed { changes: self.plan(branch)?.changes, stale: Vec::new() })
-    }
-
-    /// Closing a file is told to us after the caller goes on: give it a moment.
-    fn wait_for_writers(&self, branch: &Branch) -> Result<(), Error> {
-        let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
-        let deadline = Instant::now() + WRITERS_WAIT_MAX;
-        loop {
-            let view = mounted.lock();
-            let mut written: Vec<PathBuf> =
-                view.handles.written().filter_map(|index| view.nodes.path(index).ok()).collect();
-            drop(view);
-            if written.is_empty() {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                written.sort();
-                written.dedup();
-                return Err(Error::Busy { name: branch.record.name.clone(), paths: written });
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    fn commit_to_base(
-        &self,
-        branches: &mut BTreeMap<BranchId, Branch>,
-        id: BranchId,
-        force: bool,
-    ) -> Result<Committed, Error> {
-        let branch = &branches[&id];
-        let plan = self.plan(branch)?;
-        refuse_drift(&branch.record.name, &plan.drift, force)?;
-        let disk = self.disk()?;
-        for litter in &plan.litter {
-            disk.remove_file(litter)?;
-        }
-        let changes = plan.changes.clone();
-        let stale: Vec<BranchId> = siblings_of(branches, id);
-        let header = Header { version: 1, transaction: id, branch: id, stale: stale.clone() };
-        let decided =
-            Decided::decide(&disk, header, plan).inspect_err(|_| self.drop_journal(id))?;
-        let gate = self.filesystem.close_gate();
-        if let Err(error) = decided.apply(&disk) {
-            drop(gate);
-            if !matches!(error, Error::Corrupt(_)) {
-                self.drop_journal(id); // all is taken back: the entry holds nothing of the base
-            }
-            return Err(error);
-        }
-        for layer in [&self.base, &self.main_layer()] {
-            layer.tree.forget_all();
-        }
-        self.settle_siblings(branches, &stale);
-        drop(gate);
-        for layer in &branches[&id].record.layers {
-            // What was committed has one link too many as long as the layer keeps its own.
-            let links = self.layer_path(*layer).join("links");
-            fs::remove_dir_all(&links).at(&links)?;
-        }
-        Decided::sync(&disk)?;
-        for sibling in &stale {
-            self.write_record(&branches[sibling].record)?;
-        }
-        let names = stale.iter().map(|id| branches[id].record.name.clone()).collect();
-        let committed = branches.remove(&id);
-        if let Some(committed) = committed {
-            self.thaw(MAIN, 1 + stale.len());
-            self.retire_branch(&committed)?;
-        }
-        decided.retire(&disk, &self.trash_name("tx", id))?;
-        self.tell_stale(branches, &stale);
-        self.filesystem.invalidate_main();
-        self.empty_trash();
-        Ok(Committed { changes, stale: names })
-    }
-
-    fn main_layer(&self) -> Arc<Layer> {
-        let main = self.filesystem.mounted(MAIN).expect("main is there as long as the mount");
-        main.lock().top()
-    }
-
-    /// A commit into a parent branch: the child's layers become the parent's top.
-    fn commit_to_branch(
-        &self,
-        branches: &mut BTreeMap<BranchId, Branch>,
-        id: BranchId,
-        parent: BranchId,
-    ) -> Result<Committed, Error> {
-        let stale = siblings_of(branches, id);
-        let child = branches.get(&id).ok_or_else(|| Error::NotFound(id.to_string()))?;
-        let (child_layers, child_stack) = (child.record.layers.clone(), child.stack.clone());
-        let above = branches.get(&parent).ok_or_else(|| Error::NotFound(parent.to_string()))?;
-        let mut record = above.record.clone();
-        record.layers = child_layers.into_iter().chain(record.layers).collect();
-        // One rename of one record is the commit; what it names must be on disk first.
-        let disk = self.disk()?;
-        Decided::sync(&disk)?;
-        self.write_record(&record)?;
-        Decided::sync(&disk)?;
-        let slot = above.slot;
-        let gate = self.filesystem.close_gate();
-        self.settle_siblings(branches, &stale);
-        let mounted = self.filesystem.mounted(slot).at(&self.base_path)?;
-        let outdated = mounted.lock().restack(child_stack.clone());
-        drop(gate);
-        for sibling in &stale {
-            self.write_record(&branches[sibling].record)?;
-        }
-        if let Some(above) = branches.get_mut(&parent) {
-            above.record = record;
-            above.stack = child_stack;
-        }
-        self.thaw(slot, 1 + stale.len());
-        if let Some(mut child) = branches.remove(&id) {
-            child.record.layers.clear(); // they are the parent's now
-            self.retire_branch(&child)?;
-        }
-        self.filesystem.invalidate_outdated(slot, &outdated);
-        self.tell_stale(branches, &stale);
-        let names = stale.iter().map(|id| branches[id].record.name.clone()).collect();
-        Ok(Committed { changes: Vec::new(), stale: names })
-    }
-
-    /// Under the gate: from the next request on the siblings answer ESTALE.
-    fn settle_siblings(&self, branches: &mut BTreeMap<BranchId, Branch>, stale: &[BranchId]) {
-        for id in stale {
-            if let Some(branch) = branches.get_mut(id) {
-                branch.record.is_stale = true;
-                self.filesystem.set_stale(branch.slot);
-            }
-        }
-    }
-
-    fn tell_stale(&self, branches: &BTreeMap<BranchId, Branch>, stale: &[BranchId]) {
-        for id in stale {
-            if let Ok(mounted) = self.filesystem.mounted(branches[id].slot) {
-                self.filesystem.invalidate(&mounted);
-            }
-        }
-    }
-
     /// Drops a branch and its children. Returns at once; space is given back in the background.
     ///
     /// # Errors
@@ -713,6 +478,27 @@ impl Workspace {
         });
     }
 
+    /// The branch that a slot of the mount shows.
+    pub(crate) fn id_at(&self, slot: Slot) -> Option<BranchId> {
+        self.lock().iter().find(|(_, branch)| branch.slot == slot).map(|(id, _)| *id)
+    }
+
+    /// A branch and its ancestors, without main.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub(crate) fn lineage(&self, selector: &Selector) -> Result<Vec<BranchId>, Error> {
+        let branches = self.lock();
+        let first = selector.find(&branches)?;
+        let above = |branch: &&Branch| branches.get(&branch.record.parent);
+        Ok(std::iter::successors(first, above).map(|branch| branch.record.id).collect())
+    }
+
+    /// The name of an open branch; main is none.
+    pub(crate) fn name_of(&self, id: BranchId) -> Option<String> {
+        self.lock().get(&id).map(|branch| branch.record.name.clone())
+    }
+
     /// All branches, oldest first.
     pub(crate) fn list(&self) -> Result<Vec<BranchInfo>, Error> {
         let branches = self.lock();
@@ -776,74 +562,6 @@ impl Workspace {
     }
 }
 
-/// Which branch a request means.
-#[derive(Clone, Debug)]
-pub(crate) enum Selector {
-    /// By number; 0 is main.
-    Id(BranchId),
-    /// By name; "main" is main.
-    Name(String),
-}
-
-impl Selector {
-    /// The branch, or `None` for main.
-    fn find<'b>(
-        &self,
-        branches: &'b BTreeMap<BranchId, Branch>,
-    ) -> Result<Option<&'b Branch>, Error> {
-        match self {
-            Self::Id(0) => Ok(None),
-            Self::Id(id) => {
-                branches.get(id).map(Some).ok_or_else(|| Error::NotFound(id.to_string()))
-            }
-            Self::Name(name) => {
-                match branches.values().find(|branch| branch.record.name == *name) {
-                    Some(branch) => Ok(Some(branch)),
-                    None if name == "main" => Ok(None),
-                    None => Err(Error::NotFound(name.clone())),
-                }
-            }
-        }
-    }
-}
-
-/// Checks a name against the rule of the control protocol.
-fn check_name(name: &OsStr) -> Result<(), Error> {
-    const NAME_BYTES_MAX: usize = 254; // `@name` is a file name of at most 255 bytes
-    let bytes = name.as_encoded_bytes();
-    let reason = if bytes.is_empty() {
-        "it is empty"
-    } else if bytes == b"." || bytes == b".." {
-        "it means a directory itself"
-    } else if bytes == b"main" {
-        "it is the root branch's"
-    } else if bytes.len() > NAME_BYTES_MAX {
-        "it is longer than 254 bytes"
-    } else if bytes[0] == b'@' {
-        "it begins with @"
-    } else if bytes.contains(&b'/') {
-        "it contains a slash"
-    } else if bytes.iter().any(u8::is_ascii_control) {
-        "it contains a newline or another control character"
-    } else {
-        return Ok(());
-    };
-    Err(Error::Name { name: name.to_os_string(), reason })
-}
-
-fn refuse_drift(
-    name: &str,
-    drift: &std::collections::BTreeSet<PathBuf>,
-    force: bool,
-) -> Result<(), Error> {
-    if drift.is_empty() || force {
-        return Ok(());
-    }
-    let message =
-        format!("branch {name} cannot be committed: the base was changed by others since the fork");
-    Err(Error::Conflict { message, paths: drift.iter().cloned().collect() })
-}
-
 fn children_of(branches: &BTreeMap<BranchId, Branch>, id: BranchId) -> Vec<String> {
     let live =
         branches.values().filter(|branch| branch.record.parent == id && !branch.record.is_stale);
@@ -863,114 +581,4 @@ fn now() -> i64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0, |since| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
-}
-
-/// Gives a path of the store to the base's owner, who can then always remove it.
-fn give(path: &Path, (uid, gid): (u32, u32)) -> Result<(), Error> {
-    let metadata = fs::symlink_metadata(path).at(path)?;
-    if (metadata.uid(), metadata.gid()) == (uid, gid) {
-        return Ok(());
-    }
-    std::os::unix::fs::lchown(path, Some(uid), Some(gid)).at(path)
-}
-
-/// Writes a file that only its owner may read: the daemon runs without a umask.
-fn write_private(path: &Path, content: &[u8]) -> Result<(), Error> {
-    let mut options = fs::OpenOptions::new();
-    let mut file =
-        options.write(true).create(true).truncate(true).mode(0o600).open(path).at(path)?;
-    io::Write::write_all(&mut file, content).at(path)
-}
-
-fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
-    let make = |path: &Path| match fs::DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        other => other.at(path).and_then(|()| give(path, owner)),
-    };
-    make(store)?;
-    let format = store.join("format");
-    match fs::read_to_string(&format) {
-        Ok(found) if found == FORMAT => {}
-        Ok(found) => {
-            let found = found.trim();
-            return Err(Error::Corrupt(format!(
-                "{} says {found:?}, this program knows {:?}",
-                format.display(),
-                FORMAT.trim()
-            )));
-        }
-        Err(_) => {
-            for (name, content) in [(".gitignore", "*\n"), ("format", FORMAT)] {
-                let path = store.join(name);
-                write_private(&path, content.as_bytes())?;
-                give(&path, owner)?;
-            }
-        }
-    }
-    ["branches", "layers", "journal", "trash"].iter().try_for_each(|name| make(&store.join(name)))
-}
-
-fn lock_store(store: &Path) -> Result<fs::File, Error> {
-    let path = store.join("lock");
-    let mut options = fs::OpenOptions::new();
-    let file =
-        options.create(true).truncate(false).write(true).mode(0o600).open(&path).at(&path)?;
-    let owner = fs::metadata(store).at(store)?;
-    give(&path, (owner.uid(), owner.gid()))?;
-    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::Unsupported(format!(
-            "the store {} is in use by another mount: use that one, or unmount it first",
-            store.display()
-        ))),
-        Err(error) => Err(error).at(&path),
-    }
-}
-
-/// Which extended attributes can carry the overlay format's marks here.
-fn probe_namespace(store: &Path) -> Result<Namespace, Error> {
-    for namespace in [Namespace::Trusted, Namespace::User] {
-        let set =
-            rustix::fs::lsetxattr(store, namespace.opaque(), b"n", rustix::fs::XattrFlags::empty());
-        if set.is_ok() {
-            rustix::fs::lremovexattr(store, namespace.opaque()).at(store)?;
-            return Ok(namespace);
-        }
-    }
-    Err(Error::Unsupported(format!(
-        "the file system of {} has no extended attributes: choose a store on one that has",
-        store.display()
-    )))
-}
-
-/// The base's root keeps its times when the store comes and goes inside it.
-struct KeptTimes {
-    path: PathBuf,
-    times: Timestamps,
-}
-
-impl KeptTimes {
-    fn of(path: &Path) -> Result<Self, Error> {
-        let metadata = fs::metadata(path).at(path)?;
-        let times = Timestamps {
-            last_access: Timespec { tv_sec: metadata.atime(), tv_nsec: metadata.atime_nsec() },
-            last_modification: Timespec {
-                tv_sec: metadata.mtime(),
-                tv_nsec: metadata.mtime_nsec(),
-            },
-        };
-        Ok(Self { path: path.to_path_buf(), times })
-    }
-
-    fn restore(&self) -> Result<(), Error> {
-        rustix::fs::utimensat(CWD, &self.path, &self.times, rustix::fs::AtFlags::empty())
-            .at(&self.path)
-    }
-}
-
-/// A name as it is shown in the mount's root.
-pub(crate) fn directory_name(branch: &str) -> OsString {
-    let mut name = OsString::from("@");
-    name.push(branch);
-    name
 }

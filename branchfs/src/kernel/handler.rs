@@ -370,6 +370,15 @@ pub(crate) trait Handler: Send + Sync + 'static {
     fn statfs(&self, node: NodeId) -> Answer<Statfs> {
         Err(Errno::NOSYS)
     }
+    /// `command` is the ioctl's number; returns what it hands out, of the size that the number encodes.
+    fn ioctl(&self, node: NodeId, command: u32) -> Answer<Vec<u8>> {
+        Err(Errno::NOTTY)
+    }
+    /// Whether a WRITE or IOCTL of this node may wait for other requests: the session then answers it on a thread of
+    /// its own, so that the others are never held up.
+    fn waits_for_others(&self, node: NodeId) -> bool {
+        false
+    }
     fn syncfs(&self, node: NodeId) -> Answer<()> {
         Err(Errno::NOSYS)
     }

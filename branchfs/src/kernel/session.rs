@@ -189,9 +189,48 @@ impl Worker {
             }
             opcode::INTERRUPT => return Ok(()),
             opcode::DESTROY => self.handler.destroy(),
+            opcode::IOCTL | opcode::WRITE if self.handler.waits_for_others(header.node) => {
+                return self.answer_apart(header, input.rest().to_vec(), output);
+            }
             _ => {}
         }
         let outcome = self.dispatch(&header, input, output);
+        self.reply(&header, outcome, output)
+    }
+
+    /// Answers a request that may wait for others on a thread of its own.
+    fn answer_apart(
+        &self,
+        header: Header,
+        request: Vec<u8>,
+        output: &mut Output,
+    ) -> io::Result<()> {
+        let apart = Worker {
+            device: Arc::clone(&self.device),
+            handler: Arc::clone(&self.handler),
+            request: Vec::new(),
+            output: Output::default(),
+        };
+        let unique = header.unique;
+        let started = thread::Builder::new().name("waiting".to_owned()).spawn(move || {
+            let mut output = Output::default();
+            output.clear();
+            let outcome = apart.dispatch(&header, Input::new(&request), &mut output);
+            // A device that cannot be written to any more ends the session's own threads too.
+            let _ = apart.reply(&header, outcome, &mut output);
+        });
+        if started.is_err() {
+            rustix::io::write(&*self.device, output.finish(unique, Some(Errno::AGAIN)))?;
+        }
+        Ok(())
+    }
+
+    fn reply(
+        &self,
+        header: &Header,
+        outcome: Answer<Given>,
+        output: &mut Output,
+    ) -> io::Result<()> {
         let error = outcome.as_ref().err().copied();
         match rustix::io::write(&*self.device, output.finish(header.unique, error)) {
             Ok(_) => Ok(()),
@@ -407,6 +446,14 @@ impl Worker {
                 Ok(Given::Nothing)
             }
             opcode::SYNCFS => done(handler.syncfs(node)),
+            opcode::IOCTL => {
+                let (_handle, _flags, command) = (input.u64()?, input.u32()?, input.u32()?);
+                let (_argument, _in_bytes, out_bytes) = (input.u64()?, input.u32()?, input.u32()?);
+                let handed_out = handler.ioctl(node, command)?;
+                output.bytes(&[0; 16]); // struct fuse_ioctl_out: result 0, no retry
+                output.bytes(&handed_out[..handed_out.len().min(out_bytes as usize)]);
+                Ok(Given::Nothing)
+            }
             opcode::DESTROY => Ok(Given::Nothing),
             _ => Err(Errno::NOSYS),
         }

@@ -56,6 +56,7 @@ pub(crate) mod opcode {
     pub(crate) const CREATE: u32 = 35;
     pub(crate) const INTERRUPT: u32 = 36;
     pub(crate) const DESTROY: u32 = 38;
+    pub(crate) const IOCTL: u32 = 39;
     pub(crate) const BATCH_FORGET: u32 = 42;
     pub(crate) const FALLOCATE: u32 = 43;
     pub(crate) const READDIRPLUS: u32 = 44;
@@ -81,6 +82,11 @@ impl<'a> Input<'a> {
         let (taken, rest) = self.bytes.split_at_checked(count).ok_or(Errno::IO)?;
         self.bytes = rest;
         Ok(taken)
+    }
+
+    /// What has not been read yet.
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.bytes
     }
 
     pub(crate) fn skip(&mut self, count: usize) -> Result<(), Errno> {

@@ -27,12 +27,18 @@ impl Mount {
 
     /// Mounts a base that `fill` has filled.
     pub fn over(fill: impl FnOnce(&Path)) -> Self {
+        let mount = Self::unmounted(fill);
+        mount.mount();
+        mount
+    }
+
+    /// A base that `fill` has filled, to be mounted in the test's own way.
+    pub fn unmounted(fill: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mount = Self { directory };
         fs::create_dir(mount.base()).unwrap();
         fs::create_dir(mount.mountpoint()).unwrap();
         fill(&mount.base());
-        mount.mount();
         mount
     }
 

@@ -1,0 +1,117 @@
+//! The store's directory: made, locked, and given to the base's owner.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Timespec, Timestamps};
+
+use crate::error::{Context, Error};
+use crate::overlay::Namespace;
+
+/// Version of the store's format.
+const FORMAT: &str = "branchfs 1\n";
+
+/// Gives a path of the store to the base's owner, who can then always remove it.
+pub(super) fn give(path: &Path, (uid, gid): (u32, u32)) -> Result<(), Error> {
+    let metadata = fs::symlink_metadata(path).at(path)?;
+    if (metadata.uid(), metadata.gid()) == (uid, gid) {
+        return Ok(());
+    }
+    std::os::unix::fs::lchown(path, Some(uid), Some(gid)).at(path)
+}
+
+/// Writes a file that only its owner may read: the daemon runs without a umask.
+pub(super) fn write_private(path: &Path, content: &[u8]) -> Result<(), Error> {
+    let mut options = fs::OpenOptions::new();
+    let mut file =
+        options.write(true).create(true).truncate(true).mode(0o600).open(path).at(path)?;
+    io::Write::write_all(&mut file, content).at(path)
+}
+
+pub(super) fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
+    let make = |path: &Path| match fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other.at(path).and_then(|()| give(path, owner)),
+    };
+    make(store)?;
+    let format = store.join("format");
+    match fs::read_to_string(&format) {
+        Ok(found) if found == FORMAT => {}
+        Ok(found) => {
+            let found = found.trim();
+            return Err(Error::Corrupt(format!(
+                "{} says {found:?}, this program knows {:?}",
+                format.display(),
+                FORMAT.trim()
+            )));
+        }
+        Err(_) => {
+            for (name, content) in [(".gitignore", "*\n"), ("format", FORMAT)] {
+                let path = store.join(name);
+                write_private(&path, content.as_bytes())?;
+                give(&path, owner)?;
+            }
+        }
+    }
+    ["branches", "layers", "journal", "trash"].iter().try_for_each(|name| make(&store.join(name)))
+}
+
+pub(super) fn lock_store(store: &Path) -> Result<fs::File, Error> {
+    let path = store.join("lock");
+    let mut options = fs::OpenOptions::new();
+    let file =
+        options.create(true).truncate(false).write(true).mode(0o600).open(&path).at(&path)?;
+    let owner = fs::metadata(store).at(store)?;
+    give(&path, (owner.uid(), owner.gid()))?;
+    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::Unsupported(format!(
+            "the store {} is in use by another mount: use that one, or unmount it first",
+            store.display()
+        ))),
+        Err(error) => Err(error).at(&path),
+    }
+}
+
+/// Which extended attributes can carry the overlay format's marks here.
+pub(super) fn probe_namespace(store: &Path) -> Result<Namespace, Error> {
+    for namespace in [Namespace::Trusted, Namespace::User] {
+        let set =
+            rustix::fs::lsetxattr(store, namespace.opaque(), b"n", rustix::fs::XattrFlags::empty());
+        if set.is_ok() {
+            rustix::fs::lremovexattr(store, namespace.opaque()).at(store)?;
+            return Ok(namespace);
+        }
+    }
+    Err(Error::Unsupported(format!(
+        "the file system of {} has no extended attributes: choose a store on one that has",
+        store.display()
+    )))
+}
+
+/// The base's root keeps its times when the store comes and goes inside it.
+pub(super) struct KeptTimes {
+    path: PathBuf,
+    times: Timestamps,
+}
+
+impl KeptTimes {
+    pub(super) fn of(path: &Path) -> Result<Self, Error> {
+        let metadata = fs::metadata(path).at(path)?;
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: metadata.atime(), tv_nsec: metadata.atime_nsec() },
+            last_modification: Timespec {
+                tv_sec: metadata.mtime(),
+                tv_nsec: metadata.mtime_nsec(),
+            },
+        };
+        Ok(Self { path: path.to_path_buf(), times })
+    }
+
+    pub(super) fn restore(&self) -> Result<(), Error> {
+        rustix::fs::utimensat(CWD, &self.path, &self.times, rustix::fs::AtFlags::empty())
+            .at(&self.path)
+    }
+}
