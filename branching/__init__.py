@@ -24,12 +24,14 @@ if TYPE_CHECKING:
         MountError,
         NamespaceError,
         ProcessBranchError,
+        SetupError,
     )
-    from branching.fs import Branch, Workspace
+    from branching.fs import Branch, BranchRecord, Change, DiffSummary, Workspace
     from branching.patterns import (
         BeamSearch,
         BestOfN,
         Cascaded,
+        Event,
         Reflexion,
         Speculate,
         SpeculationOutcome,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
         Tournament,
         TreeOfThoughts,
     )
+    from branching.process import ResourceLimits
 
 __version__ = "0.2.0"
 
@@ -47,17 +50,23 @@ __all__ = [
     "Branch",
     "BranchError",
     "BranchNotFoundError",
+    "BranchRecord",
     "BranchStaleError",
     "BranchingError",
     "Cascaded",
+    "Change",
     "CommitError",
     "ConflictError",
+    "DiffSummary",
+    "Event",
     "ForkError",
     "MemoryBranchError",
     "MountError",
     "NamespaceError",
     "ProcessBranchError",
     "Reflexion",
+    "ResourceLimits",
+    "SetupError",
     "Speculate",
     "SpeculationOutcome",
     "SpeculationResult",
@@ -68,16 +77,21 @@ __all__ = [
 
 _HOME = {
     "Branch": "branching.fs",
+    "BranchRecord": "branching.fs",
+    "Change": "branching.fs",
+    "DiffSummary": "branching.fs",
     "Workspace": "branching.fs",
     "BeamSearch": "branching.patterns",
     "BestOfN": "branching.patterns",
     "Cascaded": "branching.patterns",
+    "Event": "branching.patterns",
     "Reflexion": "branching.patterns",
     "Speculate": "branching.patterns",
     "SpeculationOutcome": "branching.patterns",
     "SpeculationResult": "branching.patterns",
     "Tournament": "branching.patterns",
     "TreeOfThoughts": "branching.patterns",
+    "ResourceLimits": "branching.process",
 }
 """Where each public name lives that is not an exception."""
 

@@ -10,7 +10,8 @@
     │   └── AbortError              the branch could not be dropped; it is still there
     ├── ProcessBranchError          a process in a branch failed or could not be run as asked
     │   ├── ForkError               the process could not be made
-    │   └── NamespaceError          the sandbox could not be set up; nothing ran
+    │   ├── NamespaceError          the sandbox could not be set up; nothing ran
+    │   └── SetupError              the setup of a call failed; no candidate was tried
     └── MemoryBranchError           a memory branch failed
 
 Mistakes of the calling program (a wrong argument, a name with a slash) are TypeError and
@@ -100,6 +101,10 @@ class ForkError(ProcessBranchError):
 
 class NamespaceError(ProcessBranchError):
     """The sandbox could not be set up. Nothing ran; there is no fallback to running without."""
+
+
+class SetupError(ProcessBranchError):
+    """The setup that candidates were to start from failed. No candidate was tried."""
 
 
 class MemoryBranchError(BranchingError):

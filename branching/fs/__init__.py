@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from branching.fs.backend import BranchRecord, Change, DiffSummary
 from branching.fs.branch import Branch
 from branching.fs.workspace import Workspace
 
-__all__ = ["Branch", "Workspace"]
+__all__ = ["Branch", "BranchRecord", "Change", "DiffSummary", "Workspace"]

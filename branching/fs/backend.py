@@ -7,7 +7,7 @@ thread and after a fork, and raise exceptions of `branching.errors` only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -49,6 +49,35 @@ class Change:
     """"file", "directory", "symlink" or "other"."""
     origin: str | None = None
     """Where a renamed path was before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffSummary:
+    """How many paths a branch changed, by kind of change."""
+
+    added: int = 0
+    modified: int = 0
+    """In content, type, mode, owner, times or attributes."""
+    deleted: int = 0
+    renamed: int = 0
+
+    @staticmethod
+    def of(changes: Iterable[Change]) -> DiffSummary:
+        """Counts the changes."""
+        counts = {"added": 0, "modified": 0, "deleted": 0, "renamed": 0}
+        for change in changes:
+            counts[change.change if change.change in counts else "modified"] += 1
+        return DiffSummary(**counts)
+
+    @property
+    def total(self) -> int:
+        """The number of changed paths."""
+        return self.added + self.modified + self.deleted + self.renamed
+
+    def __str__(self) -> str:
+        """`2 added, 1 deleted`, or `no changes`."""
+        counts = vars(self).items()
+        return ", ".join(f"{count} {kind}" for kind, count in counts if count) or "no changes"
 
 
 class Backend(Protocol):

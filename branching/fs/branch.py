@@ -111,20 +111,22 @@ class Branch:
         skip: bool = False,
         only: Sequence[str] = (),
         exclude: Sequence[str] = (),
-    ) -> None:
-        """Applies the branch to its parent, all or nothing, and closes it.
+    ) -> list[Change]:
+        """Applies the branch to its parent, all or nothing, and closes it; returns what changed.
 
         Where a path of the base was changed by others since the branch depended on it, `force`
         takes the branch's side and `skip` the others'. `only` and `exclude` are patterns of the
-        paths to commit. On a branch that has ended already this does nothing.
+        paths to commit. On a branch that has ended already this does nothing and returns [].
 
         Raises ConflictError when a sibling was committed first, or others changed the same paths,
         and CommitError when the file system refused. Parent and branch are then as before.
         """
         record = self._opened()
-        if self._ended is None:
-            self._backend.commit(record, force=force, skip=skip, only=only, exclude=exclude)
-            self._ended = "committed"
+        if self._ended is not None:
+            return []
+        changes = self._backend.commit(record, force=force, skip=skip, only=only, exclude=exclude)
+        self._ended = "committed"
+        return changes
 
     def abort(self) -> None:
         """Drops the branch with all it holds, and its children. Its parent is untouched.

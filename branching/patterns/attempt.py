@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from branching.fs import Branch
+from branching.fs import Branch, DiffSummary
 from branching.patterns.outcome import Answer, SpeculationResult, State
 from branching.patterns.scope import Scope
 
@@ -30,6 +30,8 @@ class Attempt:
         self.score = 0.0
         self.is_rated = False
         """`score` is what the pattern goes by, not just what the answer implied."""
+        self.changes: DiffSummary | None = None
+        """What it changed, once that is known."""
         self._started: float | None = None
         self._seconds = 0.0
 
@@ -56,6 +58,7 @@ class Attempt:
         self.state = state
         self.answer = answer
         self.score = _score(answer)
+        self.changes = answer.changes
 
     def result(self) -> SpeculationResult:
         return SpeculationResult(
@@ -68,6 +71,9 @@ class Attempt:
             exit_code=self.answer.exit_code,
             state=self.state or "cancelled",
             duration=self._seconds,
+            branch_name=self.branch.name,
+            changes=self.changes,
+            kept=self.branch.is_open,
         )
 
 

@@ -63,7 +63,13 @@ class Cascaded(Pattern):
         text = "\n".join(feedback)
         wave = [
             # Each gets a list of its own: what one does to it is not the others' feedback.
-            runner.start(self._task, list(feedback), read=read_explained, feedback=text)
+            runner.start(
+                self._task,
+                list(feedback),
+                read=read_explained,
+                feedback=text,
+                wins_at_once=True,
+            )
             for _ in range(width)
         ]
         for attempt in runner.finished(within=self._wave_timeout):

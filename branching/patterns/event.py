@@ -6,6 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from branching.fs import DiffSummary
+
+SETUP_INDEX = -1
+"""The index by which the setup of a call, which is no candidate, is told of."""
+
 EventKind = Literal[
     "started", "output", "finished", "scored", "critiqued", "judged", "committed", "kept"
 ]
@@ -17,7 +22,7 @@ class Event:
 
     kind: EventKind
     index: int
-    """Which candidate, as in `SpeculationResult.branch_index`."""
+    """Which candidate, as in `SpeculationResult.branch_index`; `SETUP_INDEX` is the setup."""
     branch: str
     """Name of its branch."""
     text: str = ""
@@ -27,6 +32,8 @@ class Event:
     score: float | None = None
     seconds: float = 0.0
     """With "finished": how long it ran."""
+    changes: DiffSummary | None = None
+    """What its branch changed, where that is known: with "finished" and "committed"."""
 
 
 OnEvent = Callable[[Event], None]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from branching.fs import Branch
+    from branching.fs import Branch, Change, DiffSummary
 
 State = Literal["won", "succeeded", "failed", "timed_out", "cancelled", "error"]
 """How a candidate ended.
@@ -41,6 +41,13 @@ class SpeculationResult:
     state: State = "failed"
     duration: float = 0.0
     """Seconds it ran."""
+    branch_name: str = ""
+    """Name of its branch."""
+    changes: DiffSummary | None = None
+    """What it changed against the branch it started from; None where that was not asked: it was
+    stopped, or succeeded after another one had won."""
+    kept: bool = False
+    """Its branch is still open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +60,10 @@ class SpeculationOutcome:
     """One result a candidate, in candidate order, whatever order they finished in."""
     branch: Branch | None = None
     """With `commit=False`: the winner's branch, still open, for the caller to end."""
+    changes: list[Change] = field(default_factory=list)
+    """What was committed, by path."""
+    timed_out: bool = False
+    """The time was over before the call could commit anything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +78,7 @@ class Answer:
     """Why it failed, in its own words."""
     exception: BaseException | None = None
     exit_code: int = 0
+    changes: DiffSummary | None = None
 
 
 def read_verdict(value: object) -> Answer:

@@ -30,6 +30,14 @@ class Options(TypedDict, total=False):
 
     commit: bool
     """False: choose, but leave the winner's branch open; it is the outcome's `branch`."""
+    only: Sequence[str]
+    """Globs of the paths to commit; all unless given."""
+    setup: Callable[[Path], object] | None
+    """`setup(path)` runs once before the candidates, in a branch that all of them are forked from.
+    What it made is committed with the winner, and with a winner only. SetupError if it returns
+    something false other than None; what it raises ends the call."""
+    keep_failed: bool
+    """When nothing succeeds, leave the branches open, for the caller to look at and to end."""
     runner: RunElsewhere | None
     """Runs a candidate elsewhere: `runner(candidate, arguments, *, timeout)`."""
     max_parallel: int | None
@@ -59,6 +67,9 @@ class Pattern:
         resource_limits: object = None,
         group_limits: object = None,
         commit: bool = True,
+        only: Sequence[str] = (),
+        setup: Callable[[Path], object] | None = None,
+        keep_failed: bool = False,
         runner: RunElsewhere | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
@@ -79,7 +90,14 @@ class Pattern:
             raise ValueError(f"max_parallel must be 1 or more, not {max_parallel!r}")
         self._timeout = timeout
         self._max_parallel = max_parallel
+        if isinstance(only, str):
+            raise TypeError(f"only must be a sequence of globs, not the string {only!r}")
+        if setup is not None and not callable(setup):
+            raise TypeError(f"setup must be callable, not {setup!r}")
         self._commit = commit
+        self._only = tuple(only)
+        self._setup = setup
+        self._keep_failed = keep_failed
         self._elsewhere = runner
         self._on_event = on_event
 
@@ -127,6 +145,9 @@ class Pattern:
             timeout=self._timeout,
             max_parallel=self._max_parallel,
             commit=self._commit,
+            only=self._only,
+            setup=self._setup,
+            keep_failed=self._keep_failed,
             elsewhere=self._elsewhere,
             on_event=self._on_event,
         )

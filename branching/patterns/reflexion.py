@@ -54,7 +54,9 @@ class Reflexion(Pattern):
         with self._runner(workspace) as runner:
             feedback: str | None = None
             for number in range(self._max_retries):
-                attempt = runner.start(self._task, number, feedback, feedback=feedback or "")
+                attempt = runner.start(
+                    self._task, number, feedback, feedback=feedback or "", wins_at_once=True
+                )
                 runner.finish(attempt)
                 if attempt.succeeded:
                     runner.commit(attempt)

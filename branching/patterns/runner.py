@@ -32,12 +32,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 
-from branching.errors import BranchingError, CommitError, ConflictError, add_note
-from branching.fs import Branch, Workspace
+from branching.errors import (
+    BranchingError,
+    CommitError,
+    ConflictError,
+    SetupError,
+    add_note,
+)
+from branching.fs import Branch, Change, DiffSummary, Workspace
 from branching.patterns.attempt import Attempt, Task
-from branching.patterns.event import EventKind, OnEvent
+from branching.patterns.event import SETUP_INDEX, EventKind, OnEvent
 from branching.patterns.outcome import Answer, SpeculationOutcome, State, read_verdict
 from branching.patterns.scope import Scope
 from branching.patterns.teller import Teller
@@ -67,6 +74,9 @@ class Runner:
         timeout: float | None = None,
         max_parallel: int | None = None,
         commit: bool = True,
+        only: Sequence[str] = (),
+        setup: Callable[..., object] | None = None,
+        keep_failed: bool = False,
         elsewhere: RunElsewhere | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
@@ -76,6 +86,10 @@ class Runner:
         self._deadline = math.inf if timeout is None else time.monotonic() + timeout
         self._max_parallel = math.inf if max_parallel is None else max_parallel
         self._commits = commit
+        self._only = only
+        self._setup = setup
+        self._prepared: Branch | None = None
+        self._keeps_failed = keep_failed
         self._elsewhere = elsewhere
 
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -89,6 +103,7 @@ class Runner:
         self._finished: deque[Attempt] = deque()
         self._winner: Attempt | None = None
         self._winning_branch: Branch | None = None
+        self._changes: list[Change] = []
         self._kept: set[Branch] = set()
         self._is_out_of_time = False
         self._is_cancelled = False
@@ -102,24 +117,32 @@ class Runner:
         read: Callable[[object], Answer] = read_verdict,
         feedback: str = "",
         parent: Branch | None = None,
+        wins_at_once: bool = False,
     ) -> Attempt:
         """Lines up `candidate(path, *args)`; it runs as soon as `max_parallel` allows.
 
         `read` turns what it returns into an answer. Its branch is forked from `parent`, which is
-        the runner's own unless given. Raises what making the branch raises.
+        the runner's own unless given. With `wins_at_once` a success is not compared with its
+        parent, for its commit will tell the changes. Raises what making the branch raises.
         """
         index = len(self._attempts)
-        branch = (parent or self._parent).branch(self._name(index), on_success=None, on_error=None)
-        attempt = Attempt(index, branch, feedback)
+        attempt = Attempt(index, self._branch(index, parent), feedback)
         task = Task(attempt, self._teller.say, must_end=_ends_when_cancelled(candidate))
         self._attempts.append(attempt)
-        self._waiting.append((attempt, lambda: read(self._call(candidate, attempt, args)), task))
+
+        def work() -> Answer:
+            answer = read(self._call(candidate, attempt, args))
+            if answer.success and wins_at_once:
+                return answer
+            return replace(answer, changes=_summary(attempt.branch))
+
+        self._waiting.append((attempt, work, task))
         self._launch()
         return attempt
 
     def fork(self, name: str) -> Branch:
         """Makes a branch for attempts to be merged into. It goes with the call if not committed."""
-        branch = self._parent.branch(self._name(name), on_success=None, on_error=None)
+        branch = self._branch(name)
         self._own_branches.append(branch)
         return branch.__enter__()
 
@@ -212,8 +235,11 @@ class Runner:
         self._teller.tell(attempt, kind, text)
 
     def drop(self, attempt: Attempt) -> None:
-        """Aborts the attempt's branch now, if it has one: nobody needs it any more."""
-        if attempt.branch.is_open:
+        """Aborts the attempt's branch now, if it has one: nobody needs it any more.
+
+        Where failures are to be kept, it waits for the end: they go if there is a winner.
+        """
+        if attempt.branch.is_open and not self._keeps_failed:
             attempt.branch.abort()
 
     def keep(self, attempt: Attempt) -> None:
@@ -239,20 +265,32 @@ class Runner:
         # The others have lost whatever comes of this: they end while the disk is busy.
         self._cancel_tasks(LOSER_GRACE_SECONDS)
         branch = branch or attempt.branch
-        if self._commits:
-            try:
-                branch.commit()
-            except CommitError as error:
-                if not isinstance(error, ConflictError) or error.paths:
-                    self._kept.add(branch)
-                    kept = f"the work is kept in branch {branch.name!r}"
-                    error.hint = f"{error.hint}; {kept}" if error.hint else kept
-                raise
-        else:
+        if self._prepared is not None:
+            attempt.changes = attempt.changes or _summary(branch)
+            self._committed(branch)
+            branch = self._prepared
+        if not self._commits:
+            attempt.changes = attempt.changes or _summary(branch)
             self._kept.add(branch)
+        else:
+            self._changes = self._committed(branch, only=self._only)
+            if branch is attempt.branch:
+                attempt.changes = DiffSummary.of(self._changes)
         attempt.state = "won"
         self._winner, self._winning_branch = attempt, branch
         self._teller.tell(attempt, "committed" if self._commits else "kept")
+
+    def _committed(self, branch: Branch, only: Sequence[str] = ()) -> list[Change]:
+        try:
+            return branch.commit(only=only)
+        except CommitError as error:
+            if not isinstance(error, ConflictError) or error.paths:
+                self._kept.add(branch)
+                if self._prepared is not None:
+                    self._kept.add(self._prepared)  # aborting it would abort its child
+                kept = f"the work is kept in branch {branch.name!r}"
+                error.hint = f"{error.hint}; {kept}" if error.hint else kept
+            raise
 
     def lift_deadline(self) -> None:
         """What follows may take as long as it likes: a person is asked."""
@@ -278,9 +316,36 @@ class Runner:
             winner=winner,
             all_results=results,
             branch=None if self._commits else self._winning_branch,
+            changes=self._changes,
+            timed_out=self._is_out_of_time and winner is None,
         )
 
     # Running.
+
+    def _branch(self, purpose: int | str, parent: Branch | None = None) -> Branch:
+        """Returns a branch to be opened, of what the setup has prepared if there is one."""
+        if self._setup is not None and self._prepared is None:
+            self._prepare(self._setup)
+        origin = parent or self._prepared or self._parent
+        return origin.branch(self._name(purpose), on_success=None, on_error=None)
+
+    def _prepare(self, setup: Callable[..., object]) -> None:
+        """Runs the setup in a branch of its own, which all others are then forked from."""
+        self._prepared = branch = self._parent.branch(
+            self._name("setup"), on_success=None, on_error=None
+        )
+        self._own_branches.append(branch.__enter__())
+        attempt = Attempt(SETUP_INDEX, branch, "")
+        attempt.begin()
+        self._teller.tell(attempt, "started")
+        said = self.consult(attempt, setup, branch.path)
+        answer = Answer(success=True) if said is None else read_verdict(said)
+        attempt.end("succeeded" if answer.success else "failed", answer)
+        self._teller.finished(attempt)
+        if not answer.success:
+            raise SetupError(
+                f"the setup failed ({answer.error or said!r}); nothing was tried or committed"
+            )
 
     def _call(
         self, candidate: Callable[..., object], attempt: Attempt, args: tuple[object, ...]
@@ -403,8 +468,11 @@ class Runner:
 
     def _abort_branches(self, under_way: BaseException | None) -> None:
         failure: BranchingError | None = None
+        branches = [*self._own_branches, *(attempt.branch for attempt in self._attempts)]
+        if self._keeps_failed and not (self._winner or under_way or self._is_cancelled):
+            self._kept.update(branches)
         # Children come after their parents and go before them.
-        for branch in [*self._own_branches, *(attempt.branch for attempt in self._attempts)][::-1]:
+        for branch in branches[::-1]:
             if branch.is_open and branch not in self._kept:
                 try:
                     branch.abort()
@@ -415,6 +483,13 @@ class Runner:
         if under_way is None:
             raise failure
         add_note(under_way, f"and a branch stays open: {failure}")
+
+
+def _summary(branch: Branch) -> DiffSummary | None:
+    try:
+        return DiffSummary.of(branch.diff())
+    except BranchingError:
+        return None  # another one has won; if it is worse, the commit will tell
 
 
 def _ends_when_cancelled(function: Callable[..., object]) -> bool:

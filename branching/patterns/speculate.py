@@ -38,7 +38,10 @@ class Speculate(Pattern):
 
     def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
         with self._runner(workspace) as runner:
-            attempts = [runner.start(candidate) for candidate in self._candidates]
+            attempts = [
+                runner.start(candidate, wins_at_once=self._first_wins)
+                for candidate in self._candidates
+            ]
             for attempt in runner.finished():
                 if not attempt.succeeded:
                     runner.drop(attempt)

@@ -47,6 +47,7 @@ class Teller:
             state=attempt.state or "",
             score=score,
             seconds=attempt.seconds,
+            changes=attempt.changes,
         )
         with self._lock:
             if self.error is not None:

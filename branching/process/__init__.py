@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from branching.process.command import Command, Ended, Sink
+from branching.process.limits import ResourceLimits, parse_memory_size
 from branching.process.owner import Owner
 
-__all__ = ["Command", "Ended", "Owner", "Sink"]
+__all__ = ["Command", "Ended", "Owner", "ResourceLimits", "Sink", "parse_memory_size"]

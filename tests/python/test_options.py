@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Mounted
 
 from branching import (
     BeamSearch,
@@ -17,13 +18,16 @@ from branching import (
     Cascaded,
     ProcessBranchError,
     Reflexion,
+    SetupError,
     Speculate,
     SpeculationOutcome,
     Tournament,
     TreeOfThoughts,
     Workspace,
 )
+from branching.fs import Change, DiffSummary
 from branching.patterns import Event
+from branching.patterns.program import Program, shell
 
 
 def makes(path: Path, *_: object) -> bool:
@@ -175,6 +179,145 @@ def test_an_exception_reaches_the_awaiting_task(workspace: Workspace) -> None:
             await BestOfN([makes], evaluate=evaluate).run_async(workspace)
 
     asyncio.run(main())
+
+
+@seven
+def test_a_setup_is_shared_by_all_and_committed_with_the_winner(
+    workspace: Workspace, make: Callable[..., Any]
+) -> None:
+    """It runs once, before the candidates; each sees what it made."""
+    calls: list[Path] = []
+
+    def setup(path: Path) -> None:
+        calls.append(path)
+        (path / "prepared").write_text("x")
+
+    def candidate(path: Path, *_: object) -> bool:
+        return (path / "prepared").exists() and makes(path)
+
+    assert make(candidate, setup=setup)(workspace).committed
+    assert len(calls) == 1
+    assert (workspace.path / "prepared").exists()
+    assert (workspace.path / "made").exists()
+
+
+@seven
+def test_a_setup_without_a_winner_never_was(workspace: Workspace, make: Callable[..., Any]) -> None:
+    def setup(path: Path) -> None:
+        (path / "prepared").write_text("x")
+
+    assert not make(lambda *_: False, setup=setup)(workspace).committed
+    assert not (workspace.path / "prepared").exists()
+
+
+def test_a_setup_that_fails_lets_nothing_be_tried(workspace: Workspace) -> None:
+    tried: list[Path] = []
+    program = Program(shell("echo x > made; exit 3"), workspace=workspace.path, owner=None)
+    for setup, text in ((program, "exit 3"), (lambda path: False, "False")):
+        with pytest.raises(SetupError, match=text):
+            Speculate([tried.append], setup=setup)(workspace)
+
+    def raises(path: Path) -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        Speculate([tried.append], setup=raises)(workspace)
+    assert tried == []
+    assert not (workspace.path / "made").exists()
+
+
+def test_a_setup_counts_for_the_timeout(workspace: Workspace) -> None:
+    outcome = Speculate([makes], setup=lambda path: time.sleep(1), timeout=0.1)(workspace)
+    assert (outcome.committed, outcome.timed_out, outcome.all_results) == (False, True, [])
+
+
+def test_with_a_setup_commit_false_leaves_one_branch_that_has_both(workspace: Workspace) -> None:
+    def setup(path: Path) -> None:
+        (path / "prepared").write_text("x")
+
+    branch = Speculate([makes], setup=setup, commit=False)(workspace).branch
+    assert branch
+    assert {(branch.path / name).read_text() for name in ("made", "prepared")} == {"x"}
+    assert [record.name for record in workspace.branches()] == [branch.name]
+    branch.abort()
+
+
+@seven
+def test_only_some_paths_can_be_committed(faked: Mounted, make: Callable[..., Any]) -> None:
+    def candidate(path: Path, *_: object) -> bool:
+        (path / "left-out").write_text("x")
+        return makes(path)
+
+    workspace = Workspace(faked.root)
+    outcome = make(candidate, only=["ma*"])(workspace)
+    workspace.close()
+    assert [(change.path, change.change) for change in outcome.changes] == [("made", "added")]
+    assert (faked.root / "made").exists()
+    assert not (faked.root / "left-out").exists()
+
+
+def test_the_paths_to_commit_are_a_list() -> None:
+    with pytest.raises(TypeError, match="only must be a sequence"):
+        Speculate([makes], only="made")
+
+
+@seven
+def test_failures_can_be_kept(workspace: Workspace, make: Callable[..., Any]) -> None:
+    def fails(path: Path, *_: object) -> bool:
+        (path / "made").write_text("x")
+        return False
+
+    outcome = make(fails, keep_failed=True)(workspace)
+    kept = [result.branch_name for result in outcome.all_results if result.kept]
+    assert len(kept) == len(outcome.all_results) > 0
+    for name in kept:
+        branch = workspace.reopen(name)
+        assert (branch.path / "made").exists()
+        branch.abort()
+    for record in workspace.branches():  # TreeOfThoughts keeps the root of its branches too
+        workspace.reopen(record.name).abort()
+
+
+@seven
+def test_kept_failures_go_when_there_is_a_winner(
+    workspace: Workspace, make: Callable[..., Any]
+) -> None:
+    outcome = make(makes, keep_failed=True)(workspace)
+    assert outcome.committed
+    assert not any(result.kept for result in outcome.all_results)
+
+
+@seven
+def test_results_say_how_much_was_changed(workspace: Workspace, make: Callable[..., Any]) -> None:
+    """Issue: a diff summary in each result."""
+    events: list[Event] = []
+
+    def candidate(path: Path, *_: object) -> bool:
+        (path / path.name.strip("@")).write_text("x")
+        return True
+
+    outcome = make(candidate, on_event=events.append)(workspace)
+    # The changes of a branch nested in another cannot be listed by every file system.
+    assert outcome.winner.changes in (DiffSummary(added=1), None)
+    assert events[-1].changes == outcome.winner.changes
+    assert {change.change for change in outcome.changes} == {"added"}
+    assert all((workspace.path / change.path).exists() for change in outcome.changes)
+
+
+def test_failures_say_how_much_they_had_changed(workspace: Workspace) -> None:
+    outcome = Speculate([lambda path: not makes(path), lambda path: False])(workspace)
+    assert [result.changes for result in outcome.all_results] == [
+        DiffSummary(added=1),
+        DiffSummary(),
+    ]
+
+
+def test_a_diff_summary_counts_by_kind() -> None:
+    kinds = ["added", "added", "modified", "type", "metadata", "deleted", "renamed"]
+    summary = DiffSummary.of(Change(path=kind, change=kind, kind="file") for kind in kinds)
+    assert str(summary) == "2 added, 3 modified, 1 deleted, 1 renamed"
+    assert summary.total == 7
+    assert str(DiffSummary()) == "no changes"
 
 
 def test_the_seven_can_be_awaited_at_once(workspace: Workspace) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +103,17 @@ class FakeBranchFS:
         self.open[branch.id] = branch
         return self._show(branch)
 
-    def _commit(self, branch: int, **_: object) -> dict[str, Any]:
+    def _commit(self, branch: int, only: list[str], **_: object) -> dict[str, Any]:
         found = self._find(branch)
         if found.state == "stale":
             raise Refusal("conflict", f"a sibling of {found.name} was committed first")
         if self._live_children(branch):
             raise Refusal("frozen", f"{found.name} has live children")
         changes = self._changes(found)
-        _mirror(found.path, self._directory(found.parent))
+        if only:
+            changes = [c for c in changes if any(fnmatch(c["path"], glob) for glob in only)]
+        for change in changes:
+            _carry(change["path"], found.path, self._directory(found.parent))
         self._forget(found)
         stale = [other for other in self.open.values() if other.parent == found.parent]
         for other in stale:
@@ -214,6 +218,13 @@ def mount_table_line(point: Path) -> bytes:
     """Returns the line by which the kernel would show a BranchFS mount at `point`."""
     escaped = os.fsencode(point).replace(b"\\", b"\\134").replace(b" ", b"\\040")
     return b"900 1 0:99 / " + escaped + b" rw shared:1 - fuse.branchfs branchfs rw\n"
+
+
+def _carry(path: str, source: Path, target: Path) -> None:
+    (target / path).unlink(missing_ok=True)
+    if (source / path).exists():
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source / path, target / path)
 
 
 def _mirror(source: Path, target: Path) -> None:

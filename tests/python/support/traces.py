@@ -6,18 +6,21 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.groups import groups
+
 SETTLE_SECONDS_MAX = 3.0
 """A killed process needs a moment to be reaped by whoever inherits it."""
 
 
 @dataclass(frozen=True)
 class Traces:
-    """Mounts and files in a directory, and our child processes."""
+    """Mounts and files in a directory, our child processes, and control groups of ours."""
 
     directory: Path
     mounts: frozenset[str]
     files: frozenset[str]
     children: frozenset[int]
+    groups: frozenset[str]
 
     @staticmethod
     def now(directory: Path) -> Traces:
@@ -28,6 +31,7 @@ class Traces:
             mounts=frozenset(point for point in points if point.startswith(f"{directory}/")),
             files=frozenset(entry.name for entry in directory.iterdir()),
             children=frozenset(_children()),
+            groups=groups(),
         )
 
     def left_since(self) -> str:
@@ -44,6 +48,7 @@ class Traces:
         lines = [f"mount {point}" for point in sorted(after.mounts - self.mounts)]
         lines += [f"process {_describe(pid)}" for pid in sorted(after.children - self.children)]
         lines += [f"file {name}" for name in sorted(after.files - self.files)]
+        lines += [f"control group {path}" for path in sorted(after.groups - self.groups)]
         return "\n".join(lines)
 
 

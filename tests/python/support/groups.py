@@ -1,0 +1,68 @@
+"""Programs in control groups, and what is left of the groups."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from branching.process.cgroup import Scope
+from branching.process.cgroup.place import UNIFIED, find_own
+from branching.process.cgroup.unified import LEAF
+
+MIB = 1 << 20
+END_SECONDS_MAX = 60
+
+
+def version() -> int:
+    """Which version the memory controller of this machine has."""
+    return 1 if "memory" in find_own() else 2
+
+
+def start(scope: Scope, code: str, *arguments: object) -> subprocess.Popen[str]:
+    """Starts Python code in the scope; it runs once it is in there. `sys` is imported."""
+    words = [sys.executable, "-c", f"import sys; sys.stdin.readline()\n{code}"]
+    child = subprocess.Popen(
+        [*words, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    scope.add(child.pid)
+    assert child.stdin
+    child.stdin.write("\n")
+    child.stdin.flush()
+    return child
+
+
+def run(scope: Scope, code: str, *arguments: object) -> tuple[int, str]:
+    """Does the same, waits for its end, and returns exit code and output."""
+    child = start(scope, code, *arguments)
+    output, _ = child.communicate(timeout=END_SECONDS_MAX)
+    return child.returncode, output
+
+
+def until(happened: Callable[[], object], what: str) -> None:
+    """Waits until it has."""
+    deadline = time.monotonic() + END_SECONDS_MAX
+    while not happened():
+        assert time.monotonic() < deadline, f"waited {END_SECONDS_MAX} s in vain: {what}"
+        time.sleep(0.01)
+
+
+def groups() -> frozenset[str]:
+    """Returns the groups of ours below our own group whose maker is this process, or dead."""
+    found = set()
+    for controller, own in find_own().items():
+        place = own.path.parent if controller == UNIFIED and own.path.name == LEAF else own.path
+        for path in place.glob("branching-[0-9]*"):
+            pid = path.name.split("-")[1]
+            if path.is_dir() and (pid == Path("/proc/self").readlink().name or not _lives(pid)):
+                found.add(str(path))
+    return frozenset(found)
+
+
+def _lives(pid: str) -> bool:
+    return Path("/proc", pid).exists()

@@ -1,0 +1,462 @@
+"""Limits that hold, on the control groups this machine has: version 1 here, 2 in the virtual
+machine of tests/vm. Real hogs, real fork bombs; what is used is read back from the kernel."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.groups import MIB, groups, run, start, until, version
+
+from branching import ProcessBranchError, ResourceLimits
+from branching.process.cgroup import Scope
+
+ALLOCATE = "held = bytearray(int(sys.argv[1]))"
+SPIN = """
+import time
+end = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end:
+    pass
+"""
+FORK_BOMB = """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
+
+
+def test_what_uses_too_much_memory_is_killed() -> None:
+    with Scope.create(ResourceLimits(memory=64 * MIB)) as scope:
+        code, _ = run(scope, ALLOCATE, 200 * MIB)
+        usage = scope.usage()
+    assert code == -signal.SIGKILL
+    assert usage.oom_kills == 1
+    assert usage.memory_peak is not None
+    assert 60 * MIB < usage.memory_peak <= 64 * MIB
+
+
+def test_what_stays_below_the_limit_is_left_alone() -> None:
+    with Scope.create(ResourceLimits(memory=128 * MIB)) as scope:
+        code, _ = run(scope, ALLOCATE, 32 * MIB)
+        usage = scope.usage()
+    assert code == 0
+    assert usage.oom_kills == 0
+    assert usage.memory_peak is not None
+    assert 32 * MIB < usage.memory_peak < 128 * MIB
+
+
+def test_files_in_memory_count() -> None:
+    """RLIMIT_AS and RLIMIT_DATA would miss these."""
+    fill = """
+import os
+name = f"/dev/shm/branching-hog-{os.getppid()}"
+file = os.open(name, os.O_CREAT | os.O_RDWR)
+os.unlink(name)
+for _ in range(200):
+    os.write(file, bytes(1 << 20))
+"""
+    with Scope.create(ResourceLimits(memory=64 * MIB)) as scope:
+        code, _ = run(scope, fill)
+        assert code == -signal.SIGKILL
+        assert scope.usage().oom_kills == 1
+
+
+def test_processes_of_a_branch_count_together() -> None:
+    """RLIMIT_AS would let each have its own 64 MiB."""
+    share = """
+import os
+ends = []
+for _ in range(4):
+    if not (child := os.fork()):
+        held = bytearray(40 << 20)
+        os.read(0, 1)  # hold on until the end
+        os._exit(0)
+    ends.append(child)
+print(sorted(os.waitpid(child, 0)[1] for child in ends)[-1])
+"""
+    with Scope.create(ResourceLimits(memory=100 * MIB)) as scope:
+        child = start(scope, share)
+        until(lambda: scope.usage().oom_kills, "a process killed for memory")
+        assert child.communicate("", timeout=60)[0] == f"{signal.SIGKILL}\n"
+
+
+def test_memory_that_is_only_reserved_does_not_count() -> None:
+    """Java, Go and the sanitizers reserve gigabytes; RLIMIT_AS would break them."""
+    reserve = "import mmap; mmap.mmap(-1, 8 << 30, flags=mmap.MAP_PRIVATE | 0x4000)"
+    with Scope.create(ResourceLimits(memory=64 * MIB)) as scope:
+        assert run(scope, reserve)[0] == 0
+
+
+HOG_BESIDE_ANOTHER = """
+import subprocess, time
+beside = subprocess.Popen(["sleep", "600"])
+hog = subprocess.Popen([sys.executable, "-c", "held = bytearray(400 << 20)"])
+hog.wait()
+time.sleep(float(sys.argv[1]))
+print(beside.poll(), flush=True)
+beside.kill()
+"""
+
+
+def test_out_of_memory_the_rest_lives_on() -> None:
+    with Scope.create(ResourceLimits(memory=96 * MIB)) as scope:
+        assert run(scope, HOG_BESIDE_ANOTHER, 0.5) == (0, "None\n")
+        assert scope.usage().oom_kills == 1
+
+
+def test_with_oom_group_all_processes_die_together() -> None:
+    with Scope.create(ResourceLimits(memory=96 * MIB, oom_group=True)) as scope:
+        code, output = run(scope, HOG_BESIDE_ANOTHER, 60)
+        assert (code, output) == (-signal.SIGKILL, "")
+        until(lambda: not scope.processes(), "the end of the one beside the hog")
+        assert scope.usage().oom_kills >= 1
+
+
+def test_cpu_time_is_a_share_of_the_wall_clock() -> None:
+    with Scope.create(ResourceLimits(cpu=0.2)) as scope:
+        started = time.monotonic()
+        assert run(scope, SPIN, 2.0)[0] == 0
+        used, wall = scope.usage().cpu_seconds, time.monotonic() - started
+    assert used is not None
+    assert 0.0 < used / wall < 0.3, f"{used:.2f} s of CPU in {wall:.2f} s"
+
+
+def test_threads_on_several_cpus_share_the_limit() -> None:
+    spin = f"""
+import os
+for _ in range(3):
+    if not os.fork():
+        {SPIN.strip().replace(chr(10), chr(10) + "        ")}
+        os._exit(0)
+for _ in range(3):
+    os.wait()
+"""
+    with Scope.create(ResourceLimits(cpu=0.3)) as scope:
+        started = time.monotonic()
+        assert run(scope, spin, 2.0)[0] == 0
+        used, wall = scope.usage().cpu_seconds, time.monotonic() - started
+    assert used is not None
+    assert 0.0 < used / wall < 0.45, f"{used:.2f} s of CPU in {wall:.2f} s"
+
+
+def test_the_number_of_processes_is_limited() -> None:
+    count = """
+import os
+made = 0
+try:
+    while made < 50:
+        if not os.fork():
+            os.read(0, 1)
+            os._exit(0)
+        made += 1
+except OSError as error:
+    print(made, error.errno)
+"""
+    with Scope.create(ResourceLimits(pids=8)) as scope:
+        code, output = run(scope, count)
+        assert (code, output) == (0, f"7 {errno.EAGAIN}\n")
+        assert scope.usage().forks_refused >= 1
+
+
+def test_a_fork_bomb_is_held_and_killed() -> None:
+    with Scope.create(ResourceLimits(pids=64, cpu=0.5)) as scope:
+        bomb = start(scope, FORK_BOMB)
+        until(lambda: scope.usage().forks_refused > 100, "the bomb going off")
+        assert len(scope.processes()) <= 64
+        scope.kill()
+        until(lambda: not scope.processes(), "the end of all of the bomb")
+        bomb.communicate()
+        assert bomb.returncode == -signal.SIGKILL
+
+
+def test_killing_reaches_what_stopped_or_left_its_session() -> None:
+    scatter = """
+import os, signal, subprocess
+stopped = subprocess.Popen(["sleep", "600"])
+os.kill(stopped.pid, signal.SIGSTOP)
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        os.execvp("sleep", ["sleep", "600"])
+    os._exit(0)
+print("ready", flush=True)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.wait()
+signal.pause()
+"""
+    with Scope.create(ResourceLimits(pids=20)) as scope:
+        child = start(scope, scatter)
+        assert child.stdout
+        assert child.stdout.readline() == "ready\n"
+        until(lambda: len(scope.processes()) == 3, "three processes")
+        scope.kill()
+        until(lambda: not scope.processes(), "the end of all three")
+        child.communicate()
+
+
+def test_removing_ends_what_is_left() -> None:
+    scope = Scope.create(ResourceLimits(memory=64 * MIB))
+    child = start(scope, "import time; time.sleep(600)")
+    scope.remove()
+    child.communicate()
+    assert child.returncode == -signal.SIGKILL
+    assert not groups()
+    scope.remove()
+    scope.kill()
+    assert scope.usage().cpu_seconds
+
+
+def test_a_child_that_runs_out_of_descriptors_harms_itself_only() -> None:
+    exhaust = """
+import os
+try:
+    while True:
+        os.open("/dev/null", os.O_RDONLY)
+except OSError as error:
+    print(error.errno)
+"""
+    with Scope.create(ResourceLimits(memory=256 * MIB)) as scope:
+        assert run(scope, exhaust) == (0, f"{errno.EMFILE}\n")
+
+
+def test_a_scope_that_cannot_be_opened_is_refused_and_leaves_nothing() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    try:
+        for spare in range(1, 9):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, before[1]))
+            try:
+                scope = Scope.create(ResourceLimits(memory=64 * MIB))
+            except ProcessBranchError as error:
+                assert error.limit == "memory"  # noqa: PT017  (some of them succeed)
+            else:
+                scope.remove()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not groups()
+
+
+def test_a_group_limits_its_branches_together() -> None:
+    wide = ResourceLimits(memory=256 * MIB)
+    with (
+        Scope.create(ResourceLimits(memory=96 * MIB)) as group,
+        Scope.create(wide, parent=group) as first,
+        Scope.create(wide, parent=group) as second,
+    ):
+        holder = start(first, ALLOCATE + "; sys.stdin.readline()", 16 * MIB)
+        until(lambda: (first.usage().memory_peak or 0) > 16 * MIB, "the first one's memory")
+        code, _ = run(second, ALLOCATE, 200 * MIB)
+        assert code == -signal.SIGKILL
+        assert second.usage().oom_kills == 1
+        assert group.usage().oom_kills == 1
+        assert holder.poll() is None
+        holder.communicate("\n")
+
+
+def test_a_group_shares_its_cpu_among_its_branches() -> None:
+    with Scope.create(ResourceLimits(cpu=0.3)) as group:
+        with (
+            Scope.create(ResourceLimits(), parent=group) as first,
+            Scope.create(ResourceLimits(cpu=0.2), parent=group) as second,
+        ):
+            started = time.monotonic()
+            children = [start(first, SPIN, 2.0), start(second, SPIN, 2.0)]
+            for child in children:
+                child.communicate(timeout=60)
+            wall = time.monotonic() - started
+        used = group.usage().cpu_seconds
+    assert used is not None
+    assert 0.0 < used / wall < 0.45, f"{used:.2f} s of CPU in {wall:.2f} s"
+
+
+def test_a_branch_may_be_allowed_more_than_its_group_has() -> None:
+    with (
+        Scope.create(ResourceLimits(cpu=0.2)) as group,
+        Scope.create(ResourceLimits(cpu=2.0), parent=group) as scope,
+    ):
+        started = time.monotonic()
+        assert run(scope, SPIN, 1.0)[0] == 0
+        used, wall = scope.usage().cpu_seconds, time.monotonic() - started
+    assert used is not None
+    assert used / wall < 0.35, f"{used:.2f} s of CPU in {wall:.2f} s"
+
+
+def test_removing_a_group_ends_its_branches() -> None:
+    group = Scope.create(ResourceLimits(pids=50))
+    branch = Scope.create(ResourceLimits(memory=64 * MIB), parent=group)
+    child = start(branch, "import time; time.sleep(600)")
+    group.kill()
+    child.communicate()
+    assert child.returncode == -signal.SIGKILL
+    branch.remove()
+    group.remove()
+
+
+def test_all_limits_hold_at_once() -> None:
+    limits = ResourceLimits(memory=64 * MIB, cpu=0.5, pids=10, disk=1, wall_time=1)
+    with Scope.create(limits) as scope:
+        assert run(scope, ALLOCATE, 200 * MIB)[0] == -signal.SIGKILL
+
+
+def test_many_scopes_at_once_leave_nothing() -> None:
+    def one(_: int) -> int:
+        with Scope.create(ResourceLimits(memory=64 * MIB, pids=4)) as scope:
+            return run(scope, "")[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, range(40))) == [0] * 40
+    assert not groups()
+
+
+def test_a_process_that_is_gone_cannot_be_added() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with (
+        Scope.create(ResourceLimits(pids=4)) as scope,
+        pytest.raises(ProcessBranchError, match=f"process {gone.pid} could not be put under"),
+    ):
+        scope.add(gone.pid)
+
+
+@pytest.mark.skipif(version() == 2, reason="version 2 has memory_high")
+def test_version_1_refuses_to_slow_down() -> None:
+    with pytest.raises(ProcessBranchError, match="memory_high cannot be enforced") as caught:
+        Scope.create(ResourceLimits(memory=64 * MIB, memory_high=32 * MIB))
+    assert caught.value.limit == "memory_high"
+    assert caught.value.hint
+    assert not groups()
+
+
+CREATE = """
+import sys
+from branching import ProcessBranchError, ResourceLimits
+from branching.process.cgroup import Scope
+try:
+    scope = Scope.create(ResourceLimits(memory=64 << 20))
+except ProcessBranchError as error:
+    print(error.limit, error, sep="\\n")
+    sys.exit(3)
+print(scope.path, flush=True)
+"""
+
+
+def test_what_a_killed_process_left_is_cleared_by_the_next() -> None:
+    def create(then: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", CREATE + then], stdin=subprocess.PIPE, stdout=-1, text=True
+        )
+
+    with create("sys.stdin.read()") as killed, create("sys.stdin.read(); scope.remove()") as living:
+        assert killed.stdout
+        assert living.stdout
+        left, used = Path(killed.stdout.readline()[:-1]), Path(living.stdout.readline()[:-1])
+        killed.kill()
+        killed.wait()
+        assert left.is_dir()
+        with create("scope.remove()") as third:
+            third.communicate()
+        assert third.returncode == 0
+        assert not left.exists()
+        assert used.is_dir(), "a scope in use was taken for a leftover"
+        living.communicate()
+    assert not used.exists()
+
+
+def unshared(script: str, code: str = CREATE) -> tuple[int, str]:
+    """Runs Python code in a mount namespace of its own, after a shell script."""
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-ec", f'{script} "$@"', "sh", sys.executable, "-c", code],
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout
+
+
+ALL_READ_ONLY = """
+while read -r _ point type _; do
+    case $type in cgroup | cgroup2) mount -o remount,bind,ro "$point" ;; esac
+done < /proc/mounts
+"""
+
+
+def test_where_no_control_groups_are_mounted_a_limit_is_refused() -> None:
+    code, output = unshared("umount --recursive --lazy /sys/fs/cgroup\n")
+    assert code == 3, output
+    limit, message, hint = output.splitlines()
+    assert limit == "memory"
+    assert message.startswith("the limit on memory cannot be enforced: no memory control group")
+    assert message.endswith("nothing was started")
+    assert hint.startswith("Hint: ")
+
+
+def test_where_they_cannot_be_written_a_limit_is_refused() -> None:
+    drop = "exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin"
+    code, output = unshared(f"{ALL_READ_ONLY} {drop}")
+    assert code == 3, output
+    limit, message, hint = output.splitlines()
+    assert limit == "memory"
+    assert message.startswith("the limit on memory cannot be enforced: ")
+    assert "Operation not permitted" in message
+    assert "--cap-add SYS_ADMIN" in hint
+
+
+def test_an_ordinary_user_without_a_delegated_group_is_refused(as_user: tuple[int, int]) -> None:
+    uid, gid = as_user
+    code, output = unshared(f"exec setpriv --reuid={uid} --regid={gid} --clear-groups")
+    assert code == 3, output
+    assert output.startswith("memory\nthe limit on memory cannot be enforced: ")
+
+
+READ_ONLY_YET_LIMITED = """
+import os
+from pathlib import Path
+from support.groups import MIB, run
+from branching import ResourceLimits
+from branching.process.cgroup import Scope
+before = Path("/proc/self/mountinfo").read_text()
+with Scope.create(ResourceLimits(memory=64 << 20, cpu=0.5, pids=20)) as scope:
+    assert scope.path.is_dir()
+    for write in (lambda: (scope.path / "cgroup.procs").write_text("0"),
+                  lambda: (scope.path / "more").mkdir()):
+        try:
+            write()
+        except OSError as error:
+            assert error.errno == 30, error
+        else:
+            raise AssertionError("a path leads to the group")
+    print(*run(scope, "held = bytearray(200 << 20)"), scope.usage().oom_kills)
+assert not scope.path.exists()
+assert Path("/proc/self/mountinfo").read_text() == before
+"""
+
+
+def test_read_only_groups_are_written_without_a_writable_path() -> None:
+    """As in the image's container: the mounts stay read-only for all that look at them."""
+    support = Path(__file__).parent
+    code, output = unshared(f"{ALL_READ_ONLY} exec env PYTHONPATH={support}", READ_ONLY_YET_LIMITED)
+    assert (code, output.split()) == (0, ["-9", "1"])
+
+
+def test_descriptors_of_a_scope_do_not_reach_other_programs() -> None:
+    with Scope.create(ResourceLimits(memory=64 * MIB)):
+        seen = subprocess.run(["ls", "-l", "/proc/self/fd"], stdout=-1, text=True, check=True)
+    assert "cgroup" not in seen.stdout
+
+
+def test_a_limit_takes_hold_before_the_program_runs() -> None:
+    """Nothing of the child's life is spent outside: behind the gate all its forks count."""
+    with Scope.create(ResourceLimits(pids=1)) as scope:
+        code, output = run(scope, "import os\ntry: os.fork()\nexcept OSError as e: print(e.errno)")
+        assert (code, output) == (0, f"{errno.EAGAIN}\n")
