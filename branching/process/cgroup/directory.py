@@ -43,7 +43,7 @@ class Directory:
         while True:
             try:
                 os.mkdir(name, dir_fd=self.descriptor)
-                child = self.open_child(name)
+                child = self._open_made(name)
             except OSError as error:
                 raise _named(error, self.path / name) from None
             fcntl.flock(child.descriptor, fcntl.LOCK_EX)
@@ -143,6 +143,13 @@ class Directory:
                 os.close(descriptor)
         except OSError as error:
             raise _named(error, self.path / file) from None
+
+    def _open_made(self, name: str) -> Directory:
+        try:
+            return self.open_child(name)
+        except OSError:  # out of descriptors: nobody would ever remove it
+            os.rmdir(name, dir_fd=self.descriptor)
+            raise
 
     def _is_at(self, name: str, parent: Directory) -> bool:
         try:
