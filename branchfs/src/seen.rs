@@ -95,8 +95,17 @@ pub(crate) struct Loaded {
 }
 
 impl WriteSet {
+    /// Opens the log for appending. What a crash left behind the last whole line goes: a record appended to it would be
+    /// lost, and all that follow it.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self { file: OpenOptions::new().create(true).append(true).open(path)? })
+        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let bytes = std::fs::read(path)?;
+        let lines = bytes.split_inclusive(|byte| *byte == b'\n').take_while(|line| is_whole(line));
+        let whole = lines.map(<[u8]>::len).sum::<usize>();
+        if whole < bytes.len() {
+            file.set_len(whole as u64)?;
+        }
+        Ok(Self { file })
     }
 
     pub(crate) fn load(path: &Path) -> io::Result<Loaded> {
@@ -106,8 +115,8 @@ impl WriteSet {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(loaded),
             Err(error) => return Err(error),
         };
-        for line in BufReader::new(file).lines() {
-            let Ok(record) = serde_json::from_str(&line?) else {
+        for line in BufReader::new(file).split(b'\n') {
+            let Ok(record) = serde_json::from_slice(&line?) else {
                 break;
             };
             match record {
@@ -159,14 +168,24 @@ impl WriteSet {
         self.append(&Record::Origin { ino, shown: None })
     }
 
-    /// One `write`, so that records of a crash are whole but for the last.
+    /// One `write`, so that records of a crash are whole but for the last. A full disk may take half a line: that half
+    /// is taken back, or it would end the log for every later reader.
     fn append(&mut self, record: &Record) -> Result<(), Errno> {
         let mut line = serde_json::to_vec(record).map_err(|_| Errno::IO)?;
         line.push(b'\n');
-        self.file
-            .write_all(&line)
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        let before = self.file.metadata().map_err(errno)?.len();
+        self.file.write_all(&line).map_err(|error| {
+            // Where even that fails, opening the log again does it.
+            let _ = self.file.set_len(before);
+            errno(error)
+        })
     }
+}
+
+/// A line of the log that can be read.
+fn is_whole(line: &[u8]) -> bool {
+    line.ends_with(b"\n") && serde_json::from_slice::<Record>(line).is_ok()
 }
 
 /// A path as hexadecimal digits of its bytes: JSON text cannot hold bytes outside UTF-8.
@@ -226,5 +245,54 @@ mod tests {
         OpenOptions::new().write(true).open(&path).unwrap().set_len(length - 4).unwrap();
         let loaded = WriteSet::load(&path).unwrap();
         assert_eq!(loaded.seen.keys().collect::<Vec<_>>(), [Path::new("whole")]);
+        // What is appended after the next start is found again.
+        let mut log = WriteSet::open(&path).unwrap();
+        log.seen(Path::new("later"), Expected::Absent).unwrap();
+        let loaded = WriteSet::load(&path).unwrap();
+        assert_eq!(
+            loaded.seen.keys().collect::<Vec<_>>(),
+            [Path::new("later"), Path::new("whole")]
+        );
+    }
+
+    #[test]
+    fn garbage_at_the_end_ends_the_log_and_is_no_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("writes");
+        let mut log = WriteSet::open(&path).unwrap();
+        log.seen(Path::new("whole"), Expected::Absent).unwrap();
+        for garbage in [&b"\xff\xfe\xfd"[..], b"\0\0\0\0", b"{\"path\":\"6\",", b"\xff\n\n"] {
+            let good = std::fs::read(&path).unwrap();
+            std::fs::write(&path, [&good, garbage].concat()).unwrap();
+            let loaded = WriteSet::load(&path).unwrap();
+            assert_eq!(loaded.seen.keys().collect::<Vec<_>>(), [Path::new("whole")]);
+            let mut log = WriteSet::open(&path).unwrap();
+            log.origin(1, 2).unwrap();
+            assert_eq!(WriteSet::load(&path).unwrap().origins, HashMap::from([(1, 2)]));
+            std::fs::write(&path, good).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_full_disk_leaves_no_half_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = "mount -t tmpfs -o size=4k none \"$0\"";
+        let status = std::process::Command::new("sh")
+            .args(["-c", script])
+            .arg(directory.path())
+            .status()
+            .unwrap();
+        assert!(status.success());
+        let path = directory.path().join("writes");
+        let mut log = WriteSet::open(&path).unwrap();
+        let name = |number: usize| std::path::PathBuf::from(format!("{number:0>100}"));
+        let fits =
+            (0..).find(|number| log.seen(&name(*number), Expected::Absent).is_err()).unwrap();
+        let length = std::fs::metadata(&path).unwrap().len();
+        assert!(std::fs::read(&path).unwrap().ends_with(b"\n"), "{length} bytes");
+        let loaded = WriteSet::load(&path).unwrap().seen.len();
+        drop(log);
+        rustix::mount::unmount(directory.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+        assert!(fits > 5 && loaded == fits, "{fits} fitted, {loaded} found");
     }
 }
