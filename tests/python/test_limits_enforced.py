@@ -4,12 +4,16 @@ machine of tests/vm. Real hogs, real fork bombs; what is used is read back from 
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,7 @@ from support.groups import MIB, groups, run, start, until, version
 
 from branching import ProcessBranchError, ResourceLimits
 from branching.process.cgroup import Scope
+from branching.process.cgroup.directory import Directory
 
 ALLOCATE = "held = bytearray(int(sys.argv[1]))"
 SPIN = """
@@ -229,21 +234,59 @@ except OSError as error:
         assert run(scope, exhaust) == (0, f"{errno.EMFILE}\n")
 
 
-def test_a_scope_that_cannot_be_opened_is_refused_and_leaves_nothing() -> None:
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Lets this process open so many files and no more."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    fillers = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 32, before[1]))
     try:
-        for spare in range(1, 9):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, before[1]))
+        while True:
             try:
-                scope = Scope.create(ResourceLimits(memory=64 * MIB))
-            except ProcessBranchError as error:
-                assert error.limit == "memory"  # noqa: PT017  (some of them succeed)
-            else:
-                scope.remove()
+                fillers.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+            except OSError:
+                break
+        for _ in range(count):
+            os.close(fillers.pop())
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert not groups()
+        for filler in fillers:
+            os.close(filler)
+
+
+def open_descriptors() -> set[str]:
+    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
+
+
+ALL_OF_THEM = ResourceLimits(memory=64 * MIB, cpu=0.5, pids=10, oom_group=True)
+
+
+@pytest.mark.parametrize("is_nested", [False, True], ids=["alone", "in a group"])
+def test_wherever_descriptors_run_out_nothing_is_left(is_nested: bool) -> None:
+    """One descriptor more each time, so that every single opening fails once."""
+    with Scope.create(ResourceLimits(memory=256 * MIB)) as group:
+        before = groups()
+        for count in range(32):
+            open_before = open_descriptors()
+            threads_before = threading.active_count()
+            with descriptors_left(count):
+                try:
+                    scope = Scope.create(ALL_OF_THEM, parent=group if is_nested else None)
+                except ProcessBranchError as error:
+                    assert error.limit in ("memory", "oom_group"), error  # noqa: PT017
+                    scope = None
+            if scope is not None:
+                scope.remove()
+            assert open_descriptors() == open_before, f"with {count} descriptors"
+            assert threading.active_count() == threads_before
+            assert groups() == before
+            assert not list(group.path.glob("branch-*"))
+            if scope is not None:
+                assert count > 2, "nothing failed"
+                return
+    raise AssertionError("32 descriptors are not enough")
 
 
 def test_a_group_limits_its_branches_together() -> None:
@@ -316,6 +359,33 @@ def test_many_scopes_at_once_leave_nothing() -> None:
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(one, range(40))) == [0] * 40
     assert not groups()
+
+
+def test_a_group_that_is_cleared_away_before_it_is_locked_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others make scopes and clear leftovers at the same time. Goal: both moments between making
+    and locking a group; method: remove it there, once each."""
+    open_child = Directory.open_child
+    removed: list[str] = []
+
+    def hurried(self: Directory, name: str) -> Directory:
+        if len(removed) == 2 or not name.startswith("branching-"):
+            return open_child(self, name)
+        removed.append(name)
+        opened = open_child(self, name)
+        os.rmdir(name, dir_fd=self.descriptor)
+        if len(removed) == 1:
+            opened.close()
+            raise FileNotFoundError(errno.ENOENT, "gone", name)
+        return opened
+
+    Scope.create(ResourceLimits(pids=4)).remove()  # the leftovers of others are cleared once
+    monkeypatch.setattr(Directory, "open_child", hurried)
+    with Scope.create(ResourceLimits(pids=4)) as scope:
+        assert scope.path.is_dir()
+        assert run(scope, "") == (0, "")
+    assert len(removed) == 2
 
 
 def test_a_process_that_is_gone_cannot_be_added() -> None:

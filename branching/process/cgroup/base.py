@@ -65,8 +65,12 @@ def _unified(own: Own) -> UnifiedGroup:
         if not own.is_namespace_root and not _is_delegated(directory) and systemd.is_running():
             directory.close()
             systemd.enter_scope()
-            return _unified(find_own()[UNIFIED])
-    _clear(directory)
+            directory = find_own()[UNIFIED].open()
+    try:
+        _clear(directory)
+    except BaseException:
+        directory.close()
+        raise
     return UnifiedGroup(directory)
 
 

@@ -39,15 +39,20 @@ class Directory:
         return Directory(os.open(name, _OPEN, dir_fd=self.descriptor), self.path / name)
 
     def make_child(self, name: str) -> Directory:
-        """Makes a group below this one and locks it. OSError if it cannot be made."""
+        """Makes a group below this one and locks it. OSError if it cannot be made.
+
+        Before it is locked, somebody clearing up may take it for a leftover and remove it: then it
+        is made anew.
+        """
         while True:
             try:
                 os.mkdir(name, dir_fd=self.descriptor)
                 child = self._open_made(name)
             except OSError as error:
                 raise _named(error, self.path / name) from None
+            if child is None:
+                continue
             fcntl.flock(child.descriptor, fcntl.LOCK_EX)
-            # Between mkdir and flock somebody clearing up may have taken it for a leftover.
             if child._is_at(name, self):
                 return child
             child.close()
@@ -55,8 +60,11 @@ class Directory:
     def remove(self) -> None:
         """Removes the group, once its last process is gone, and closes it.
 
-        OSError (EBUSY) when it still has processes after a bounded wait.
+        OSError (EBUSY) when it still has processes after a bounded wait. A
+        second call does nothing.
         """
+        if self.descriptor < 0:
+            return
         deadline = time.monotonic() + REMOVE_SECONDS_MAX
         while True:
             try:
@@ -144,11 +152,16 @@ class Directory:
         except OSError as error:
             raise _named(error, self.path / file) from None
 
-    def _open_made(self, name: str) -> Directory:
+    def _open_made(self, name: str) -> Directory | None:
         try:
             return self.open_child(name)
+        except FileNotFoundError:
+            return None
         except OSError:  # out of descriptors: nobody would ever remove it
-            os.rmdir(name, dir_fd=self.descriptor)
+            try:
+                os.rmdir(name, dir_fd=self.descriptor)
+            except FileNotFoundError:
+                pass
             raise
 
     def _is_at(self, name: str, parent: Directory) -> bool:

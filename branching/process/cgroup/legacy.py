@@ -145,8 +145,14 @@ class LegacyGroup:
         if self._oom_watch is not None:
             self._oom_watch.stop()
             self._oom_watch = None
+        failure: OSError | None = None
         for directory in self._directories():
-            directory.remove()
+            try:
+                directory.remove()
+            except OSError as error:
+                failure = failure or error  # the other hierarchies' are removed all the same
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         for directory in self._directories():

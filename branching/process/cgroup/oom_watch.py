@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from branching.process.cgroup.directory import Directory
+from branching.process.cgroup.writable import started
 
 VICTIM_SECONDS_MAX = 1.0
 """Memory that ran out may also be found by reclaiming: then nobody is killed."""
@@ -29,8 +30,13 @@ class OomWatch:
     ) -> None:
         self._oom_kills = oom_kills
         self._kill = kill
+        self._thread = threading.Thread(target=self._watch, name="oom watch", daemon=True)
         self._told = os.eventfd(0, os.EFD_CLOEXEC)
-        self._stopped = os.eventfd(0, os.EFD_CLOEXEC)
+        try:
+            self._stopped = os.eventfd(0, os.EFD_CLOEXEC)
+        except OSError:
+            os.close(self._told)
+            raise
         try:
             control = os.open(
                 "memory.oom_control", os.O_RDONLY | os.O_CLOEXEC, dir_fd=memory.descriptor
@@ -39,11 +45,10 @@ class OomWatch:
                 memory.write("cgroup.event_control", f"{self._told} {control}")
             finally:
                 os.close(control)
+            started(self._thread)
         except BaseException:
             self._close()
             raise
-        self._thread = threading.Thread(target=self._watch, name="oom watch", daemon=True)
-        self._thread.start()
 
     def stop(self) -> None:
         """Ends the watch and waits for that."""

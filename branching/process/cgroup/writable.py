@@ -10,6 +10,7 @@ the writable mount. No path does.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import threading
 from pathlib import Path
@@ -43,11 +44,21 @@ def open_writable(mount_point: Path, directory: Path) -> int:
             failures.append(error)
 
     thread = threading.Thread(target=work, name="writable cgroup")
-    thread.start()
+    started(thread)
     thread.join()
     if failures:
         raise failures[0]
     return opened[0]
+
+
+def started(thread: threading.Thread) -> None:
+    """Starts a thread. OSError (EAGAIN) where there can be no more: Python's own is a RuntimeError,
+    which says the same as a mistake of the program would.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, f"{error}") from error
 
 
 def _call(name: str, *arguments: object) -> None:

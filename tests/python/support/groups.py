@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from branching.process.cgroup import Scope
+from branching.process.cgroup.directory import NAME_PREFIX
 from branching.process.cgroup.place import UNIFIED, find_own
 from branching.process.cgroup.unified import LEAF
 
@@ -53,16 +54,11 @@ def until(happened: Callable[[], object], what: str) -> None:
 
 
 def groups() -> frozenset[str]:
-    """Returns the groups of ours below our own group whose maker is this process, or dead."""
+    """Returns the groups of ours below our own group that this process made. Those of others, the
+    dead included, are others' to see to: runs side by side share the place.
+    """
     found = set()
     for controller, own in find_own().items():
         place = own.path.parent if controller == UNIFIED and own.path.name == LEAF else own.path
-        for path in place.glob("branching-[0-9]*"):
-            pid = path.name.split("-")[1]
-            if path.is_dir() and (pid == Path("/proc/self").readlink().name or not _lives(pid)):
-                found.add(str(path))
+        found |= {str(path) for path in place.glob(f"{NAME_PREFIX}{os.getpid()}-*")}
     return frozenset(found)
-
-
-def _lives(pid: str) -> bool:
-    return Path("/proc", pid).exists()
