@@ -6,6 +6,7 @@
 //! | character device 0:0 with `trusted.branchfs.device` | a device 0:0 that a user made |
 //! | directory with `NS.overlay.opaque` = `y` | hides what lower layers have there |
 //! | directory with `NS.overlay.redirect` = `/path` | merges with `/path` of the lower layers: it was renamed |
+//! | file with `trusted.overlay.metacopy` | attributes alone; the content is the lower layers' (the kernel's layers only) |
 //!
 //! `NS` is `trusted` where that may be written (`CAP_SYS_ADMIN`), else `user`.
 
@@ -17,6 +18,9 @@ use rustix::fs::{FileType, Statx};
 
 /// Marks a device 0:0 that is no whiteout.
 pub(crate) const DEVICE_XATTR: &str = "trusted.branchfs.device";
+
+/// Marks a file of the kernel's that has its attributes alone: the content is a lower layer's.
+pub(crate) const METACOPY_XATTR: &str = "trusted.overlay.metacopy";
 
 /// Which extended attributes carry the marks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -23,9 +23,9 @@ use rustix::fs::{FileType, Statx};
 use serde::Serialize;
 
 use super::journal::directory_of;
-use super::step::{Disk, Place, Step};
+use super::step::{Disk, Mark, Place, Step};
 use crate::error::Error;
-use crate::overlay::{DEVICE_XATTR, Namespace, may_be_whiteout, parse_redirect};
+use crate::overlay::{DEVICE_XATTR, METACOPY_XATTR, Namespace, may_be_whiteout, parse_redirect};
 use crate::seen::{Expected, Identity};
 
 /// What is to be committed.
@@ -39,6 +39,8 @@ pub(crate) struct Request {
     pub(crate) seen: BTreeMap<PathBuf, Expected>,
     /// When the branch was forked, nanoseconds since 1970: the measure for paths that were never noted.
     pub(crate) forked: i64,
+    /// The kernel's overlayfs wrote the layers: files bear its marks, and may be without their content.
+    pub(crate) by_kernel: bool,
 }
 
 /// How a path of the base changes.
@@ -55,7 +57,7 @@ pub(crate) enum ChangeKind {
     Renamed,
     /// It is of another type.
     Type,
-    /// A directory's mode, owner or extended attributes are others.
+    /// Its mode, owner or extended attributes are others: of a directory, or of a file whose content nobody touched.
     Metadata,
 }
 
@@ -269,7 +271,10 @@ impl Planner<'_> {
         let kind = kind_of(&stat);
         if kind != FileType::Directory {
             self.check(existing, found.as_ref())?;
-            self.strip_device_mark(&now, path, kind);
+            if self.is_attributes_alone(&now, kind) {
+                return self.plan_attributes(path, &now, existing, found.as_ref());
+            }
+            self.strip_marks(&now, path, kind)?;
             return self.put(path, then, &stat, existing, found.as_ref());
         }
         self.plan_directory(path, name, sources, existing, found.as_ref())
@@ -337,13 +342,14 @@ impl Planner<'_> {
         };
         self.check(existing, found)?;
         let apart = self.purify(&bottom, path)?;
+        self.strip_marks(&bottom.now, path, FileType::Directory)?;
         self.put(path, bottom.then.clone(), &stat, existing, found)?;
         if self.is_opaque(&bottom.now) {
             let name = self.request.namespace.opaque().to_owned();
             self.plan.steps.push(Step::Strip {
                 place: Place::Base(path.to_path_buf()),
                 name,
-                value: "y".to_owned(),
+                value: Mark(b"y".to_vec()),
             });
         }
         for (path, source, origin) in apart {
@@ -479,7 +485,6 @@ impl Planner<'_> {
                         continue;
                     }
                 }
-                self.strip_device_mark(&now, &path, entry.kind);
             }
             if entry.kind == FileType::Directory {
                 if let Some(origin) = self.redirect(&now, &path)? {
@@ -502,11 +507,12 @@ impl Planner<'_> {
                     self.metadata.push(Step::Strip {
                         place: Place::Base(path.clone()),
                         name,
-                        value: "y".to_owned(),
+                        value: Mark(b"y".to_vec()),
                     });
                 }
                 apart.extend(self.purify(&Source { now, then, layer: source.layer }, &path)?);
             }
+            self.strip_marks(&now, &path, entry.kind)?;
             self.change(&path, ChangeKind::Added, None, entry.kind);
         }
         if loses_entries {
@@ -524,18 +530,53 @@ impl Planner<'_> {
         Ok(apart)
     }
 
-    fn strip_device_mark(&mut self, now: &Place, path: &Path, kind: FileType) {
-        if kind != FileType::CharacterDevice {
-            return;
+    /// An object comes into the base without the marks that it bears in the layer. What makes a directory opaque or
+    /// redirects it is seen to where that is planned.
+    fn strip_marks(&mut self, now: &Place, path: &Path, kind: FileType) -> Result<(), Error> {
+        if kind != FileType::CharacterDevice && !self.request.by_kernel {
+            return Ok(());
         }
-        if let Some(value) = self.disk.xattr(now, DEVICE_XATTR) {
-            let value = String::from_utf8_lossy(&value).into_owned();
-            self.metadata.push(Step::Strip {
-                place: Place::Base(path.to_path_buf()),
-                name: DEVICE_XATTR.to_owned(),
-                value,
+        let namespace = self.request.namespace;
+        for (name, value) in self.disk.marks(now)? {
+            if [namespace.opaque(), namespace.redirect()].iter().any(|kept| name == *kept) {
+                continue;
+            }
+            let name = name.to_string_lossy().into_owned(); // names of attributes are ASCII
+            let place = Place::Base(path.to_path_buf());
+            self.metadata.push(Step::Strip { place, name, value });
+        }
+        Ok(())
+    }
+
+    /// A file of which the branch changed the attributes alone: the layer has it without its content, which the base has
+    /// under the same name.
+    fn is_attributes_alone(&self, now: &Place, kind: FileType) -> bool {
+        kind == FileType::RegularFile
+            && self.request.by_kernel
+            && self.disk.xattr(now, METACOPY_XATTR).is_some()
+            && self.disk.xattr(now, self.request.namespace.redirect()).is_none()
+    }
+
+    fn plan_attributes(
+        &mut self,
+        path: &Path,
+        now: &Place,
+        existing: &Place,
+        found: Option<&Statx>,
+    ) -> Result<(), Error> {
+        let Some(found) = found.filter(|found| kind_of(found) == FileType::RegularFile) else {
+            // The branch has no content that could be put in its place, whoever wins.
+            let message = "the content of a file that the branch changed the attributes of is gone from the base";
+            return Err(Error::Conflict {
+                message: message.to_owned(),
+                paths: vec![path.to_path_buf()],
             });
-        }
+        };
+        let (new, old) = (self.disk.metadata(now)?, self.disk.metadata(existing)?);
+        self.change(path, ChangeKind::Metadata, None, FileType::RegularFile);
+        let (path, before) = (Place::Base(path.to_path_buf()), existing.clone());
+        self.metadata.push(Step::Metadata { path, before, ino: found.stx_ino, new, old });
+        Ok(())
     }
 
     /// A directory on both sides takes the attributes that the branch shows.

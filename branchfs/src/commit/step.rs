@@ -45,7 +45,25 @@ impl Place {
     }
 }
 
-/// Attributes of a directory that is on both sides of a commit.
+/// Value of a mark of the overlay format: text of ours, or a file handle of the kernel's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Mark(pub(crate) Vec<u8>);
+
+impl Serialize for Mark {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&hex_of(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Mark {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let damaged = |_| serde::de::Error::custom("not a value in hexadecimal");
+        bytes_of(&text).map(Self).map_err(damaged)
+    }
+}
+
+/// Attributes of an object that is on both sides of a commit.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Metadata {
     pub(crate) mode: u32,
@@ -66,9 +84,10 @@ pub(crate) enum Step {
     Rename { from: Place, to: Place, ino: u64, directory: bool },
     /// Swaps two objects.
     Exchange { one: Place, other: Place, ino_one: u64, ino_other: u64, directory: bool },
-    /// Removes a mark of the overlay format from a directory that has come into the base.
-    Strip { place: Place, name: String, value: String },
-    /// Sets the attributes of directory `ino`, which is at `before` until the steps ahead of this have been done.
+    /// Removes a mark of the overlay format from an object that has come into the base.
+    Strip { place: Place, name: String, value: Mark },
+    /// Sets the attributes of the object `ino`, which is at `before` until the steps ahead of this have been done: a
+    /// directory on both sides, or a file of the base of which the branch changed nothing else.
     Metadata { path: Place, before: Place, ino: u64, new: Metadata, old: Metadata },
 }
 
@@ -101,6 +120,20 @@ impl Disk {
 
     pub(crate) fn xattr(&self, place: &Place, name: &str) -> Option<Vec<u8>> {
         self.tree(place).get_xattr(place.path(), OsStr::new(name)).ok()
+    }
+
+    /// The marks of the overlay format that the object at `place` bears.
+    pub(crate) fn marks(&self, place: &Place) -> Result<Vec<(OsString, Mark)>, Error> {
+        let tree = self.tree(place);
+        let list = match tree.list_xattrs(place.path()) {
+            Err(Errno::OPNOTSUPP) => Vec::new(),
+            other => other.at(place.path())?,
+        };
+        let marked = |name: &OsStr| {
+            let value = tree.get_xattr(place.path(), name).at(place.path())?;
+            Ok((name.to_os_string(), Mark(value)))
+        };
+        xattr_names(&list).filter(|name| is_private_xattr(name)).map(marked).collect()
     }
 
     pub(crate) fn remove_file(&self, place: &Place) -> Result<(), Error> {
@@ -206,13 +239,8 @@ impl Step {
                         Err(error) => Err(error).at(place.path()),
                     }
                 } else {
-                    tree.set_xattr(
-                        place.path(),
-                        OsStr::new(name),
-                        value.as_bytes(),
-                        XattrFlags::empty(),
-                    )
-                    .at(place.path())
+                    tree.set_xattr(place.path(), OsStr::new(name), &value.0, XattrFlags::empty())
+                        .at(place.path())
                 }
             }
             Self::Metadata { path, new, .. } if forward => {

@@ -85,6 +85,7 @@ impl Workspace {
             namespace: self.namespace,
             seen,
             forked: branch.record.created,
+            by_kernel: false,
         };
         commit::plan(&self.disk()?, &request)
     }
