@@ -510,7 +510,8 @@ impl Planner<'_> {
                         value: Mark(b"y".to_vec()),
                     });
                 }
-                apart.extend(self.purify(&Source { now, then, layer: source.layer }, &path)?);
+                let inner = Source { now: now.clone(), then, layer: source.layer };
+                apart.extend(self.purify(&inner, &path)?);
             }
             self.strip_marks(&now, &path, entry.kind)?;
             self.change(&path, ChangeKind::Added, None, entry.kind);
