@@ -8,7 +8,9 @@ import typer
 
 from branching import __version__
 from branching.cli.abort import abort
+from branching.cli.beam_search import beam_search
 from branching.cli.best_of_n import best_of_n
+from branching.cli.cascaded import cascaded
 from branching.cli.commit import commit
 from branching.cli.diff import diff
 from branching.cli.ls import ls
@@ -16,6 +18,8 @@ from branching.cli.reflexion import reflexion
 from branching.cli.run import run
 from branching.cli.speculate import speculate
 from branching.cli.status import status
+from branching.cli.tournament import tournament
+from branching.cli.tree_of_thoughts import tree_of_thoughts
 
 # Options of ours end at the first word of the command that is run: its own options are its own.
 _WRAPS_A_COMMAND = {"allow_interspersed_args": False}
@@ -23,6 +27,7 @@ _WRAPS_A_COMMAND = {"allow_interspersed_args": False}
 app = typer.Typer(
     help="Try things in copy-on-write branches of a directory; keep what works.",
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain text: the same in a terminal, a pipe and the manual
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -30,6 +35,10 @@ app.command("run", context_settings=_WRAPS_A_COMMAND)(run)
 app.command("speculate")(speculate)
 app.command("best-of-n", context_settings=_WRAPS_A_COMMAND)(best_of_n)
 app.command("reflexion", context_settings=_WRAPS_A_COMMAND)(reflexion)
+app.command("cascaded", context_settings=_WRAPS_A_COMMAND)(cascaded)
+app.command("tournament", context_settings=_WRAPS_A_COMMAND)(tournament)
+app.command("beam-search")(beam_search)
+app.command("tree-of-thoughts")(tree_of_thoughts)
 app.command("status")(status)
 app.command("ls")(ls)
 app.command("diff")(diff)

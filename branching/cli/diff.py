@@ -5,16 +5,7 @@ from __future__ import annotations
 from branching.cli.failure import reported
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
 from branching.cli.place import open_workspace
-from branching.cli.report import print_json
-
-_LETTERS = {
-    "added": "A",
-    "modified": "M",
-    "deleted": "D",
-    "renamed": "R",
-    "type": "T",
-    "metadata": "m",
-}
+from branching.cli.report import change_facts, change_lines, print_json
 
 
 def diff(name: BranchArgument, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -27,20 +18,6 @@ def diff(name: BranchArgument, workspace: WorkspaceOption = None, json: JsonOpti
         changes = space.reopen(name).diff()
         space.close()
         if json:
-            print_json(
-                "diff",
-                branch=name,
-                changes=[
-                    {
-                        "path": change.path,
-                        "change": change.change,
-                        "kind": change.kind,
-                        **({"from": change.origin} if change.origin else {}),
-                    }
-                    for change in changes
-                ],
-            )
-            return
-        for change in changes:
-            origin = f" (from {change.origin})" if change.origin else ""
-            print(f"{_LETTERS.get(change.change, '?')} {change.path}{origin}")
+            print_json("diff", branch=name, changes=change_facts(changes))
+        else:
+            print("".join(f"{line}\n" for line in change_lines(changes)), end="")

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from branching.cli.failure import UsageFault
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?", re.ASCII)
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -21,6 +23,14 @@ def parse_duration(text: str) -> float:
     if seconds <= 0:
         raise typer.BadParameter("a duration must be more than zero")
     return seconds
+
+
+def parse_widths(text: str) -> tuple[int, ...]:
+    """Reads 1,2,4 as the widths of waves."""
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise UsageFault(f"{text!r} is not a list of widths; write 1,2,4")
+    return tuple(map(int, words))
 
 
 WorkspaceOption = Annotated[
@@ -47,6 +57,86 @@ TimeoutOption = Annotated[
         help="Give up after this long in all: 90, 90s, 5m.",
         show_default=False,
     ),
+]
+
+ParallelOption = Annotated[
+    int | None,
+    typer.Option(
+        "--parallel",
+        metavar="N",
+        min=1,
+        help="Run at most N at once. [default: all]",
+        show_default=False,
+    ),
+]
+
+SetupOption = Annotated[
+    str | None,
+    typer.Option(
+        "--setup",
+        metavar="CMD",
+        help="Run by sh once, before the branches are forked: all start from what it made. It is "
+        "committed with the winner only.",
+        show_default=False,
+    ),
+]
+
+SelectOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--select",
+        metavar="GLOB",
+        help="Commit these paths only. Repeatable.",
+        show_default=False,
+    ),
+]
+
+QuietOption = Annotated[
+    bool,
+    typer.Option(
+        "-q", "--quiet", help="Show nothing of the candidates; `branching log` has their output."
+    ),
+]
+
+VerboseOption = Annotated[
+    bool, typer.Option("-v", "--verbose", help="Tell each step, and each path that was changed.")
+]
+
+CandidatesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-c",
+        "--candidate",
+        metavar="CMD",
+        help="A candidate, run by sh in a branch of its own. Repeat for more.",
+        show_default=False,
+    ),
+]
+
+EvaluateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--evaluate",
+        "--judge",
+        metavar="CMD",
+        help="Run by sh in the branch of each success; the number it writes to descriptor 3, or "
+        "prints last, is the score.",
+        show_default=False,
+    ),
+]
+
+ExpandOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CMD",
+        help="Run by sh in a branch that survived a level; it prints the candidates to try next "
+        "from there, one a line. BRANCHING_DEPTH is the level, from 1.",
+        show_default=False,
+    ),
+]
+
+DepthOption = Annotated[
+    int, typer.Option("--max-depth", min=1, help="How many levels, the first included.")
 ]
 
 CommandArgument = Annotated[

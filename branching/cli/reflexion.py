@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from branching.cli.failure import UsageFault, reported
-from branching.cli.options import CommandArgument, JsonOption, TimeoutOption, WorkspaceOption
-from branching.cli.place import owned_workspace
-from branching.cli.report import exit_code, print_json, result_facts, why_not
+from branching.cli.group import grouped
+from branching.cli.options import CommandArgument
+from branching.cli.report import finish, result_facts, why_not
+from branching.cli.search import Search, SearchOptions
 
 if TYPE_CHECKING:
     from branching.patterns import SpeculationOutcome
 
 
+@grouped
 def reflexion(
     command: CommandArgument = None,
     retries: Annotated[int, typer.Option("--retries", min=1, help="How many attempts in all.")] = 3,
@@ -27,9 +29,8 @@ def reflexion(
             show_default=False,
         ),
     ] = None,
-    workspace: WorkspaceOption = None,
-    timeout: TimeoutOption = None,
-    json: JsonOption = False,
+    *,
+    options: SearchOptions,
 ) -> None:
     """Run a command until it succeeds, each time in a fresh branch, learning from the last.
 
@@ -39,41 +40,29 @@ def reflexion(
 
     Example: branching reflexion --critique "make test 2>&1 | tail" -- ./agent.py
     """
-    with reported(json=json):
+    with reported(json=options.json):
         if not command:
             raise UsageFault("no command specified; use -- CMD...")
 
-        from branching.cli.display import shown
-        from branching.cli.interrupt import interruptible
         from branching.patterns import Reflexion
-        from branching.patterns.program import Program, Reader, shell
 
-        with owned_workspace(workspace) as (space, owner), shown() as listener:
-            program = Program(command, workspace=space.root, owner=owner)
-            critic = None
-            if critique is not None:
-                critic = Reader(shell(critique), workspace=space.root, owner=owner)
-            pattern = Reflexion(
-                program, retries, critique=critic, timeout=timeout, on_event=listener
-            )
-            outcome = interruptible(lambda: pattern(space), is_done=lambda done: done.committed)
-        if json:
-            print_json(
-                "reflexion",
-                committed=outcome.committed,
-                attempts=len(outcome.all_results),
-                winner=outcome.winner.branch_index if outcome.winner else None,
-                results=[result_facts(result) for result in outcome.all_results],
-            )
-        else:
-            _print(outcome)
-        raise typer.Exit(exit_code(outcome))
+        with Search("reflexion", options) as search:
+            program, critic = search.program(command), search.reader(critique)
+            outcome = search.run(Reflexion(program, retries, critique=critic, **search.how))
+        facts = {
+            "attempts": len(outcome.all_results),
+            "winner": outcome.winner.branch_index if outcome.winner else None,
+            "results": [result_facts(result) for result in outcome.all_results],
+        }
+        finish(search, outcome, _lines(outcome), facts)
 
 
-def _print(outcome: SpeculationOutcome) -> None:
+def _lines(outcome: SpeculationOutcome) -> list[str]:
+    done = "ok (committed)" if outcome.committed else "ok"
+    lines = []
     for result in outcome.all_results:
         error = why_not(result)
-        verdict = "ok (committed)" if error is None else f"fail ({error})"
-        print(f"attempt {result.branch_index}: {verdict}")
-    if not outcome.committed:
-        print("all attempts failed")
+        lines.append(
+            f"attempt {result.branch_index}: {done if error is None else f'fail ({error})'}"
+        )
+    return lines if outcome.winner else [*lines, "all attempts failed"]

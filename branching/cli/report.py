@@ -3,19 +3,78 @@
 from __future__ import annotations
 
 import json as json_format
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from branching.cli.failure import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from branching.cli.search import Search
+    from branching.fs import Change
     from branching.patterns import SpeculationOutcome, SpeculationResult
 
 JSON_VERSION = 1
+
+LETTERS = {
+    "added": "A",
+    "modified": "M",
+    "deleted": "D",
+    "renamed": "R",
+    "type": "T",
+    "metadata": "m",
+}
+"""How a change is marked in a list of paths."""
 
 
 def print_json(command: str, **facts: object) -> None:
     """Prints the document of a command."""
     print(json_format.dumps({"version": JSON_VERSION, "command": command, **facts}), flush=True)
+
+
+def finish(
+    search: Search, outcome: SpeculationOutcome, lines: Sequence[str], facts: dict[str, Any]
+) -> None:
+    """Prints what came out of a search, and ends the command with its exit code.
+
+    `lines` are for people; `facts` is the command's own part of the document.
+    """
+    kept = _kept(outcome)
+    if search.options.json:
+        print_json(
+            search.command,
+            committed=outcome.committed,
+            **facts,
+            action=_action(outcome),
+            kept=kept,
+            changes=change_facts(outcome.changes),
+        )
+    else:
+        for line in lines:
+            print(line)
+        if kept:
+            print(f"kept: {' '.join(kept)}")
+        if search.options.verbose:
+            for line in change_lines(outcome.changes):
+                print(f"  {line}")
+        sys.stdout.flush()
+    raise typer.Exit(exit_code(outcome))
+
+
+def finish_ranked(search: Search, outcome: SpeculationOutcome) -> None:
+    """Does the same for a search by levels, whose candidates are known only when it is over."""
+    winner = outcome.winner
+    said = "no candidate succeeded"
+    if winner is not None:
+        said = f"winner: candidate {winner.branch_index} (score: {winner.score:.2f})"
+    facts = {
+        "winner": winner and {"index": winner.branch_index, "score": winner.score},
+        "results": [result_facts(each, score=each.score) for each in outcome.all_results],
+    }
+    finish(search, outcome, [said, *result_lines(outcome, labels=True, scores=True)], facts)
 
 
 def why_not(result: SpeculationResult) -> str | None:
@@ -32,9 +91,26 @@ def why_not(result: SpeculationResult) -> str | None:
     return str(result.exception) if result.exception else "failed"
 
 
+def result_lines(outcome: SpeculationOutcome, *, labels: bool, scores: bool) -> list[str]:
+    """Returns a line for each candidate: `  [0] fail: CMD (exit 3)`, `  [1] ok   (0.50)`."""
+    lines = []
+    for result in outcome.all_results:
+        error = why_not(result)
+        why = "" if error is None else f" ({error})"
+        verdict = "ok" if error is None else "fail"
+        if scores:
+            label = f" {result.label}" if labels else ""
+            lines.append(f"  [{result.branch_index}] {verdict:<4} ({result.score:.2f}){label}{why}")
+        else:
+            label = f": {result.label}" if labels else ""
+            lines.append(f"  [{result.branch_index}] {verdict}{label}{why}")
+    return lines
+
+
 def result_facts(result: SpeculationResult, **more: object) -> dict[str, object]:
     """Returns one entry of a document's `results`."""
     error = why_not(result)
+    changes = result.changes
     return {
         "index": result.branch_index,
         "success": result.success,
@@ -43,13 +119,51 @@ def result_facts(result: SpeculationResult, **more: object) -> dict[str, object]
         "state": result.state,
         "exit_code": result.exit_code,
         "seconds": round(result.duration, 3),
+        "label": result.label,
+        "branch": result.branch_name,
+        "changes": None if changes is None else vars(changes),
     }
 
 
+def change_facts(changes: Sequence[Change]) -> list[dict[str, object]]:
+    """Returns the changed paths as a document has them."""
+    return [
+        {
+            "path": change.path,
+            "change": change.change,
+            "kind": change.kind,
+            **({"from": change.origin} if change.origin else {}),
+        }
+        for change in changes
+    ]
+
+
+def change_lines(changes: Sequence[Change]) -> list[str]:
+    """Returns the changed paths as lines: a letter and the path."""
+    return [
+        f"{LETTERS.get(change.change, '?')} {change.path}"
+        + (f" (from {change.origin})" if change.origin else "")
+        for change in changes
+    ]
+
+
 def exit_code(outcome: SpeculationOutcome) -> int:
-    """0 committed, 124 the time was over before anything succeeded, 1 nothing succeeded."""
-    if outcome.committed:
+    """0 there is a winner, 124 the time was over before one did, 1 nothing succeeded."""
+    if outcome.winner is not None:
         return 0
-    if any(result.state == "timed_out" for result in outcome.all_results):
+    if any(result.state == "timed_out" for result in outcome.all_results) or outcome.timed_out:
         return EXIT_TIMEOUT
     return EXIT_NOTHING_SUCCEEDED
+
+
+def _kept(outcome: SpeculationOutcome) -> list[str]:
+    """Returns the names of the branches that are still open."""
+    if outcome.branch is not None:
+        return [outcome.branch.name] if outcome.branch.is_open else []
+    return [result.branch_name for result in outcome.all_results if result.kept]
+
+
+def _action(outcome: SpeculationOutcome) -> str:
+    if outcome.committed:
+        return "committed"
+    return "kept" if _kept(outcome) else "aborted"

@@ -8,16 +8,24 @@ import sys
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from branching.cli.failure import EXIT_TIMEOUT, UsageFault, reported
-from branching.cli.options import CommandArgument, JsonOption, TimeoutOption, WorkspaceOption
+from branching.cli.options import (
+    CommandArgument,
+    JsonOption,
+    SelectOption,
+    SetupOption,
+    TimeoutOption,
+    WorkspaceOption,
+)
 from branching.cli.place import owned_workspace
-from branching.cli.report import print_json
+from branching.cli.report import change_facts, change_lines, print_json
 
 if TYPE_CHECKING:
+    from branching.fs import Change
     from branching.patterns.attempt import Attempt
     from branching.patterns.runner import Runner
 
@@ -57,6 +65,14 @@ def run(
         bool, typer.Option("--ask", help="Ask whether to commit, whatever the exit code.")
     ] = False,
     timeout: TimeoutOption = None,
+    setup: SetupOption = None,
+    select: SelectOption = None,
+    quiet: Annotated[
+        bool, typer.Option("-q", "--quiet", help="Print nothing but what the command prints.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="List each path that was committed.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Run a command in a branch: commit if it succeeds, abort if it fails.
@@ -73,11 +89,25 @@ def run(
             raise UsageFault("--ask needs a terminal to ask on, and standard input is none")
         name = f"run-{secrets.token_hex(4)}" if branch is None else _checked(branch)
         policy = _Policy(on_success=on_success, on_error=on_error, ask=ask)
-        code, action = _run(command, workspace, name, policy, timeout=timeout, json=json)
+        plan = _Plan(
+            command=command,
+            name=name,
+            policy=policy,
+            timeout=timeout,
+            setup=setup,
+            select=tuple(select or ()),
+            stdout=sys.stderr.fileno() if json else None,
+        )
+        code, action, changes = _run(plan, workspace)
         if json:
-            print_json("run", branch=name, exit_code=code, action=action)
+            facts = change_facts(changes)
+            print_json("run", branch=name, exit_code=code, action=action, changes=facts)
         else:
-            print(f"branch: {name}\nexit_code: {code}\naction: {action}", flush=True)
+            if not quiet:
+                print(f"branch: {name}\nexit_code: {code}\naction: {action}")
+            if verbose:
+                print("".join(f"  {line}\n" for line in change_lines(changes)), end="")
+            sys.stdout.flush()
         raise typer.Exit(code)
 
 
@@ -106,31 +136,45 @@ def _checked(name: str) -> str:
     return name
 
 
-def _run(
-    command: list[str],
-    path: Path | None,
-    name: str,
-    policy: _Policy,
-    *,
-    timeout: float | None,
-    json: bool,
-) -> tuple[int, str]:
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What to run, and how."""
+
+    command: list[str]
+    name: str
+    policy: _Policy
+    timeout: float | None
+    setup: str | None
+    select: tuple[str, ...]
+    stdout: int | None
+    """Where the command's output goes, if not to ours."""
+
+
+def _run(plan: _Plan, path: Path | None) -> tuple[int, str, list[Change]]:
+    """Returns the exit code, what became of the branch, and what was committed."""
     from branching.cli.interrupt import interruptible
-    from branching.patterns.program import Program
+    from branching.patterns.program import Program, shell
     from branching.patterns.runner import Runner, Stopped
 
     with owned_workspace(path) as (workspace, owner):
-        program = Program(
-            command,
-            workspace=workspace.root,
-            owner=owner,
-            stdout=sys.stderr.fileno() if json else None,
-            tells_output=False,
-            inherit_stdin=True,
-        )
+        surroundings: dict[str, Any] = {"workspace": workspace.root, "owner": owner}
+        surroundings["tells_output"] = False
+        program = Program(plan.command, stdout=plan.stdout, inherit_stdin=True, **surroundings)
+        setup = None
+        if plan.setup:
+            setup = Program(shell(plan.setup), stdout=sys.stderr.fileno(), **surroundings)
 
-        def call() -> tuple[int, End] | None:
-            with Runner(workspace, name=lambda _: name, timeout=timeout) as runner:
+        def call() -> tuple[int, End, list[Change]] | None:
+            with Runner(
+                workspace,
+                # After a setup the branch that stays is the one the setup was run in.
+                name=lambda purpose: (
+                    f"{plan.name}-command" if setup and purpose != "setup" else plan.name
+                ),
+                timeout=plan.timeout,
+                setup=setup,
+                only=plan.select,
+            ) as runner:
                 attempt = runner.start(program)
                 try:
                     runner.finish(attempt)
@@ -139,18 +183,18 @@ def _run(
                         raise
                     runner.stop()
                 code = _exit_code(attempt)
-                end = policy.choose(runner, attempt)
+                end = plan.policy.choose(runner, attempt)
                 if end is End.commit:
                     runner.commit(attempt)
                 elif end is not End.abort:
                     runner.keep(attempt)
-                return code, end
+                return code, end, runner.outcome().changes
             return None  # stopped by a signal
 
         done = interruptible(call, is_done=lambda done: done is not None)
         assert done is not None, "without a value the call was stopped, and that is raised"
-        code, end = done
-        return code, _ACTIONS[end]
+        code, end, changes = done
+        return code, _ACTIONS[end], changes
 
 
 def _exit_code(attempt: Attempt) -> int:

@@ -74,6 +74,12 @@ class DiffSummary:
         """The number of changed paths."""
         return self.added + self.modified + self.deleted + self.renamed
 
+    @property
+    def short(self) -> str:
+        """`+2 ~1 -1 >1`: added, modified, deleted, renamed; `none` for no changes."""
+        counts = zip("+~->", vars(self).values(), strict=True)
+        return " ".join(f"{mark}{count}" for mark, count in counts if count) or "none"
+
     def __str__(self) -> str:
         """`2 added, 1 deleted`, or `no changes`."""
         counts = vars(self).items()
@@ -86,6 +92,14 @@ class Backend(Protocol):
     @property
     def root(self) -> Path:
         """The mount's own directory, which shows the main branch."""
+
+    @property
+    def base(self) -> Path:
+        """The directory that is branched, as the file system itself names it."""
+
+    @property
+    def store(self) -> Path | None:
+        """Where the branches are kept, if that is a directory."""
 
     @property
     def fstype(self) -> str:

@@ -44,6 +44,8 @@ class BranchFS:
         with _translated(MountError, "the workspace cannot be opened", mount.point):
             info = self._control.request("info", {})
         self._root = Path(str(info["mountpoint"]))
+        self._base = Path(str(info["base"]))
+        self._store = Path(str(info["store"])) if info.get("store") else None
         self._fstype = "overlay" if info.get("driver") == "overlay" else "branchfs"
         self._owner = (_int(info["uid"]), _int(info["gid"]))
 
@@ -55,6 +57,14 @@ class BranchFS:
     @property
     def root(self) -> Path:
         return self._root
+
+    @property
+    def base(self) -> Path:
+        return self._base
+
+    @property
+    def store(self) -> Path | None:
+        return self._store
 
     @property
     def fstype(self) -> str:

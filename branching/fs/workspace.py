@@ -43,6 +43,16 @@ class Workspace:
         return self._backend.root
 
     @property
+    def base(self) -> Path:
+        """The directory that the workspace branches from."""
+        return self._backend.base
+
+    @property
+    def store(self) -> Path | None:
+        """Where the branches are kept. Commands in branches have no business there."""
+        return self._backend.store
+
+    @property
     def fstype(self) -> str:
         """What presents the branches: "branchfs" or "overlay"."""
         return self._backend.fstype

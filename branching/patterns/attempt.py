@@ -19,11 +19,13 @@ from branching.patterns.scope import Scope
 class Attempt:
     """One candidate, from the moment it is lined up to its result."""
 
-    def __init__(self, index: int, branch: Branch, feedback: str) -> None:
+    def __init__(self, index: int, branch: Branch, feedback: str, label: str = "") -> None:
         self.index = index
         self.branch = branch
         self.feedback = feedback
         """What earlier attempts taught, as text for a command."""
+        self.label = label
+        """What is tried, for people."""
         self.state: State | None = None
         """None while it waits or runs."""
         self.answer = Answer(success=False)
@@ -72,6 +74,7 @@ class Attempt:
             state=self.state or "cancelled",
             duration=self._seconds,
             branch_name=self.branch.name,
+            label=self.label,
             changes=self.changes,
             kept=self.branch.is_open,
         )

@@ -25,6 +25,8 @@ class Event:
     """Which candidate, as in `SpeculationResult.branch_index`; `SETUP_INDEX` is the setup."""
     branch: str
     """Name of its branch."""
+    label: str = ""
+    """What is tried, for people: a command as it was given, or a function's name."""
     text: str = ""
     """A line of output; what the critique said; how it finished, in words."""
     state: str = ""

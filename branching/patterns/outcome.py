@@ -43,6 +43,8 @@ class SpeculationResult:
     """Seconds it ran."""
     branch_name: str = ""
     """Name of its branch."""
+    label: str = ""
+    """What was tried, for people: a command as it was given, or a function's name."""
     changes: DiffSummary | None = None
     """What it changed against the branch it started from; None where that was not asked: it was
     stopped, or succeeded after another one had won."""

@@ -9,30 +9,42 @@ The command learns where it is from its environment:
     BRANCHING=1             it runs in a branch
     BRANCHING_BRANCH        name of the branch
     BRANCHING_WORKSPACE     root of the workspace
-    BRANCHING_ATTEMPT       number of the candidate or attempt, from 0
-    BRANCHING_FEEDBACK      what was learnt from the attempt before (empty at first)
+    BRANCHING_ATTEMPT       number of the candidate or attempt, from 0; empty for a setup
+    BRANCHING_FEEDBACK      what was learnt from the attempts before (empty at first)
+    BRANCHING_PORT_BASE     first of ten ports that no other branch has meanwhile
+    TMPDIR                  a directory for temporary files, gone when the command ends
 """
 
 from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Callable, Sequence
+import shlex
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from branching.errors import ProcessBranchError
 from branching.patterns.attempt import Task
+from branching.patterns.event import SETUP_INDEX
 from branching.patterns.outcome import Answer
 from branching.process import Command, Ended, Owner, Sink
+from branching.process.ports import lent_ports
+from branching.process.scratch import scratch_directory
 
 FEEDBACK_BYTES_MAX = 100_000
 """The kernel refuses a variable of 128 KiB. Of a longer feedback the end is kept: that is where
 compilers and test runners sum up."""
+EXPLAINED_LINES_MAX = 40
+"""So many lines of a failure are worth telling the next attempt."""
 LINE_CHARACTERS_MAX = 8192
 """A longer line is told in pieces: a program that never ends its line must not fill our memory."""
 
 
-class _BranchCommand:
+class BranchCommand:
     """A command that is run in a branch. The subclass says what its end means."""
 
     ends_when_cancelled = True
@@ -48,7 +60,9 @@ class _BranchCommand:
         tells_output: bool = True,
         inherit_stdin: bool = False,
         score: bool = False,
+        label: str | None = None,
     ) -> None:
+        self.label = shlex.join(argv) if label is None else label
         self._argv = argv
         self._workspace = workspace
         self._owner = owner
@@ -58,42 +72,61 @@ class _BranchCommand:
         self._inherit_stdin = inherit_stdin
         self._score = score
 
-    def _run(self, path: Path, stdout: Sink, stderr: Sink) -> Ended:
+    def _run(
+        self,
+        path: Path,
+        stdout: Sink,
+        stderr: Sink,
+        environment: Mapping[str, str] | None = None,
+    ) -> Ended:
         task = Task.of_caller()
-        lines = Lines(task.say) if task is not None and self._tells_output else None
+        lines = None
+        if task is not None and self._tells_output:
+            lines = Lines(partial(self._say, task))
         teller = None if lines is None else lines.feed
-        command = Command(
-            self._argv,
-            cwd=path,
-            environment=self._environment(task),
-            owner=self._owner,
-            stdout=teller if stdout is None else stdout,
-            stderr=teller if stderr is None else stderr,
-            inherit_stdin=self._inherit_stdin,
-            score=self._score,
-        )
-        if task is not None:
-            task.on_cancel(command.kill)
-        try:
-            return command.run()
-        finally:
-            if lines is not None:
-                lines.finish()
+        with lent_ports() as port_base, scratch_directory(self._owner) as scratch:
+            command = Command(
+                self._argv,
+                cwd=path,
+                environment={
+                    **os.environ,
+                    **self._environment(task),
+                    **(environment or {}),
+                    "BRANCHING_PORT_BASE": str(port_base),
+                    "TMPDIR": str(scratch),
+                },
+                owner=self._owner,
+                stdout=teller if stdout is None else stdout,
+                stderr=teller if stderr is None else stderr,
+                inherit_stdin=self._inherit_stdin,
+                score=self._score,
+            )
             if task is not None:
-                task.forget(command.kill)
+                task.on_cancel(command.kill)
+            try:
+                return command.run()
+            finally:
+                if lines is not None:
+                    lines.finish()
+                if task is not None:
+                    task.forget(command.kill)
+
+    def _say(self, task: Task, line: str) -> None:
+        task.say(line)
 
     def _environment(self, task: Task | None) -> dict[str, str]:
-        environment = {**os.environ, "BRANCHING": "1", "BRANCHING_WORKSPACE": str(self._workspace)}
+        environment = {"BRANCHING": "1", "BRANCHING_WORKSPACE": str(self._workspace)}
         if task is not None:
+            index = task.attempt.index
             environment |= {
                 "BRANCHING_BRANCH": task.attempt.branch.name,
-                "BRANCHING_ATTEMPT": str(task.attempt.index),
+                "BRANCHING_ATTEMPT": "" if index == SETUP_INDEX else str(index),
                 "BRANCHING_FEEDBACK": _fitting(task.attempt.feedback),
             }
         return environment
 
 
-class Program(_BranchCommand):
+class Program(BranchCommand):
     """A command as a candidate: success is exit code 0."""
 
     def __call__(self, path: Path, *_: object) -> Answer:
@@ -103,13 +136,35 @@ class Program(_BranchCommand):
         return Answer(
             success=ended.success,
             value=ended,
-            score=_number(ended.score),
-            error="" if ended.success else ended.reason,
+            score=number_in(ended.score),
+            error="" if ended.success else self._error(ended),
             exit_code=ended.exit_code,
         )
 
+    def _error(self, ended: Ended) -> str:
+        return ended.reason
 
-class Reader(_BranchCommand):
+
+class Explainer(Program):
+    """A candidate whose failure teaches the next: its error has the end of what it printed."""
+
+    def __init__(self, argv: Sequence[str], **options: Any) -> None:
+        super().__init__(argv, **options)
+        self._told = threading.local()  # one object runs in many branches at once
+
+    def __call__(self, path: Path, *_: object) -> Answer:
+        self._told.lines = deque(maxlen=EXPLAINED_LINES_MAX)
+        return super().__call__(path)
+
+    def _say(self, task: Task, line: str) -> None:
+        self._told.lines.append(line)
+        super()._say(task, line)
+
+    def _error(self, ended: Ended) -> str:
+        return "\n".join([ended.reason, *self._told.lines])
+
+
+class Reader(BranchCommand):
     """A command as a callback: what it prints is the answer."""
 
     def __call__(self, path: Path, *_: object) -> str:
@@ -162,7 +217,8 @@ def _fitting(feedback: str) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _number(text: str) -> float | None:
+def number_in(text: str) -> float | None:
+    """Returns the number that the last line is, None if it is none."""
     last = text.splitlines()[-1].strip() if text else ""
     try:
         return float(last)

@@ -126,7 +126,7 @@ class Runner:
         parent, for its commit will tell the changes. Raises what making the branch raises.
         """
         index = len(self._attempts)
-        attempt = Attempt(index, self._branch(index, parent), feedback)
+        attempt = Attempt(index, self._branch(index, parent), feedback, _label(candidate))
         task = Task(attempt, self._teller.say, must_end=_ends_when_cancelled(candidate))
         self._attempts.append(attempt)
 
@@ -243,8 +243,12 @@ class Runner:
             attempt.branch.abort()
 
     def keep(self, attempt: Attempt) -> None:
-        """Leaves the attempt's branch open after the call."""
-        self._kept.add(attempt.branch)
+        """Leaves the attempt's branch open after the call; after a setup, the one with both."""
+        branch = attempt.branch
+        if self._prepared is not None:
+            self._committed(branch)
+            branch = self._prepared
+        self._kept.add(branch)
 
     def merge(self, attempt: Attempt) -> None:
         """Commits the attempt's branch into a parent that is itself a branch of this call."""
@@ -335,7 +339,7 @@ class Runner:
             self._name("setup"), on_success=None, on_error=None
         )
         self._own_branches.append(branch.__enter__())
-        attempt = Attempt(SETUP_INDEX, branch, "")
+        attempt = Attempt(SETUP_INDEX, branch, "", _label(setup))
         attempt.begin()
         self._teller.tell(attempt, "started")
         said = self.consult(attempt, setup, branch.path)
@@ -494,6 +498,11 @@ def _summary(branch: Branch) -> DiffSummary | None:
 
 def _ends_when_cancelled(function: Callable[..., object]) -> bool:
     return bool(getattr(function, "ends_when_cancelled", False))
+
+
+def _label(candidate: Callable[..., object]) -> str:
+    label = getattr(candidate, "label", None) or getattr(candidate, "__name__", "")
+    return label if isinstance(label, str) else ""
 
 
 def _returner(value: object) -> Callable[[], object]:

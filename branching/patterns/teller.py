@@ -43,6 +43,7 @@ class Teller:
             kind=kind,
             index=attempt.index,
             branch=attempt.branch.name,
+            label=attempt.label,
             text=text,
             state=attempt.state or "",
             score=score,

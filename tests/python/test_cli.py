@@ -179,6 +179,7 @@ class TestRun:
             "branch": "mine",
             "exit_code": 0,
             "action": "committed",
+            "changes": [],
         }
         assert done.err == "noise\n"
 
@@ -447,13 +448,17 @@ class TestSpeculate:
             "winner": 1,
             "candidates": 2,
         }
-        assert facts["results"][0] | {"seconds": 0} == {
+        first = facts["results"][0]
+        assert first.pop("branch").startswith("speculate-")
+        assert first | {"seconds": 0} == {
             "index": 0,
             "success": False,
             "error": "exit 3",
             "state": "failed",
             "exit_code": 3,
             "seconds": 0,
+            "label": "echo x; exit 3",
+            "changes": {"added": 0, "modified": 0, "deleted": 0, "renamed": 0},
         }
         assert facts["results"][1]["success"] is True
         assert "error" not in facts["results"][1]

@@ -1,0 +1,63 @@
+"""`branching cascaded`: start with one, widen as long as all fail."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from branching.cli.failure import UsageFault, reported
+from branching.cli.group import grouped
+from branching.cli.options import CommandArgument, parse_duration, parse_widths
+from branching.cli.report import finish, result_facts, result_lines
+from branching.cli.search import Search, SearchOptions
+
+
+@grouped
+def cascaded(
+    command: CommandArgument = None,
+    fan_out: Annotated[
+        str,
+        typer.Option(metavar="N,N,...", help="How many attempts each wave has."),
+    ] = "1,2,4",
+    wave_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DURATION",
+            parser=parse_duration,
+            help="Give up a wave after this long.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    options: SearchOptions,
+) -> None:
+    """Run a command in waves of parallel branches, each wave wider, until one succeeds.
+
+    BRANCHING_FEEDBACK has how all attempts of the waves before failed: exit code and the end of
+    what they printed. BRANCHING_ATTEMPT counts the attempts, from 0. Exit code: 0 committed, 1
+    all attempts failed, 124 the time was over before one succeeded.
+
+    Example: branching cascaded --fan-out 1,3,9 -- ./agent.py
+    """
+    with reported(json=options.json):
+        if not command:
+            raise UsageFault("no command specified; use -- CMD...")
+        widths = parse_widths(fan_out)
+
+        from branching.patterns import Cascaded
+
+        with Search("cascaded", options) as search:
+            program = search.explainer(command)
+            outcome = search.run(
+                Cascaded(program, fan_out=widths, wave_timeout=wave_timeout, **search.how)
+            )
+        winner = outcome.winner
+        said = f"winner: attempt {winner.branch_index}" if winner else "all attempts failed"
+        facts = {
+            "fan_out": widths,
+            "attempts": len(outcome.all_results),
+            "winner": winner.branch_index if winner else None,
+            "results": [result_facts(result) for result in outcome.all_results],
+        }
+        finish(search, outcome, [said, *result_lines(outcome, labels=False, scores=False)], facts)

@@ -1,0 +1,209 @@
+"""The output of candidates, kept for `branching log`.
+
+    STORE/logs/speculate-1a2b3c4d-0.log     what the candidate printed
+    STORE/logs/speculate-1a2b3c4d-0.json    what became of it (see `Entry`)
+
+A log has the name of its branch and outlives it. The directory belongs to the workspace's owner
+and goes with the store, when nothing of the workspace is kept. The newest `ENTRIES_MAX` are kept.
+
+We may be root and the directory another's, who could put links in our way: so everything is
+opened relative to the directory's descriptor, new, and never through a link.
+
+A log is a convenience: where it cannot be written (no room, not ours), that is said once on
+stderr, and the call goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from branching.fs import Workspace
+    from branching.patterns import Event
+
+ENTRIES_MAX = 200
+LOG_BYTES_MAX = 10 << 20
+"""Of one candidate. What comes after is shown but not kept, and the log says so."""
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What is known of one candidate."""
+
+    branch: str
+    command: str
+    """The command of ours it was tried by: "speculate"."""
+    index: int
+    label: str
+    """What was tried."""
+    state: str
+    """"running", or as in `SpeculationResult.state`."""
+    started: float
+    """Unix time."""
+    seconds: float = 0.0
+    score: float | None = None
+    changes: str = ""
+
+    @property
+    def call(self) -> str:
+        """The name that all candidates of one call have in common."""
+        return self.branch.rpartition("-")[0]
+
+
+class Logbook:
+    """Writes the logs of one call."""
+
+    def __init__(self, store: Path | None, owner: tuple[int, int], command: str) -> None:
+        self._store = store
+        self._owner = owner
+        self._command = command
+        self._directory: int | None = None
+        self._logs: dict[str, _Log] = {}
+        self._entries: dict[str, Entry] = {}
+
+    @classmethod
+    def of(cls, workspace: Workspace, command: str) -> Logbook:
+        """Returns the logbook of a workspace. From inside a branch none can be seen: what is
+        printed there is the output of somebody's candidate, and kept as that."""
+        return cls(workspace.store, workspace.owner, command)
+
+    def and_then(self, listener: Callable[[Event], None]) -> Callable[[Event], None]:
+        """Returns a listener that writes each event down before `listener` has it."""
+
+        def on_event(event: Event) -> None:
+            if self._directory is not None:
+                try:
+                    self._write(self._directory, event)
+                except OSError as error:
+                    self._give_up(error)
+            listener(event)
+
+        return on_event
+
+    def __enter__(self) -> Logbook:
+        if self._store is not None and self._store.is_dir():
+            try:
+                self._directory = self._open(self._store / "logs")
+                self._make_room(self._directory)
+            except OSError as error:
+                self._give_up(error)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for log in self._logs.values():
+            log.close()
+        if self._directory is not None:
+            os.close(self._directory)
+            self._directory = None
+
+    def _give_up(self, error: OSError) -> None:
+        if self._directory is not None:
+            os.close(self._directory)
+            self._directory = None
+        text = f"branching: from here on no output is kept for `branching log`: {error}"
+        print(text, file=sys.stderr, flush=True)
+
+    def _open(self, path: Path) -> int:
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            pass
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._give(directory)
+        return directory
+
+    def _make_room(self, directory: int) -> None:
+        names = [name for name in os.listdir(directory) if name.endswith(".json")]
+        age = {name: os.lstat(name, dir_fd=directory).st_mtime for name in names}
+        for name in sorted(names, key=age.__getitem__)[: 1 - ENTRIES_MAX]:
+            for gone in (name.removesuffix(".json") + ".log", name):
+                try:
+                    os.unlink(gone, dir_fd=directory)
+                except FileNotFoundError:
+                    pass  # another call makes room too
+
+    def _write(self, directory: int, event: Event) -> None:
+        if event.kind == "started":
+            file = os.open(f"{event.branch}.log", _NEW, 0o600, dir_fd=directory)
+            self._logs[event.branch] = _Log(file)
+            self._give(file)
+            entry = Entry(
+                branch=event.branch,
+                command=self._command,
+                index=event.index,
+                label=event.label,
+                state="running",
+                started=time.time(),
+            )
+            self._note(directory, entry)
+        elif event.kind == "output":
+            self._logs[event.branch].write(event.text)
+        elif event.branch in self._entries:
+            facts = asdict(self._entries[event.branch])
+            facts |= {"state": event.state or facts["state"]}
+            facts |= {"seconds": round(event.seconds, 3)} if event.seconds else {}
+            facts |= {"score": event.score} if event.score is not None else {}
+            facts |= {"changes": str(event.changes)} if event.changes is not None else {}
+            self._note(directory, Entry(**facts))
+
+    def _note(self, directory: int, entry: Entry) -> None:
+        """Writes the entry, replacing what it said before: a reader finds either, never half."""
+        self._entries[entry.branch] = entry
+        scratch = f".{entry.branch}"
+        file = os.open(scratch, _NEW, 0o600, dir_fd=directory)
+        try:
+            self._give(file)
+            os.write(file, json.dumps(asdict(entry)).encode() + b"\n")
+        finally:
+            os.close(file)
+        os.rename(scratch, f"{entry.branch}.json", src_dir_fd=directory, dst_dir_fd=directory)
+
+    def _give(self, file: int) -> None:
+        if os.geteuid() == 0:
+            os.fchown(file, *self._owner)
+
+
+class _Log:
+    """One growing file. Each line is written at once, so that it can be followed."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._bytes = 0
+
+    def write(self, line: str) -> None:
+        if self._bytes >= LOG_BYTES_MAX:
+            return
+        data = line.encode("utf-8", "replace") + b"\n"
+        self._bytes += len(data)
+        if self._bytes >= LOG_BYTES_MAX:
+            data = f"[what follows is not kept: a log has {LOG_BYTES_MAX} bytes]\n".encode()
+        os.write(self._file, data)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read_entries(logs: Path) -> list[Entry]:
+    """Returns what is known of the candidates whose output was kept, the oldest first."""
+    entries = []
+    for path in logs.glob("*.json"):
+        try:
+            entries.append(Entry(**json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, TypeError):
+            continue  # it goes just now, or is none of ours
+    return sorted(entries, key=lambda entry: (entry.started, entry.index))

@@ -1,0 +1,83 @@
+"""`branching tournament`: all play, pairs are judged, one is left."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from branching.cli.failure import UsageFault, reported
+from branching.cli.group import grouped
+from branching.cli.options import CandidatesOption, CommandArgument
+from branching.cli.report import finish, result_facts, result_lines
+from branching.cli.search import Search, SearchOptions
+
+
+@grouped
+def tournament(
+    command: CommandArgument = None,
+    candidates: CandidatesOption = None,
+    n: Annotated[
+        int | None,
+        typer.Option(
+            "-n", min=1, help="How many attempts of CMD. [default: 4]", show_default=False
+        ),
+    ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CMD",
+            help="Run by sh for each pair: BRANCHING_A and BRANCHING_B are the two directories; it "
+            "prints a or b, the better one.",
+            show_default=False,
+        ),
+    ] = None,
+    parallel_judges: Annotated[
+        bool, typer.Option("--parallel-judges", help="Judge the pairs of a round at once.")
+    ] = False,
+    *,
+    options: SearchOptions,
+) -> None:
+    """Run candidates in parallel branches, then let a judge eliminate them in pairs.
+
+    Either one command N times (-- CMD), or several (-c CMD -c CMD). The judge runs in the first
+    branch of the pair; a judge that fails ends the call. Exit code: 0 committed, 1 no candidate
+    succeeded, 124 the time was over before one was left.
+
+    Example: branching tournament -n 4 --judge ./compare.sh -- ./agent.py
+    """
+    with reported(json=options.json):
+        if bool(command) == bool(candidates):
+            raise UsageFault("give either one command (-- CMD...) or candidates (-c CMD)")
+        if candidates and n is not None:
+            raise UsageFault("-n is for one command; candidates have their own number")
+        if judge is None:
+            raise UsageFault("a tournament needs a judge; give one with --judge CMD")
+
+        from branching.patterns import Tournament
+
+        labels = candidates or [f"attempt {index}" for index in range(n or 4)]
+        with Search("tournament", options, labels) as search:
+            entrants = (
+                [search.program(text) for text in candidates]
+                if candidates
+                else search.program(command or [])
+            )
+            outcome = search.run(
+                Tournament(
+                    entrants,
+                    None if candidates else len(labels),
+                    judge=search.judge(judge),
+                    parallel_judges=parallel_judges,
+                    **search.how,
+                )
+            )
+        winner = outcome.winner
+        said = f"winner: candidate {winner.branch_index}" if winner else "no candidate succeeded"
+        facts = {
+            "winner": winner.branch_index if winner else None,
+            "candidates": len(labels),
+            "results": [result_facts(result) for result in outcome.all_results],
+        }
+        lines = [said, *result_lines(outcome, labels=bool(candidates), scores=False)]
+        finish(search, outcome, lines, facts)

@@ -1,0 +1,46 @@
+"""`branching tree-of-thoughts`: the best strategy, then the best refinement of it."""
+
+from __future__ import annotations
+
+from branching.cli.failure import UsageFault, reported
+from branching.cli.group import grouped
+from branching.cli.options import CandidatesOption, DepthOption, EvaluateOption, ExpandOption
+from branching.cli.report import finish_ranked
+from branching.cli.search import Search, SearchOptions
+
+
+@grouped
+def tree_of_thoughts(
+    candidates: CandidatesOption = None,
+    expand: ExpandOption = None,
+    evaluate: EvaluateOption = None,
+    max_depth: DepthOption = 2,
+    *,
+    options: SearchOptions,
+) -> None:
+    """Run candidates, take the best, refine it, take the best refinement, and so on; commit it.
+
+    Candidates write their score to descriptor 3, or --evaluate scores them. Without --expand
+    there is one level. The candidates of the next level start from the best of the one before.
+    Exit code: 0 committed, 1 no candidate succeeded at some level, 124 the time was over before
+    one did.
+
+    Example: branching tree-of-thoughts -c ./a -c ./b --expand ./next.sh --evaluate ./score.sh
+    """
+    with reported(json=options.json):
+        if not candidates:
+            raise UsageFault("no candidates; give at least one with -c CMD")
+
+        from branching.patterns import TreeOfThoughts
+
+        with Search("tree-of-thoughts", options, candidates) as search:
+            outcome = search.run(
+                TreeOfThoughts(
+                    [search.program(text, score=True) for text in candidates],
+                    expand=search.expander(expand) if expand else None,
+                    evaluate=search.scorer(evaluate),
+                    max_depth=max_depth,
+                    **search.how,
+                )
+            )
+        finish_ranked(search, outcome)
