@@ -1,7 +1,9 @@
 //! The control socket: JSON lines, one reply a request (docs/control.md). One thread a connection.
 
+mod connection;
+mod runtime;
+
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -13,13 +15,12 @@ use serde_json::{Value, json};
 
 use crate::commit::Change;
 use crate::error::{Context, Error};
+use connection::{CONNECTIONS_MAX, Connection, Line, Place, Places, REQUEST_BYTES_MAX, Refused};
+
 use crate::workspace::{BranchInfo, Policy, Selector, Workspace, directory_name};
 
 /// Version of the protocol.
 const VERSION: u64 = 1;
-
-/// Longest request line in bytes.
-const REQUEST_BYTES_MAX: u64 = 1 << 20;
 
 /// What a mount says about itself.
 #[derive(Clone, Debug)]
@@ -63,9 +64,7 @@ impl Control {
     /// # Errors
     /// `Io`.
     pub(crate) fn listen() -> Result<Self, Error> {
-        let directory = runtime_directory();
-        std::fs::create_dir_all(&directory).at(&directory)?;
-        let path = directory.join(format!("{}.sock", std::process::id()));
+        let path = runtime::directory()?.join(format!("{}.sock", std::process::id()));
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(error).at(&path);
@@ -86,25 +85,37 @@ impl Control {
 
     /// Serves connections until the process ends.
     pub(crate) fn serve(self, workspace: Arc<Workspace>, info: MountInfo) {
+        let (places, mut refused) = (Places::default(), Refused::default());
         for stream in self.listener.incoming() {
             let Ok(stream) = stream else { continue }; // the peer gave up, or descriptors ran out: others may come
+            let place = match admit(&stream, &workspace, &places) {
+                Ok(place) => place,
+                Err(refusal) => {
+                    refused.tell(stream, &reply(Err(refusal)));
+                    continue;
+                }
+            };
             let (workspace, info) = (Arc::clone(&workspace), info.clone());
             let served = thread::Builder::new().name("control".to_owned()).spawn(move || {
                 // A connection that breaks concerns its peer alone.
                 let _ = serve_connection(&stream, &workspace, &info);
+                drop(place);
             });
             drop(served); // without a thread the connection is closed, which the peer sees
         }
     }
 }
 
-fn runtime_directory() -> PathBuf {
-    if rustix::process::geteuid().is_root() {
-        return PathBuf::from("/run/branchfs");
+/// Lets a peer in: root, the daemon's user or the owner of the base, while there is a place.
+fn admit(stream: &UnixStream, workspace: &Workspace, places: &Places) -> Result<Place, Error> {
+    let peer = rustix::net::sockopt::socket_peercred(stream).at("the control socket")?.uid.as_raw();
+    let allowed = [0, rustix::process::geteuid().as_raw(), workspace.owner().0];
+    if !allowed.contains(&peer) {
+        return Err(Error::Usage(format!("user {peer} may not control this workspace")));
     }
-    std::env::var_os("XDG_RUNTIME_DIR")
-        .map_or_else(std::env::temp_dir, PathBuf::from)
-        .join("branchfs")
+    places.take().ok_or_else(|| {
+        Error::Usage(format!("{CONNECTIONS_MAX} connections are open, more are not taken"))
+    })
 }
 
 fn serve_connection(
@@ -112,28 +123,18 @@ fn serve_connection(
     workspace: &Workspace,
     info: &MountInfo,
 ) -> std::io::Result<()> {
-    let peer = rustix::net::sockopt::socket_peercred(stream)?;
-    let allowed = [0, rustix::process::geteuid().as_raw(), workspace.owner().0];
-    let mut writer = stream;
-    if !allowed.contains(&peer.uid.as_raw()) {
-        let error =
-            Error::Usage(format!("user {} may not control this workspace", peer.uid.as_raw()));
-        return writer.write_all(reply(Err(error)).as_bytes());
-    }
-    let mut reader = BufReader::new(stream);
+    let mut connection = Connection::new(stream)?;
     loop {
-        let mut line = Vec::new();
-        let read =
-            std::io::Read::take(&mut reader, REQUEST_BYTES_MAX).read_until(b'\n', &mut line)?;
-        if read == 0 {
-            return Ok(());
+        match connection.read()? {
+            Line::Whole(line) => connection.write(&reply(answer(&line, workspace, info)))?,
+            Line::End => return Ok(()),
+            Line::Broken => {
+                let error = Error::Usage(format!(
+                    "a request is one line of at most {REQUEST_BYTES_MAX} bytes, sent in one go"
+                ));
+                return connection.write(&reply(Err(error)));
+            }
         }
-        if line.last() != Some(&b'\n') {
-            let error =
-                Error::Usage(format!("a request is one line of at most {REQUEST_BYTES_MAX} bytes"));
-            return writer.write_all(reply(Err(error)).as_bytes());
-        }
-        writer.write_all(reply(answer(&line, workspace, info)).as_bytes())?;
     }
 }
 

@@ -1,0 +1,183 @@
+//! The control socket under peers that mean no good: S13's "control socket checked".
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+
+mod common;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{Mount, succeed};
+use serde_json::Value;
+
+/// Far longer than anything here takes on the slowest machine.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn socket_of(mount: &Mount) -> PathBuf {
+    let mut value = [0; 4096];
+    let read = rustix::fs::getxattr(mount.mountpoint(), "user.branchfs.control", &mut value[..]);
+    PathBuf::from(OsStr::from_bytes(&value[..read.unwrap()]))
+}
+
+fn connect(mount: &Mount) -> UnixStream {
+    let stream = UnixStream::connect(socket_of(mount)).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream
+}
+
+fn reply_of(stream: &UnixStream) -> Value {
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
+}
+
+fn ask(mut stream: &UnixStream, request: &[u8]) -> Value {
+    stream.write_all(&[request, b"\n"].concat()).unwrap();
+    reply_of(stream)
+}
+
+#[test]
+fn nobody_but_the_daemons_user_can_put_a_socket_in_its_place() {
+    let mount = Mount::new();
+    let directory = fs::metadata(socket_of(&mount).parent().unwrap()).unwrap();
+    assert_eq!((directory.uid(), directory.mode() & 0o777), (0, 0o755));
+}
+
+#[test]
+fn another_user_is_refused_and_the_owner_of_the_base_is_not() {
+    let mount = Mount::unmounted(|base| {
+        std::os::unix::fs::chown(base, Some(1000), Some(1000)).unwrap();
+    });
+    fs::set_permissions(mount.directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    mount.mount();
+    // The test's program may lie where others cannot reach it: a copy does not.
+    let program = mount.directory.path().join("branchfs");
+    fs::copy(common::PROGRAM, &program).unwrap();
+    let create = |user: &str, name: &str| {
+        let mut command = Command::new("setpriv");
+        command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups"]);
+        command.arg(&program).args(["create", name]).arg(mount.mountpoint()).output().unwrap()
+    };
+    let refused = common::refusal(&create("65534", "theirs"));
+    assert!(refused.contains("user 65534 may not control this workspace"), "{refused}");
+    succeed(&create("1000", "own"));
+    let list = mount.run(&["list"], &[]);
+    assert!(!String::from_utf8(list.stdout).unwrap().contains("theirs"));
+}
+
+#[test]
+fn broken_requests_are_answered_as_such_and_change_nothing() {
+    let mount = Mount::new();
+    let stream = connect(&mount);
+    let deep = [vec![b'['; 100_000], vec![b']'; 100_000]].concat();
+    let long = format!(r#"{{"v":1,"verb":"create","name":"{}"}}"#, "x".repeat(500_000));
+    let requests: [(&[u8], &str); 20] = [
+        (b"", "usage"),
+        (b"\0", "usage"),
+        (b"\xff\xfe", "usage"),
+        (b"null", "usage"),
+        (b"[]", "usage"),
+        (b"{}", "usage"),
+        (b"{\"v\":1", "usage"),
+        (br#"{"v":1}"#, "usage"),
+        (br#"{"v":1,"verb":7}"#, "usage"),
+        (br#"{"v":2,"verb":"list"}"#, "usage"),
+        (br#"{"v":-1,"verb":"list"}"#, "usage"),
+        (br#"{"verb":"list"}"#, "usage"),
+        (br#"{"v":1,"verb":"no such verb"}"#, "usage"),
+        (br#"{"v":1,"verb":"create"}"#, "usage"),
+        (br#"{"v":1,"verb":"commit","branch":{}}"#, "usage"),
+        (br#"{"v":1,"verb":"commit","branch":-1}"#, "usage"),
+        (br#"{"v":1,"verb":"abort","branch":18446744073709551615}"#, "not_found"),
+        (br#"{"v":1,"verb":"create","name":"../../etc"}"#, "name"),
+        (long.as_bytes(), "name"),
+        (&deep, "usage"),
+    ];
+    for (request, kind) in requests {
+        let shown = String::from_utf8_lossy(&request[..request.len().min(60)]).into_owned();
+        assert_eq!(ask(&stream, request)["error"]["kind"], kind, "{shown}");
+    }
+    for verb in ["commit", "abort"] {
+        let main = ask(&stream, format!(r#"{{"v":1,"verb":"{verb}","branch":"main"}}"#).as_bytes());
+        assert_eq!(main["error"]["kind"], "usage");
+    }
+    let list = ask(&stream, br#"{"v":1,"verb":"list"}"#);
+    assert_eq!(list["ok"]["branches"], serde_json::json!([]), "the same connection goes on");
+}
+
+#[test]
+fn a_line_without_end_is_cut_off() {
+    let mount = Mount::new();
+    let stream = connect(&mount);
+    let sender = stream.try_clone().unwrap();
+    let sending = std::thread::spawn(move || {
+        let _ = (&sender).write_all(&vec![b'x'; 4 << 20]); // fails once the daemon has had enough
+    });
+    let reply = reply_of(&stream);
+    assert!(reply["error"]["message"].as_str().unwrap().contains("1048576"), "{reply}");
+    sending.join().unwrap();
+    succeed(&mount.run(&["list"], &[]));
+}
+
+#[test]
+fn connections_that_stall_hold_nobody_up_and_are_bounded() {
+    let mount = Mount::new();
+    let half: Vec<_> = (0..100)
+        .map(|_| {
+            let mut stream = connect(&mount);
+            stream.write_all(b"{\"v\":1,").unwrap();
+            stream
+        })
+        .collect();
+    mount.create("meanwhile");
+    mount.commit("meanwhile");
+    // Silent ones until no more are taken.
+    let mut silent = Vec::new();
+    let refused = loop {
+        assert!(silent.len() < 2000, "there is no limit");
+        let mut stream = connect(&mount);
+        stream.write_all(b"{\"v\":1,\"verb\":\"list\"}\n").unwrap();
+        let reply = reply_of(&stream);
+        if reply.get("error").is_some() {
+            break reply;
+        }
+        silent.push(stream);
+    };
+    assert!(refused["error"]["message"].as_str().unwrap().contains("connections"), "{refused}");
+    assert!(silent.len() >= 300, "{} were taken", silent.len());
+    drop((half, silent));
+    let start = Instant::now();
+    while !mount.run(&["list"], &[]).status.success() {
+        assert!(start.elapsed() < DEADLINE, "places are given back when peers hang up");
+    }
+}
+
+#[test]
+fn peers_that_never_read_hold_nobody_up() {
+    let mount = Mount::new();
+    mount.create("branch");
+    let deaf = connect(&mount);
+    deaf.set_nonblocking(true).unwrap();
+    // Until the daemon, whose replies nobody takes, takes no more.
+    let mut sent = 0;
+    let start = Instant::now();
+    while start.elapsed() < DEADLINE {
+        match (&deaf).write(b"{\"v\":1,\"verb\":\"list\"}\n") {
+            Ok(count) => sent += count,
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+                break;
+            }
+        }
+    }
+    assert!(sent > 0);
+    succeed(&mount.run(&["list"], &[]));
+    mount.commit("branch");
+}
