@@ -9,11 +9,12 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{FileType, Gid, Mode, OFlags, RenameFlags, Uid};
+use rustix::fs::{FileType, Gid, Mode, OFlags, RenameFlags, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use super::{At, Index, Place, View};
 use crate::layer::{self, Layer, LayerId, copy_content, copy_metadata, identity};
+use crate::overlay;
 use crate::seen::Expected;
 use crate::tree::{Result, Tree};
 
@@ -212,7 +213,12 @@ fn copy_object(
         FileType::RegularFile => {
             let copy = to.create_file(scratch, 0o600)?;
             if content == Content::Keep && stat.stx_size > 0 {
-                let original = from.open(path, OFlags::RDONLY)?;
+                // Others may have put a fifo in its place since: opening that must not wait for a writer.
+                let original = from.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+                let kind = FileType::from_raw_mode(rustix::fs::fstat(&original)?.st_mode);
+                if kind != FileType::RegularFile {
+                    return Err(Errno::STALE);
+                }
                 copy_content(original.as_fd(), copy.as_fd(), stat.stx_size)?;
             }
         }
@@ -226,7 +232,12 @@ fn copy_object(
             rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor),
         )?,
     }
-    copy_metadata((from, path, stat), (to, scratch))
+    copy_metadata((from, path, stat), (to, scratch))?;
+    if overlay::may_be_whiteout(stat) {
+        // Without the mark the copy of a device 0:0 would be a whiteout.
+        to.set_xattr(scratch, OsStr::new(overlay::DEVICE_XATTR), b"0:0", XattrFlags::empty())?;
+    }
+    Ok(())
 }
 
 /// Runs `change`, which adds a name at `path`, and puts the times of its parent back.
@@ -235,4 +246,22 @@ fn keep_parent_times(top: &Layer, path: &Path, change: impl FnOnce() -> Result<(
     let before = top.tree.stat(parent)?;
     change()?;
     top.tree.set_times(parent, &layer::times(&before))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fifo_that_took_a_files_place_holds_nobody_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::open_root(directory.path()).unwrap();
+        std::fs::write(directory.path().join("file"), "content").unwrap();
+        let stat = tree.stat(Path::new("file")).unwrap();
+        tree.remove_file(Path::new("file")).unwrap();
+        tree.make_node(Path::new("file"), libc::S_IFIFO | 0o600, 0).unwrap();
+        let (from, to) = (Path::new("file"), Path::new("copy"));
+        let copied = copy_object(&tree, from, &stat, &tree, to, Content::Keep);
+        assert_eq!(copied, Err(Errno::STALE));
+    }
 }
