@@ -117,6 +117,11 @@ impl Drop for Mount {
     }
 }
 
+/// How often something random is tried: few times in every run, many times in `scripts/test --soak`.
+pub fn rounds(usual: usize, soak: usize) -> usize {
+    if std::env::var_os("BRANCHFS_SOAK").is_some() { soak } else { usual }
+}
+
 pub fn succeed(output: &Output) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
