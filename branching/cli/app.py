@@ -13,9 +13,11 @@ from branching.cli.best_of_n import best_of_n
 from branching.cli.cascaded import cascaded
 from branching.cli.commit import commit
 from branching.cli.diff import diff
+from branching.cli.log import log
 from branching.cli.ls import ls
 from branching.cli.reflexion import reflexion
 from branching.cli.run import run
+from branching.cli.shell import shell
 from branching.cli.speculate import speculate
 from branching.cli.status import status
 from branching.cli.tournament import tournament
@@ -40,6 +42,8 @@ app.command("tournament", context_settings=_WRAPS_A_COMMAND)(tournament)
 app.command("beam-search")(beam_search)
 app.command("tree-of-thoughts")(tree_of_thoughts)
 app.command("status")(status)
+app.command("shell", context_settings=_WRAPS_A_COMMAND)(shell)
+app.command("log")(log)
 app.command("ls")(ls)
 app.command("diff")(diff)
 app.command("commit")(commit)

@@ -1,0 +1,89 @@
+"""`branching log`: what candidates printed, also of branches that are gone."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from branching.cli.failure import UsageFault, reported
+from branching.cli.options import JsonOption, WorkspaceOption
+from branching.cli.place import open_workspace
+from branching.cli.report import print_json
+
+if TYPE_CHECKING:
+    from branching.cli.logbook import Entry
+
+
+def log(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="A branch, or the name that all branches of one call begin with.",
+            show_default=False,
+        ),
+    ] = None,
+    workspace: WorkspaceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the candidates whose output was kept, or print the output of one, or of one call.
+
+    The output of all commands that try candidates is kept, the newest 200 and 10 MiB of each, as
+    long as anything of the workspace is kept; that of `run` is not, for the terminal is its own.
+
+    Example: branching log speculate-1a2b3c4d-0
+    """
+    with reported(json=json):
+        from branching.cli.logbook import read_entries
+
+        space = open_workspace(workspace)
+        store = space.store
+        space.close()
+        logs = None if store is None else store / "logs"
+        entries = [] if logs is None else read_entries(logs)
+        if name is not None:
+            entries = [entry for entry in entries if name in (entry.branch, entry.call)]
+            if logs is None or not entries:
+                raise UsageFault(f"no output is kept under the name {name!r}; branching log lists")
+            _print_output(logs, entries, json=json)
+        elif json:
+            print_json("log", candidates=[asdict(entry) for entry in entries])
+        else:
+            _print_list(entries)
+
+
+def _print_list(entries: list[Entry]) -> None:
+    width = max((len(entry.branch) for entry in entries), default=0)
+    for entry in entries:
+        score = "" if entry.score is None else f"{entry.score:.2f}"
+        state = entry.state.replace("_", " ")
+        label = entry.label.replace("\n", " ")
+        facts = f"{state:<9}  {entry.seconds:>7.1f}s  {score:>6}"
+        print(f"{entry.branch:<{width}}  {facts}  {label}")
+
+
+def _print_output(logs: Path, entries: list[Entry], *, json: bool) -> None:
+    outputs = {entry.branch: _read(logs / f"{entry.branch}.log") for entry in entries}
+    if json:
+        candidates = [
+            {**asdict(entry), "output": outputs[entry.branch].decode("utf-8", "replace")}
+            for entry in entries
+        ]
+        print_json("log", candidates=candidates)
+        return
+    for entry in entries:
+        prefix = b"" if len(entries) == 1 else f"[{entry.index}] ".encode()
+        for line in outputs[entry.branch].splitlines(keepends=True):
+            sys.stdout.buffer.write(prefix + line)
+    sys.stdout.buffer.flush()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""  # it went to make room, after it was listed
