@@ -13,10 +13,14 @@
 mod crash_tests;
 mod journal;
 mod plan;
+mod reverse;
 mod step;
 
-pub(crate) use journal::{Decided, Header, recover};
+pub(crate) use journal::{Decided, Header, Interval, Kind, Past, VERSION, history, recover};
 pub(crate) use plan::{Change, Plan, Request, plan};
-pub(crate) use step::{Disk, Place};
+pub(crate) use reverse::{Reversal, reverse};
+pub(crate) use step::Disk;
 
+#[cfg(test)]
+use step::Place;
 use step::Step;

@@ -17,7 +17,9 @@ use crate::commit::Change;
 use crate::error::{Context, Error};
 use connection::{CONNECTIONS_MAX, Connection, Line, Place, Places, REQUEST_BYTES_MAX, Refused};
 
-use crate::workspace::{BranchInfo, Policy, Selector, Workspace, directory_name};
+use crate::workspace::{
+    BranchInfo, PastInfo, Policy, Selector, Towards, Workspace, directory_name,
+};
 
 /// Version of the protocol.
 const VERSION: u64 = 1;
@@ -56,6 +58,7 @@ struct Request {
     exclude: Vec<String>,
     #[serde(default)]
     dry_run: bool,
+    keep: Option<usize>,
 }
 
 impl Control {
@@ -191,6 +194,23 @@ fn answer(line: &[u8], workspace: &Workspace, info: &MountInfo) -> Result<Value,
             let found = workspace.diff(&branch_of(request.branch.as_ref())?)?;
             Ok(json!({ "changes": changes(&found.changes) }))
         }
+        "undo" | "redo" => {
+            let towards = if request.verb == "undo" { Towards::Past } else { Towards::Future };
+            let reverted = workspace.revert(towards, request.force, request.dry_run)?;
+            Ok(json!({
+                "entry": past_object(&reverted.entry),
+                "changes": changes(&reverted.committed.changes),
+                "stale": reverted.committed.stale,
+            }))
+        }
+        "history" => {
+            let entries: Vec<Value> = workspace.history()?.iter().map(past_object).collect();
+            Ok(json!({ "entries": entries }))
+        }
+        "prune" => {
+            let (removed, bytes) = workspace.prune(request.keep.unwrap_or(0))?;
+            Ok(json!({ "removed": removed, "bytes": bytes }))
+        }
         verb => Err(Error::Usage(format!("this daemon does not know the verb {verb:?}"))),
     }
 }
@@ -236,6 +256,17 @@ fn branch_object(branch: &BranchInfo, info: &MountInfo) -> Value {
         "state": if branch.is_stale { "stale" } else { "live" },
         "frozen": branch.is_frozen,
         "created": branch.created,
+    })
+}
+
+fn past_object(past: &PastInfo) -> Value {
+    json!({
+        "id": past.id,
+        "branch": past.branch,
+        "committed": past.committed,
+        "undone": past.undone,
+        "changes": past.changes,
+        "bytes": past.bytes,
     })
 }
 

@@ -163,7 +163,7 @@ fn to_errno(error: &Error) -> Errno {
     match error {
         Error::Usage(_) | Error::Name { .. } => Errno::INVAL,
         Error::Exists(_) => Errno::EXIST,
-        Error::NotFound(_) => Errno::NOENT,
+        Error::NotFound(_) | Error::NothingKept(_) => Errno::NOENT,
         // What the published package takes for a conflict, and nothing else is.
         Error::Stale(_) | Error::Conflict { .. } => Errno::STALE,
         Error::Frozen { .. } | Error::Busy { .. } => Errno::BUSY,

@@ -13,7 +13,7 @@ use crate::control::{Control, MountInfo};
 use crate::control_files::ControlFiles;
 use crate::kernel::handler::Handler;
 use crate::kernel::{Session, unmount};
-use crate::workspace::{Policy, Workspace};
+use crate::workspace::{Policy, Settings, Workspace};
 
 /// Threads that answer requests: a slow one (fsync, a large copy-up) must not hold up the others.
 const REQUEST_THREADS: usize = 4;
@@ -29,6 +29,8 @@ pub struct Options {
     pub mountpoint: PathBuf,
     /// What happens to siblings.
     pub policy: Policy,
+    /// How many commits can be undone at most.
+    pub history_commits_max: usize,
     /// Show the control files of the published BranchFS in every branch.
     pub control_files: bool,
 }
@@ -61,7 +63,8 @@ pub fn run(options: &Options, ready: impl FnOnce()) -> Result<()> {
     }
     rustix::process::umask(rustix::fs::Mode::empty());
     raise_open_files_limit();
-    let workspace = Arc::new(Workspace::open(&base, options.store.as_deref())?);
+    let settings = Settings { history_commits_max: options.history_commits_max };
+    let workspace = Arc::new(Workspace::open(&base, options.store.as_deref(), settings)?);
     let control = Control::listen()?;
     let socket = control.path().to_path_buf();
     let info =

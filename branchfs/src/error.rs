@@ -26,6 +26,9 @@ pub enum Error {
     /// There is no such branch.
     #[error("there is no branch {0}")]
     NotFound(String),
+    /// The history holds nothing to take back, or to do again.
+    #[error("there is no commit to {0}")]
+    NothingKept(&'static str),
     /// A sibling was committed first.
     #[error("branch {0} is stale: a sibling was committed first")]
     Stale(String),
@@ -36,6 +39,8 @@ pub enum Error {
         message: String,
         /// The paths in question, relative to the workspace.
         paths: Vec<PathBuf>,
+        /// What to do next.
+        hint: &'static str,
     },
     /// The branch has live children.
     #[error(
@@ -79,7 +84,7 @@ impl Error {
             Self::Usage(_) => "usage",
             Self::Name { .. } => "name",
             Self::Exists(_) => "exists",
-            Self::NotFound(_) => "not_found",
+            Self::NotFound(_) | Self::NothingKept(_) => "not_found",
             Self::Stale(_) => "stale",
             Self::Conflict { .. } => "conflict",
             Self::Frozen { .. } => "frozen",
@@ -98,7 +103,8 @@ impl Error {
                 Some("choose another name, or commit or abort the open branch first")
             }
             Self::Stale(_) => Some("abort it, and start again from a new branch"),
-            Self::Conflict { .. } => Some("the branch is still open: look at it, then abort it"),
+            Self::Conflict { hint, .. } => Some(hint),
+            Self::NothingKept(_) => Some("see branchfs history for what is kept"),
             Self::Frozen { .. } => Some("commit or abort the children first"),
             Self::Busy { .. } => Some("end the processes that write there, then commit again"),
             Self::Corrupt(_) => {

@@ -20,4 +20,4 @@ mod workspace;
 
 pub use daemon::{BACKGROUND, Options, announce, control_socket, run, start, stop};
 pub use error::Error;
-pub use workspace::Policy;
+pub use workspace::{HISTORY_COMMITS_DEFAULT, Policy};

@@ -42,6 +42,9 @@ enum Command {
         /// What happens to the siblings of a committed branch
         #[arg(long, value_enum, default_value = "first-winner")]
         policy: Policy,
+        /// How many commits can be undone at most; 0 keeps nothing
+        #[arg(long, value_name = "N", default_value_t = branchfs::HISTORY_COMMITS_DEFAULT)]
+        history: usize,
         /// Stay in the foreground
         #[arg(long)]
         foreground: bool,
@@ -108,6 +111,45 @@ enum Command {
         /// The mountpoint
         mountpoint: PathBuf,
     },
+    /// Take the last commit to main back
+    Undo {
+        #[command(flatten)]
+        revert: Revert,
+    },
+    /// Commit again what was undone last
+    Redo {
+        #[command(flatten)]
+        revert: Revert,
+    },
+    /// List the commits that can be undone, oldest first
+    History {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+        /// The mountpoint
+        mountpoint: PathBuf,
+    },
+    /// Forget old commits: they cannot be undone any more, and their space is free
+    Prune {
+        /// How many of the newest to keep
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        keep: usize,
+        /// The mountpoint
+        mountpoint: PathBuf,
+    },
+}
+
+/// What `undo` and `redo` take.
+#[derive(clap::Args)]
+struct Revert {
+    /// Overwrite what others changed since; open branches become stale
+    #[arg(long)]
+    force: bool,
+    /// Show what would change, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// The mountpoint
+    mountpoint: PathBuf,
 }
 
 /// What the published BranchFS's commands take beside ours: a mount knows its store by itself.
@@ -161,6 +203,7 @@ fn run(command: Command) -> Result<()> {
             storage,
             driver,
             policy,
+            history,
             foreground,
             mountpoint,
         } => {
@@ -169,7 +212,10 @@ fn run(command: Command) -> Result<()> {
             }
             let control_files = control_files || storage.is_some();
             let store = store.or(storage);
-            mount(&Options { base, store, mountpoint, policy, control_files }, foreground)
+            let history_commits_max = history;
+            let options =
+                Options { base, store, mountpoint, policy, history_commits_max, control_files };
+            mount(&options, foreground)
         }
         Command::Unmount { lazy, published: _, mountpoint } => branchfs::stop(&mountpoint, lazy),
         Command::Create { parent, published: _, name, mountpoint } => {
@@ -196,10 +242,33 @@ fn run(command: Command) -> Result<()> {
             }
             Ok(())
         }
+        Command::Undo { revert } => revert_last("undo", &revert),
+        Command::Redo { revert } => revert_last("redo", &revert),
+        Command::History { json, mountpoint } => {
+            let reply = ask(&mountpoint, json!({ "verb": "history" }))?;
+            if json {
+                return show(&reply.to_string());
+            }
+            for entry in reply["entries"].as_array().into_iter().flatten() {
+                let state = if entry["undone"].is_null() { "committed" } else { "undone" };
+                let branch = entry["branch"].as_str().unwrap_or_default();
+                show(&format!("{}\t{state}\t{branch}\t{} changes", entry["id"], entry["changes"]))?;
+            }
+            Ok(())
+        }
+        Command::Prune { keep, mountpoint } => {
+            let reply = ask(&mountpoint, json!({ "verb": "prune", "keep": keep }))?;
+            show(&format!("{} commits forgotten, {} bytes", reply["removed"], reply["bytes"]))
+        }
         Command::Diff { name, mountpoint } => {
             show_changes(&ask(&mountpoint, json!({ "verb": "diff", "branch": name }))?)
         }
     }
+}
+
+fn revert_last(verb: &str, revert: &Revert) -> Result<()> {
+    let request = json!({ "verb": verb, "force": revert.force, "dry_run": revert.dry_run });
+    show_changes(&ask(&revert.mountpoint, request)?)
 }
 
 fn mount(options: &Options, foreground: bool) -> Result<()> {

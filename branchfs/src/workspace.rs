@@ -8,6 +8,7 @@
 //! a commit), then the filesystem's gate.
 
 mod commits;
+mod history;
 mod selector;
 mod store;
 
@@ -18,13 +19,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use crate::commit::{self, Change, Disk};
+use crate::commit::{self, Change, Disk, Kind};
 use crate::error::{Context, Error};
 use crate::filesystem::{Filesystem, MAIN, Slot};
 use crate::layer::{Layer, LayerId, copy_metadata};
@@ -32,6 +34,7 @@ use crate::overlay::Namespace;
 use crate::tree::Tree;
 use crate::view::HIDDEN;
 
+pub(crate) use history::{PastInfo, Towards};
 pub(crate) use selector::{Selector, directory_name};
 
 use selector::check_name;
@@ -63,6 +66,25 @@ impl Policy {
             Self::Snapshot => "snapshot",
             Self::Serializable => "serializable",
         }
+    }
+}
+
+/// Commits kept for undo unless the mount says otherwise.
+pub const HISTORY_COMMITS_DEFAULT: usize = 10;
+
+/// Bytes on disk that the history may hold; older commits go first.
+const HISTORY_BYTES_MAX: u64 = 1 << 30;
+
+/// How a workspace behaves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// How many commits can be undone at most.
+    pub(crate) history_commits_max: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { history_commits_max: HISTORY_COMMITS_DEFAULT }
     }
 }
 
@@ -125,6 +147,9 @@ pub(crate) struct Workspace {
     _lock: fs::File,
     pub(crate) filesystem: Arc<Filesystem>,
     branches: Mutex<BTreeMap<BranchId, Branch>>,
+    settings: Settings,
+    /// The last number given to a branch, a layer or a transaction.
+    last_number: AtomicU64,
 }
 
 impl Workspace {
@@ -132,7 +157,11 @@ impl Workspace {
     ///
     /// # Errors
     /// Refuses where the store is in use, is damaged, or lies on another file system than the base.
-    pub(crate) fn open(base: &Path, store: Option<&Path>) -> Result<Self, Error> {
+    pub(crate) fn open(
+        base: &Path,
+        store: Option<&Path>,
+        settings: Settings,
+    ) -> Result<Self, Error> {
         let base_path = fs::canonicalize(base).at(base)?;
         let base_metadata = fs::metadata(&base_path).at(&base_path)?;
         if !base_metadata.is_dir() {
@@ -174,6 +203,8 @@ impl Workspace {
             _lock: lock,
             filesystem: Arc::new(Filesystem::new(Arc::new(Layer::base(writable)))),
             branches: Mutex::new(BTreeMap::new()),
+            settings,
+            last_number: AtomicU64::new(0),
             base_path,
             store_path,
         };
@@ -227,20 +258,31 @@ impl Workspace {
         let disk = self.disk()?;
         let mut records = self.read_records()?;
         for recovered in commit::recover(&disk)? {
-            let header = recovered.decided.header.clone();
-            if recovered.is_committed {
-                for id in &header.stale {
-                    if let Some(record) = records.get_mut(id) {
-                        record.is_stale = true;
-                        self.write_record(record)?;
-                    }
+            let header = &recovered.decided.header;
+            let trash = self.trash_name("tx", header.transaction);
+            if !recovered.is_committed {
+                recovered.decided.discard(&disk, &trash)?;
+                continue;
+            }
+            for id in &header.stale {
+                if let Some(record) = records.get_mut(id) {
+                    record.is_stale = true;
+                    self.write_record(record)?;
                 }
-                if let Some(record) = records.remove(&header.branch) {
+            }
+            if let Kind::Commit { branch } = header.kind {
+                if let Some(mut record) = records.remove(&branch) {
+                    self.unlink_kept(&record)?;
+                    record.layers.clear(); // they go with the commit
                     self.drop_record(&record)?;
                 }
             }
-            recovered.decided.retire(&disk, &self.trash_name("tx", header.transaction))?;
+            self.keep(&disk, &recovered.decided)?;
         }
+        let past = commit::history(&disk)?;
+        let numbers = past.iter().map(|past| past.commit.header.transaction);
+        let last = records.keys().copied().chain(numbers).max();
+        self.last_number.store(last.unwrap_or(0), Ordering::Relaxed);
         let keep: Vec<u64> = records.values().flat_map(|record| record.layers.clone()).collect();
         self.drop_unknown_layers(&keep)?;
         let mut branches = self.lock();
@@ -336,7 +378,7 @@ impl Workspace {
             }
             Some(parent) => (parent.record.id, parent.slot, parent.stack.clone()),
         };
-        let id = self.next_id(&branches);
+        let id = self.next_number();
         let path = self.layer_path(id);
         let made = self.make_layer(id, &path, &parent_stack).and_then(|layer| {
             let record = Record {
@@ -378,9 +420,11 @@ impl Workspace {
     }
 
     /// Numbers grow with the clock, so that none is used twice over restarts.
-    fn next_id(&self, branches: &BTreeMap<BranchId, Branch>) -> BranchId {
+    fn next_number(&self) -> u64 {
         let clock = u64::try_from(now() / 1_000_000).unwrap_or(0);
-        branches.keys().last().map_or(clock, |last| clock.max(last + 1))
+        let next = |last: u64| Some(clock.max(last + 1));
+        let last = self.last_number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        last.map_or(clock, |last| clock.max(last + 1))
     }
 
     /// Drops a branch and its children. Returns at once; space is given back in the background.
@@ -547,9 +591,12 @@ impl Workspace {
         if !is_empty {
             return Ok(());
         }
-        let journal = self.store_path.join("journal");
-        if fs::read_dir(&journal).at(&journal)?.next().is_some() {
-            return Ok(()); // something is to be recovered at the next start
+        for kept in ["journal", "history"] {
+            // A transaction to be recovered at the next start, or a commit that can be undone.
+            let kept = self.store_path.join(kept);
+            if fs::read_dir(&kept).at(&kept)?.next().is_some() {
+                return Ok(());
+            }
         }
         let keep = KeptTimes::of(&self.base_path)?;
         match fs::remove_dir_all(&self.store_path) {
@@ -568,13 +615,24 @@ fn children_of(branches: &BTreeMap<BranchId, Branch>, id: BranchId) -> Vec<Strin
     live.map(|branch| branch.record.name.clone()).collect()
 }
 
-/// Live siblings of a branch.
-fn siblings_of(branches: &BTreeMap<BranchId, Branch>, id: BranchId) -> Vec<BranchId> {
-    let parent = branches.get(&id).map(|branch| branch.record.parent);
-    let is_sibling = |branch: &&Branch| {
-        Some(branch.record.parent) == parent && branch.record.id != id && !branch.record.is_stale
-    };
-    branches.values().filter(is_sibling).map(|branch| branch.record.id).collect()
+/// Live branches below `top`, children before their own children.
+fn below(branches: &BTreeMap<BranchId, Branch>, top: BranchId) -> Vec<BranchId> {
+    let mut found = vec![top];
+    let mut position = 0;
+    while let Some(&parent) = found.get(position) {
+        let is_child = |branch: &&Branch| branch.record.parent == parent && !branch.record.is_stale;
+        found.extend(branches.values().filter(is_child).map(|branch| branch.record.id));
+        position += 1;
+    }
+    found.split_off(1)
+}
+
+/// Live branches that look at the parent of `id` as it was: its siblings, and whatever was forked from them.
+fn rivals_of(branches: &BTreeMap<BranchId, Branch>, id: BranchId) -> Vec<BranchId> {
+    let parent = branches.get(&id).map_or(MAIN_BRANCH, |branch| branch.record.parent);
+    let mut rivals = below(branches, parent);
+    rivals.retain(|rival| *rival != id); // it has no live children, or it could not be committed
+    rivals
 }
 
 fn now() -> i64 {

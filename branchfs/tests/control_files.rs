@@ -290,7 +290,8 @@ fn the_published_programs_words_are_understood() {
     let listed = say(&["list", "MNT"]);
     assert_eq!(String::from_utf8(listed.stdout).unwrap(), "");
     succeed(&say(&["unmount", "MNT", "--storage", "STORAGE"]));
-    assert!(!storage.exists() && !mount.base().join(".branching").exists());
+    assert!(storage.join("history").exists(), "the commit can be undone");
+    assert!(!mount.base().join(".branching").exists());
 }
 
 #[test]

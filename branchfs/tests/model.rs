@@ -225,7 +225,10 @@ fn run(seed: u64, rounds: usize, steps: usize) {
         );
     }
     mount.unmount();
-    assert!(!mount.base().join(".branching").exists(), "the store is gone when nothing is kept");
+    for kept in ["branches", "layers", "journal", "trash"] {
+        let kept = mount.base().join(".branching").join(kept);
+        assert_eq!(fs::read_dir(&kept).unwrap().count(), 0, "{}", kept.display());
+    }
 }
 
 #[test]

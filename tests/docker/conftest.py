@@ -130,8 +130,11 @@ def processes() -> list[str]:
 
 
 def stores(below: Path) -> list[str]:
-    """Returns what BranchFS left in the projects."""
-    return [str(path) for path in below.rglob(".branching")]
+    """Returns what BranchFS left in the projects: all but commits that can be undone."""
+    kept = ("branches", "layers", "journal", "trash")
+    stores = list(below.rglob(".branching"))
+    idle = [str(path) for path in stores if not any((path / "history").iterdir())]
+    return idle + [str(path) for store in stores for name in kept for path in (store / name).iterdir()]
 
 
 def mounts(below: Path) -> list[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+STORE = ".branching"
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,12 @@ class Project:
     owner: int
 
     def tree(self) -> dict[str, tuple[object, ...]]:
-        """Returns every entry with kind, mode, owner, group, modification time, links and content."""
-        return {
-            str(path.relative_to(self.root)): entry(path)
-            for path in sorted((self.root, *self.root.rglob("*")), key=os.fspath)
-        }
+        """Returns every entry with kind, mode, owner, group, modification time, links and content.
+
+        Without the store: after a commit it stays, with what an undo needs.
+        """
+        paths = {path.relative_to(self.root): path for path in (self.root, *self.root.rglob("*"))}
+        return {str(name): entry(path) for name, path in sorted(paths.items()) if name.parts[:1] != (STORE,)}
 
 
 def entry(path: Path) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ use super::journal::{Decided, Header, recover};
 use super::step::Direction;
 use super::{Disk, Plan, Step};
 use crate::view::{Index, New, Owner, ROOT, View};
-use crate::workspace::{Selector, Workspace};
+use crate::workspace::{Selector, Settings, Workspace};
 
 /// A base with one of everything, and a branch that changes it in every way a plan knows.
 struct Scenario {
@@ -62,7 +62,7 @@ impl Scenario {
 
     /// Forks and changes; the workspace is closed again without a commit.
     fn work(&self) {
-        let workspace = Workspace::open(&self.base(), None).unwrap();
+        let workspace = Workspace::open(&self.base(), None, Settings::default()).unwrap();
         workspace.create("branch", &Selector::Id(0)).unwrap();
         let mounted = workspace.filesystem.mounted(1).unwrap();
         let mut view = mounted.lock();
@@ -93,7 +93,7 @@ impl Scenario {
 
     /// Plans the branch's commit as the daemon would, in a workspace that is gone afterwards.
     fn plan(&self) -> (Disk, Header, Plan) {
-        let workspace = Workspace::open(&self.base(), None).unwrap();
+        let workspace = Workspace::open(&self.base(), None, Settings::default()).unwrap();
         workspace.plan_for_tests("branch").unwrap()
     }
 
@@ -105,7 +105,7 @@ impl Scenario {
 
     /// Starts again, as after a crash, and ends in good order.
     fn restart(&self) {
-        let workspace = Workspace::open(&self.base(), None).unwrap();
+        let workspace = Workspace::open(&self.base(), None, Settings::default()).unwrap();
         assert_eq!(
             fs::read_dir(workspace.store().join("journal")).unwrap().count(),
             0,
@@ -289,6 +289,78 @@ fn a_commit_that_is_taken_back_leaves_the_base_as_it_was_from_every_step() {
             assert_eq!(scenario.snapshot(), before, "{done} steps done, {taken_back} taken back");
         }
     }
+}
+
+/// As [`decided`], then committed to the end; returns the decided undo and the base after the commit.
+fn undo_decided() -> (Scenario, Disk, Decided, BTreeMap<PathBuf, String>) {
+    let (scenario, disk, commit, _) = decided();
+    commit.apply(&disk).unwrap();
+    drop(disk);
+    scenario.restart();
+    let after = scenario.snapshot();
+    let workspace = Workspace::open(&scenario.base(), None, Settings::default()).unwrap();
+    let (disk, header, plan) = workspace.plan_undo_for_tests().unwrap();
+    assert!(plan.drift.is_empty(), "{:?}", plan.drift);
+    let undo = Decided::decide(&disk, header, plan).unwrap();
+    (scenario, disk, undo, after)
+}
+
+#[test]
+fn a_decided_undo_rolls_forward_from_every_step_and_recovery_can_be_cut_too() {
+    let (scenario, _, _, before) = decided();
+    drop(scenario);
+    let steps = undo_decided().2.steps.len();
+    assert_eq!(steps, 25, "all but the two marks that a layer's objects had");
+    for done in 0..=steps {
+        let (scenario, disk, undo, _) = undo_decided();
+        undo.steps[..done].iter().for_each(|step| step.run(&disk, Direction::Forward).unwrap());
+        scenario.restart();
+        assert_eq!(
+            without_times(&scenario.snapshot()),
+            without_times(&before),
+            "power cut after {done} of {steps} steps"
+        );
+        scenario.restart(); // a second time nothing is left to do
+        let workspace = Workspace::open(&scenario.base(), None, Settings::default()).unwrap();
+        assert_eq!(workspace.history().unwrap().len(), 1);
+        assert!(workspace.history().unwrap()[0].undone.is_some());
+    }
+}
+
+#[test]
+fn an_undo_that_is_taken_back_leaves_the_base_as_it_was_from_every_step() {
+    let steps = undo_decided().2.steps.len();
+    for done in 0..=steps {
+        for taken_back in [0, done / 2, done] {
+            let (scenario, disk, undo, after) = undo_decided();
+            undo.steps[..done].iter().for_each(|step| step.run(&disk, Direction::Forward).unwrap());
+            undo.mark_rollback(&disk).unwrap();
+            let undone = &undo.steps[done - taken_back..done];
+            undone.iter().rev().for_each(|step| step.run(&disk, Direction::Back).unwrap());
+            scenario.restart();
+            assert_eq!(scenario.snapshot(), after, "{done} steps done, {taken_back} taken back");
+        }
+    }
+}
+
+#[test]
+fn a_plan_torn_or_stale_at_any_byte_is_no_plan_or_the_whole_one() {
+    let (scenario, disk, commit, before) = decided();
+    let directory = Path::new("journal").join(commit.header.transaction.to_string());
+    let path = scenario.base().join(".branching").join(&directory).join("plan");
+    let bytes = fs::read(&path).unwrap();
+    for length in 0..bytes.len() {
+        // What a disk may leave of a write that it lost a part of: nothing, zeros, or older bytes.
+        let zeros: Vec<u8> =
+            bytes[..length].iter().copied().chain(bytes[length..].iter().map(|_| 0)).collect();
+        for found in [&bytes[..length], &zeros] {
+            fs::write(&path, found).unwrap();
+            assert!(Decided::read(&disk, &directory).unwrap().is_none(), "cut at {length}");
+        }
+    }
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(Decided::read(&disk, &directory).unwrap().unwrap().steps.len(), commit.steps.len());
+    assert_eq!(scenario.snapshot(), before);
 }
 
 #[test]

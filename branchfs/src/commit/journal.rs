@@ -1,60 +1,120 @@
-//! The journal of decided commits, and what is done about them after a crash.
+//! The journal of decided transactions, what is done about them after a crash, and the history they leave.
 //!
-//! `journal/<tx>/plan` is a header line, a line of steps and a line with the checksum of both. It is written under
-//! another name, synced and renamed, so it is there whole or not at all; the checksum guards against a disk that lied.
-//! Beside it lie `rollback` (the commit failed and is being taken back) and the objects that the commit moved out.
+//! `journal/<tx>/plan` is a header line, a line of steps, a line of changes and a line with the checksum of the three. It
+//! is written under another name, synced and renamed, so it is there whole or not at all; the checksum guards against a
+//! disk that lied. Beside it lie `rollback` (the transaction failed and is being taken back) and the objects that it
+//! moved out of the base.
+//!
+//! A commit that is done becomes `history/<tx>`, with its layers in `layer-<id>`: the before-images that exchanges put
+//! there, and `<n>` for what was deleted. Its undo becomes `undone` inside, until a redo removes it. A plan names places
+//! as they were when it was written; [`Decided::read`] names them as they are now.
 
 use std::ffi::OsStr;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, RenameFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::step::{Direction, Disk};
-use super::{Plan, Step};
+use super::step::{Direction, Disk, Place};
+use super::{Change, Plan, Step};
 use crate::error::{Context, Error};
 
 const JOURNAL: &str = "journal";
+const HISTORY: &str = "history";
 const PLAN: &str = "plan";
 const ROLLBACK: &str = "rollback";
+/// Its modification time tells when the transaction was done.
+const FINISHED: &str = "finished";
+/// The undo of a commit, inside the commit's entry.
+const UNDONE: &str = "undone";
+/// Its modification time tells when the commit's last redo was decided.
+const REDONE: &str = "redone";
 
-/// What a commit does to the registry of branches.
+/// What a transaction does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// Commits this branch.
+    Commit { branch: u64 },
+    /// Takes this commit back.
+    Undo { commit: u64 },
+    /// Does this commit again, after an undo.
+    Redo { commit: u64 },
+}
+
+/// What a transaction is, and what it does to the registry of branches.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Header {
     pub(crate) version: u32,
-    /// Number of the commit: the branch's id, which is never used twice.
+    /// Its number, never used twice; that of a commit is the branch's.
     pub(crate) transaction: u64,
-    /// The branch that is committed.
-    pub(crate) branch: u64,
-    /// Siblings that are stale with it.
+    pub(crate) kind: Kind,
+    /// Name of the branch whose changes these are.
+    pub(crate) name: String,
+    /// Layers that go with a commit into its entry: those of the branch.
+    pub(crate) layers: Vec<u64>,
+    /// Branches that are stale with it.
     pub(crate) stale: Vec<u64>,
+    /// When it was decided, nanoseconds since 1970.
+    pub(crate) decided: i64,
+    /// Bytes on disk that it moves out of the base.
+    pub(crate) displaced_bytes: u64,
 }
 
-/// A commit whose plan is in the journal.
+/// A transaction whose plan is in the journal, or in the history.
 #[derive(Debug)]
 pub(crate) struct Decided {
     pub(crate) header: Header,
-    pub(super) steps: Vec<Step>,
+    /// Its entry in the store.
+    pub(crate) directory: PathBuf,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) changes: Vec<Change>,
 }
 
-/// A commit that a crash interrupted, settled.
+/// A transaction that a crash interrupted, settled.
 #[derive(Debug)]
 pub(crate) struct Recovered {
     pub(crate) decided: Decided,
-    /// The base is as the commit wanted it; otherwise it is as before.
+    /// The base is as the transaction wanted it; otherwise it is as before.
     pub(crate) is_committed: bool,
 }
 
-/// Where the objects lie that a commit moves out of the base.
+/// First and last moment of a transaction by the clock of the file system, nanoseconds since 1970: an object of the base
+/// whose ctime lies between was touched by us.
+pub(crate) type Interval = (i64, i64);
+
+/// A commit of the history.
+#[derive(Debug)]
+pub(crate) struct Past {
+    pub(crate) commit: Decided,
+    /// When it was done last.
+    pub(crate) done: Interval,
+    /// Its undo, while it is undone.
+    pub(crate) undone: Option<(Decided, Interval)>,
+}
+
+/// Where the objects lie that a transaction moves out of the base.
 pub(crate) fn directory_of(transaction: u64) -> PathBuf {
     Path::new(JOURNAL).join(transaction.to_string())
 }
 
+fn history_of(commit: u64) -> PathBuf {
+    Path::new(HISTORY).join(commit.to_string())
+}
+
+fn layer_of(layer: u64) -> PathBuf {
+    Path::new("layers").join(layer.to_string())
+}
+
+fn layer_in(entry: &Path, layer: u64) -> PathBuf {
+    entry.join(format!("layer-{layer}"))
+}
+
 impl Decided {
-    /// Makes the layer durable, then decides: when this returns, the commit will happen.
+    /// Makes the layer durable, then decides: when this returns, the transaction will happen.
     pub(crate) fn decide(disk: &Disk, header: Header, plan: Plan) -> Result<Self, Error> {
         let directory = directory_of(header.transaction);
         disk.store.make_directory(&directory, 0o700).at(&directory)?;
@@ -63,26 +123,27 @@ impl Decided {
         let given = disk.store.set_owner(&directory, Some(owner.stx_uid), Some(owner.stx_gid));
         given.at(&directory)?;
         sync_file_system(disk, &Path::new("").join("."), Root::Store)?;
-        let decided = Self { header, steps: plan.steps };
+        let decided = Self { header, directory, steps: plan.steps, changes: plan.changes };
         decided.write(disk)?;
         Ok(decided)
     }
 
     fn write(&self, disk: &Disk) -> Result<(), Error> {
-        let directory = directory_of(self.header.transaction);
         let damaged = |error: serde_json::Error| Error::Corrupt(error.to_string());
         let mut text = serde_json::to_vec(&self.header).map_err(damaged)?;
         text.push(b'\n');
         serde_json::to_writer(&mut text, &self.steps).map_err(damaged)?;
         text.push(b'\n');
+        serde_json::to_writer(&mut text, &self.changes).map_err(damaged)?;
+        text.push(b'\n');
         let checksum = crc32fast::hash(&text);
         text.extend_from_slice(format!("{checksum:08x}\n").as_bytes());
-        write_durably(disk, &directory, PLAN, &text)?;
+        write_durably(disk, &self.directory, PLAN, &text)?;
         sync_directory(disk, Path::new(JOURNAL))
     }
 
-    /// Reads a plan; `None` where it is missing or not whole, so that nothing of it was done.
-    pub(super) fn read(disk: &Disk, directory: &Path) -> Result<Option<Self>, Error> {
+    /// Reads the plan in `directory`; `None` where it is missing or not whole, so that nothing of it was done.
+    pub(crate) fn read(disk: &Disk, directory: &Path) -> Result<Option<Self>, Error> {
         let path = directory.join(PLAN);
         let file = match disk.store.open(&path, OFlags::RDONLY) {
             Err(Errno::NOENT) => return Ok(None),
@@ -90,28 +151,57 @@ impl Decided {
         };
         let mut bytes = Vec::new();
         std::io::Read::read_to_end(&mut std::fs::File::from(file), &mut bytes).at(&path)?;
-        const CHECKSUM_LINE_BYTES: usize = 9;
-        let Some((text, checksum)) =
-            bytes.len().checked_sub(CHECKSUM_LINE_BYTES).map(|end| bytes.split_at(end))
-        else {
+        let Some(text) = checked(&bytes) else {
             return Ok(None);
         };
-        if format!("{:08x}\n", crc32fast::hash(text)).as_bytes() != checksum {
-            return Ok(None);
-        }
         let mut lines = text.split(|byte| *byte == b'\n');
-        let (header, steps) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+        let mut line = || lines.next().unwrap_or_default();
         let damaged =
             |error: serde_json::Error| Error::Corrupt(format!("{}: {error}", path.display()));
-        let header: Header = serde_json::from_slice(header).map_err(damaged)?;
-        if header.version != VERSION {
+        let (header, steps, changes) = (line(), line(), line());
+        let version = serde_json::from_slice::<Versioned>(header).map_err(damaged)?.version;
+        if version != VERSION {
             return Err(Error::Corrupt(format!(
-                "{} has version {}, this program knows {VERSION}",
+                "{} has version {version}, this program knows {VERSION}",
                 path.display(),
-                header.version
             )));
         }
-        Ok(Some(Self { header, steps: serde_json::from_slice(steps).map_err(damaged)? }))
+        let mut decided = Self {
+            header: serde_json::from_slice(header).map_err(damaged)?,
+            directory: directory.to_path_buf(),
+            steps: serde_json::from_slice(steps).map_err(damaged)?,
+            changes: serde_json::from_slice(changes).map_err(damaged)?,
+        };
+        decided.follow(disk)?;
+        Ok(Some(decided))
+    }
+
+    /// Names the places of the store where they are now: the entry may have moved, and its layers into it.
+    fn follow(&mut self, disk: &Disk) -> Result<(), Error> {
+        let mut moved = vec![(directory_of(self.header.transaction), self.directory.clone())];
+        for layer in &self.header.layers {
+            let kept = layer_in(&self.directory, *layer);
+            if disk.stat(&Place::Store(kept.clone()))?.is_some() {
+                moved.push((layer_of(*layer), kept));
+            }
+        }
+        moved.retain(|(from, to)| from != to);
+        if moved.is_empty() {
+            return Ok(());
+        }
+        let follow = |place: &mut Place| {
+            let Place::Store(path) = place else { return };
+            for (from, to) in &moved {
+                if let Ok(rest) = path.strip_prefix(from) {
+                    *path = to.join(rest);
+                    return;
+                }
+            }
+        };
+        for step in &mut self.steps {
+            step.places_mut().into_iter().for_each(follow);
+        }
+        Ok(())
     }
 
     /// Does all steps. When one fails, those before it are taken back and the base is as before.
@@ -157,7 +247,7 @@ impl Decided {
     }
 
     pub(super) fn mark_rollback(&self, disk: &Disk) -> Result<(), Error> {
-        write_durably(disk, &directory_of(self.header.transaction), ROLLBACK, b"")
+        write_durably(disk, &self.directory, ROLLBACK, b"")
     }
 
     /// Makes the outcome durable. After this the journal entry may go.
@@ -165,20 +255,101 @@ impl Decided {
         sync_file_system(disk, Path::new("."), Root::Base)
     }
 
-    /// Takes the journal entry, with what the commit moved out of the base, to `to` in the store.
-    pub(crate) fn retire(&self, disk: &Disk, to: &Path) -> Result<(), Error> {
-        let directory = directory_of(self.header.transaction);
-        disk.store.forget(&directory);
-        disk.store.rename(&directory, to, rustix::fs::RenameFlags::NOREPLACE).at(&directory)?;
+    /// Takes the journal entry of a transaction that happened into the history; what it has replaced there goes to
+    /// `trash`, a free name in the store. Can be repeated after a crash at any point.
+    pub(crate) fn finish(&self, disk: &Disk, trash: &Path) -> Result<(), Error> {
+        match self.header.kind {
+            Kind::Commit { .. } => {
+                mark_now(disk, &self.directory.join(FINISHED))?;
+                for layer in &self.header.layers {
+                    let (from, to) = (layer_of(*layer), layer_in(&self.directory, *layer));
+                    move_in_store(disk, &from, &to)?;
+                }
+                move_in_store(disk, &self.directory, &history_of(self.header.transaction))?;
+            }
+            Kind::Undo { commit } => {
+                mark_now(disk, &self.directory.join(FINISHED))?;
+                move_in_store(disk, &self.directory, &history_of(commit).join(UNDONE))?;
+            }
+            Kind::Redo { commit } => {
+                let entry = history_of(commit);
+                let redone = entry.join(REDONE);
+                mark_now(disk, &redone)?;
+                let plan = self.directory.join(PLAN);
+                let decided = disk.store.stat(&plan).at(&plan)?.stx_mtime;
+                let time = Timespec { tv_sec: decided.tv_sec, tv_nsec: decided.tv_nsec.into() };
+                let times = Timestamps { last_access: time, last_modification: time };
+                disk.store.set_times(&redone, &times).at(&redone)?;
+                mark_now(disk, &entry.join(FINISHED))?;
+                let undone = entry.join(UNDONE);
+                let discarded = PathBuf::from(format!("{}-undone", trash.display()));
+                move_in_store(disk, &undone, &discarded)?;
+                move_in_store(disk, &self.directory, trash)?;
+            }
+        }
+        sync_directory(disk, Path::new(JOURNAL))?;
+        sync_directory(disk, Path::new(HISTORY))
+    }
+
+    /// Takes the journal entry of a transaction that was taken back to `trash`, a free name in the store.
+    pub(crate) fn discard(&self, disk: &Disk, trash: &Path) -> Result<(), Error> {
+        move_in_store(disk, &self.directory, trash)?;
         sync_directory(disk, Path::new(JOURNAL))
     }
 }
 
-/// Format of the plan.
-pub(crate) const VERSION: u32 = 1;
+/// Every commit of the history, oldest first; the last ones may be undone. An entry that cannot be read is left alone:
+/// it can be pruned, not undone.
+pub(crate) fn history(disk: &Disk) -> Result<Vec<Past>, Error> {
+    let mut entries = Vec::new();
+    for entry in disk.store.list(Path::new(HISTORY)).at(HISTORY)? {
+        let directory = Path::new(HISTORY).join(&entry.name);
+        let Some(commit) = Decided::read(disk, &directory)? else {
+            continue;
+        };
+        let interval = |start: &Path, end: &Path| -> Result<Option<Interval>, Error> {
+            let end = modified(disk, end)?;
+            Ok(modified(disk, start)?.zip(end))
+        };
+        let (plan, finished) = (directory.join(PLAN), directory.join(FINISHED));
+        let done = match interval(&directory.join(REDONE), &finished)? {
+            Some(redone) => redone,
+            None => interval(&plan, &finished)?.unwrap_or_default(),
+        };
+        let undone = directory.join(UNDONE);
+        let undone = match Decided::read(disk, &undone)? {
+            Some(undo) => interval(&undone.join(PLAN), &undone.join(FINISHED))?
+                .map(|interval| (undo, interval)),
+            None => None,
+        };
+        entries.push(Past { commit, done, undone });
+    }
+    entries.sort_by_key(|past| past.commit.header.transaction);
+    Ok(entries)
+}
 
-/// Settles every commit that a crash interrupted: forward, or back where it was being taken back. Can itself be
-/// interrupted at any point. The caller brings the registry in line and then retires each.
+fn modified(disk: &Disk, path: &Path) -> Result<Option<i64>, Error> {
+    let stat = disk.stat(&Place::Store(path.to_path_buf()))?;
+    Ok(stat.map(|stat| stat.stx_mtime.tv_sec * 1_000_000_000 + i64::from(stat.stx_mtime.tv_nsec)))
+}
+
+/// Format of the plan.
+pub(crate) const VERSION: u32 = 2;
+
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
+/// The text of a plan without its checksum line, if that is right.
+fn checked(bytes: &[u8]) -> Option<&[u8]> {
+    const CHECKSUM_LINE_BYTES: usize = 9;
+    let (text, checksum) = bytes.split_at(bytes.len().checked_sub(CHECKSUM_LINE_BYTES)?);
+    (format!("{:08x}\n", crc32fast::hash(text)).as_bytes() == checksum).then_some(text)
+}
+
+/// Settles every transaction that a crash interrupted: forward, or back where it was being taken back. Can itself be
+/// interrupted at any point. The caller brings the registry in line, then finishes or discards each.
 pub(crate) fn recover(disk: &Disk) -> Result<Vec<Recovered>, Error> {
     let mut recovered = Vec::new();
     for entry in disk.store.list(Path::new(JOURNAL)).at(JOURNAL)? {
@@ -187,7 +358,7 @@ pub(crate) fn recover(disk: &Disk) -> Result<Vec<Recovered>, Error> {
             disk.store.remove_all(&directory).at(&directory)?; // undecided: nothing was moved yet
             continue;
         };
-        let is_committed = disk.stat(&super::Place::Store(directory.join(ROLLBACK)))?.is_none();
+        let is_committed = disk.stat(&Place::Store(directory.join(ROLLBACK)))?.is_none();
         let done = decided.done(disk)?;
         if is_committed {
             decided.steps[done..].iter().try_for_each(|step| step.run(disk, Direction::Forward))?;
@@ -220,6 +391,25 @@ fn sync_directory(disk: &Disk, path: &Path) -> Result<(), Error> {
     rustix::fs::fsync(opened.as_fd()).at(path)
 }
 
+/// Moves a directory of the store; what is not there any more was moved before a crash.
+fn move_in_store(disk: &Disk, from: &Path, to: &Path) -> Result<(), Error> {
+    disk.store.forget(from);
+    disk.store.forget(to);
+    match disk.store.rename(from, to, RenameFlags::NOREPLACE) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(error).at(from),
+    }
+}
+
+/// Makes an empty file anew, so that its times are those of now by the clock of the file system.
+fn mark_now(disk: &Disk, path: &Path) -> Result<(), Error> {
+    match disk.store.remove_file(path) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(error) => return Err(error).at(path),
+    }
+    disk.store.create_file(path, 0o600).at(path).map(|_| ())
+}
+
 /// Writes a file so that after a crash it is there whole or not at all.
 fn write_durably(disk: &Disk, directory: &Path, name: &str, content: &[u8]) -> Result<(), Error> {
     let path = directory.join(name);
@@ -233,6 +423,6 @@ fn write_durably(disk: &Disk, directory: &Path, name: &str, content: &[u8]) -> R
     let mut file = std::fs::File::from(disk.store.create_file(&draft, 0o600).at(&draft)?);
     file.write_all(content).at(&draft)?;
     file.sync_all().at(&draft)?;
-    disk.store.rename(&draft, &path, rustix::fs::RenameFlags::empty()).at(&path)?;
+    disk.store.rename(&draft, &path, RenameFlags::empty()).at(&path)?;
     sync_directory(disk, directory)
 }

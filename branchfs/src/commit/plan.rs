@@ -20,9 +20,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Statx};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::journal::directory_of;
+use super::journal::{Interval, directory_of};
 use super::step::{Disk, Mark, Place, Step};
 use crate::error::Error;
 use crate::overlay::{DEVICE_XATTR, METACOPY_XATTR, Namespace, may_be_whiteout, parse_redirect};
@@ -41,10 +41,12 @@ pub(crate) struct Request {
     pub(crate) forked: i64,
     /// The kernel's overlayfs wrote the layers: files bear its marks, and may be without their content.
     pub(crate) by_kernel: bool,
+    /// When our own transactions changed the base: a ctime of then is no drift.
+    pub(crate) own: Vec<Interval>,
 }
 
 /// How a path of the base changes.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ChangeKind {
     /// It is new.
@@ -61,13 +63,38 @@ pub(crate) enum ChangeKind {
     Metadata,
 }
 
+/// What a changed path is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ObjectKind {
+    File,
+    Directory,
+    Symlink,
+    /// A device, fifo or socket.
+    Other,
+}
+
+impl From<FileType> for ObjectKind {
+    fn from(kind: FileType) -> Self {
+        match kind {
+            FileType::RegularFile => Self::File,
+            FileType::Directory => Self::Directory,
+            FileType::Symlink => Self::Symlink,
+            _ => Self::Other,
+        }
+    }
+}
+
 /// One changed path.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) struct Change {
+    #[serde(with = "super::step::hex")]
     pub(crate) path: PathBuf,
     pub(crate) change: ChangeKind,
+    /// Where it was, if it was renamed.
+    #[serde(with = "super::step::hex_option", default, skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<PathBuf>,
-    pub(crate) kind: &'static str,
+    pub(crate) kind: ObjectKind,
 }
 
 /// A worked-out commit.
@@ -80,6 +107,8 @@ pub(crate) struct Plan {
     pub(crate) drift: BTreeSet<PathBuf>,
     /// Whiteouts that hide nothing and must not come into the base.
     pub(crate) litter: Vec<Place>,
+    /// Bytes on disk of what leaves the base: what keeping it for an undo costs.
+    pub(crate) displaced_bytes: u64,
 }
 
 /// A directory of one of the branch's layers: where it is now, and where it will be when its children are moved.
@@ -92,7 +121,7 @@ struct Source {
 }
 
 /// Sorts, and folds what was deleted and added at one path into one change.
-fn one_change_a_path(changes: Vec<Change>) -> Vec<Change> {
+pub(super) fn one_change_a_path(changes: Vec<Change>) -> Vec<Change> {
     let mut by_path: BTreeMap<PathBuf, Change> = BTreeMap::new();
     for change in changes {
         let folded = match by_path.get(&change.path) {
@@ -406,6 +435,7 @@ impl Planner<'_> {
         let kind = kind_of(stat);
         match found {
             Some(found) => {
+                self.displace(found);
                 if kind_of(found) == FileType::Directory {
                     self.list_deleted(path, existing)?;
                 }
@@ -437,6 +467,7 @@ impl Planner<'_> {
 
     fn remove(&mut self, path: &Path, existing: &Place, found: &Statx) -> Result<(), Error> {
         self.check(existing, Some(found))?;
+        self.displace(found);
         let kind = kind_of(found);
         if kind == FileType::Directory {
             self.list_deleted(path, existing)?;
@@ -448,6 +479,11 @@ impl Planner<'_> {
         Ok(())
     }
 
+    fn displace(&mut self, stat: &Statx) {
+        const BLOCK_BYTES: u64 = 512; // the unit of st_blocks, stat(2)
+        self.plan.displaced_bytes += stat.stx_blocks * BLOCK_BYTES;
+    }
+
     /// Everything below a removed directory is deleted too, and must be what the branch knew.
     fn list_deleted(&mut self, path: &Path, existing: &Place) -> Result<(), Error> {
         for entry in self.disk.list(existing)? {
@@ -457,6 +493,7 @@ impl Planner<'_> {
             };
             let kind = kind_of(&stat);
             self.check(&place, Some(&stat))?;
+            self.displace(&stat);
             if kind == FileType::Directory {
                 self.list_deleted(&path, &place)?;
             }
@@ -571,6 +608,7 @@ impl Planner<'_> {
             return Err(Error::Conflict {
                 message: message.to_owned(),
                 paths: vec![path.to_path_buf()],
+                hint: "the branch is still open: abort it, and start again from a new one",
             });
         };
         let (new, old) = (self.disk.metadata(now)?, self.disk.metadata(existing)?);
@@ -605,13 +643,12 @@ impl Planner<'_> {
     }
 
     fn change(&mut self, path: &Path, change: ChangeKind, from: Option<PathBuf>, kind: FileType) {
-        let kind = match kind {
-            FileType::RegularFile => "file",
-            FileType::Directory => "directory",
-            FileType::Symlink => "symlink",
-            _ => "other",
-        };
-        self.plan.changes.push(Change { path: path.to_path_buf(), change, from, kind });
+        self.plan.changes.push(Change {
+            path: path.to_path_buf(),
+            change,
+            from,
+            kind: kind.into(),
+        });
     }
 
     /// Compares what the base has at a place with what the branch saw there.
@@ -634,11 +671,17 @@ impl Planner<'_> {
 
     fn check_present(&mut self, path: &Path, stat: &Statx) {
         let now = Identity::of(stat);
+        let is_ours =
+            self.request.own.iter().any(|(start, end)| (*start..=*end).contains(&now.ctime));
         let has_drifted = match self.request.seen.get(path) {
-            Some(Expected::Present(then)) => !then.still(&now),
+            Some(Expected::Present(then)) => {
+                // A commit and its undo leave an object as it was but for its ctime.
+                let then = if is_ours { Identity { ctime: now.ctime, ..*then } } else { *then };
+                !then.still(&now)
+            }
             Some(Expected::Absent) => true,
             // Never noted: a directory's times change with its entries, which are compared by themselves.
-            None => !now.is_directory() && now.ctime > self.request.forked,
+            None => !now.is_directory() && now.ctime > self.request.forked && !is_ours,
         };
         if has_drifted {
             self.plan.drift.insert(path.to_path_buf());
@@ -646,6 +689,6 @@ impl Planner<'_> {
     }
 }
 
-fn kind_of(stat: &Statx) -> FileType {
+pub(super) fn kind_of(stat: &Statx) -> FileType {
     FileType::from_raw_mode(u32::from(stat.stx_mode))
 }

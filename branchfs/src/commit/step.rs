@@ -22,7 +22,7 @@ pub(crate) struct Disk {
 }
 
 /// A path below one of the two roots.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) enum Place {
     /// In the base.
     Base(#[serde(with = "hex")] PathBuf),
@@ -99,7 +99,7 @@ pub(crate) enum Direction {
 }
 
 impl Disk {
-    fn tree(&self, place: &Place) -> &Tree {
+    pub(super) fn tree(&self, place: &Place) -> &Tree {
         match place {
             Place::Base(_) => &self.base,
             Place::Store(_) => &self.store,
@@ -220,6 +220,16 @@ impl Disk {
 }
 
 impl Step {
+    /// Every place the step names.
+    pub(super) fn places_mut(&mut self) -> Vec<&mut Place> {
+        match self {
+            Self::Rename { from, to, .. } => vec![from, to],
+            Self::Exchange { one, other, .. } => vec![one, other],
+            Self::Strip { place, .. } => vec![place],
+            Self::Metadata { path, before, .. } => vec![path, before],
+        }
+    }
+
     /// Does the step, or takes it back.
     pub(crate) fn run(&self, disk: &Disk, direction: Direction) -> Result<(), Error> {
         let forward = direction == Direction::Forward;
@@ -291,7 +301,7 @@ fn bytes_of(text: &str) -> Result<Vec<u8>, Errno> {
 }
 
 /// Paths in the journal: JSON text cannot hold bytes outside UTF-8.
-mod hex {
+pub(super) mod hex {
     use std::path::{Path, PathBuf};
 
     use serde::{Deserialize, Deserializer, Serializer};
@@ -307,5 +317,27 @@ mod hex {
     ) -> Result<PathBuf, D::Error> {
         let text = String::deserialize(deserializer)?;
         from_hex(&text).ok_or_else(|| serde::de::Error::custom("not a path in hexadecimal"))
+    }
+}
+
+/// As [`hex`], for a path that may be missing.
+pub(super) mod hex_option {
+    use std::path::{Path, PathBuf};
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(
+        path: &Option<PathBuf>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        super::hex::serialize(path.as_deref().unwrap_or(Path::new("")), serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<PathBuf>, D::Error> {
+        let text = Option::<String>::deserialize(deserializer)?;
+        let damaged = || serde::de::Error::custom("not a path in hexadecimal");
+        text.map(|text| crate::seen::from_hex(&text).ok_or_else(damaged)).transpose()
     }
 }

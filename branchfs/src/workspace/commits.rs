@@ -7,10 +7,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Branch, BranchId, Committed, Selector, Workspace, children_of, siblings_of};
-#[cfg(test)]
-use crate::commit::Disk;
-use crate::commit::{self, Decided, Header, Request};
+use super::{Branch, BranchId, Committed, Selector, Workspace, children_of, now, rivals_of};
+use crate::commit::{self, Decided, Disk, Header, Kind, Plan, Request, VERSION};
 use crate::error::{Context, Error};
 use crate::filesystem::MAIN;
 use crate::layer::Layer;
@@ -40,7 +38,8 @@ impl Workspace {
         if branch.record.is_stale {
             let message =
                 format!("branch {name} cannot be committed: a sibling was committed first");
-            return Err(Error::Conflict { message, paths: Vec::new() });
+            let hint = "abort it, and start again from a new branch";
+            return Err(Error::Conflict { message, paths: Vec::new(), hint });
         }
         let children = children_of(&branches, id);
         if !children.is_empty() {
@@ -64,7 +63,7 @@ impl Workspace {
         outcome
     }
 
-    fn plan(&self, branch: &Branch) -> Result<commit::Plan, Error> {
+    fn plan(&self, branch: &Branch) -> Result<Plan, Error> {
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
         mounted.lock().join_all_links().at(&self.base_path)?;
         let mut seen = BTreeMap::new();
@@ -74,6 +73,7 @@ impl Workspace {
                 seen.entry(path).or_insert(expected);
             }
         }
+        let disk = self.disk()?;
         let layers = branch
             .record
             .layers
@@ -86,24 +86,20 @@ impl Workspace {
             seen,
             forked: branch.record.created,
             by_kernel: false,
+            own: self.own_intervals(&disk)?,
         };
-        commit::plan(&self.disk()?, &request)
+        commit::plan(&disk, &request)
     }
 
     /// The plan of a branch's commit, and the header its commit would have.
     #[cfg(test)]
-    pub(crate) fn plan_for_tests(&self, name: &str) -> Result<(Disk, Header, commit::Plan), Error> {
+    pub(crate) fn plan_for_tests(&self, name: &str) -> Result<(Disk, Header, Plan), Error> {
         let branches = self.lock();
         let branch = Selector::Name(name.to_owned())
             .find(&branches)?
             .ok_or_else(|| Error::NotFound(name.to_owned()))?;
-        let header = Header {
-            version: 1,
-            transaction: branch.record.id,
-            branch: branch.record.id,
-            stale: Vec::new(),
-        };
-        Ok((self.disk()?, header, self.plan(branch)?))
+        let plan = self.plan(branch)?;
+        Ok((self.disk()?, commit_header(branch, &plan, Vec::new()), plan))
     }
 
     /// What a branch would change in the base: its own layers alone.
@@ -155,44 +151,78 @@ impl Workspace {
         for litter in &plan.litter {
             disk.remove_file(litter)?;
         }
-        let changes = plan.changes.clone();
-        let stale: Vec<BranchId> = siblings_of(branches, id);
-        let header = Header { version: 1, transaction: id, branch: id, stale: stale.clone() };
+        let stale: Vec<BranchId> = rivals_of(branches, id);
+        let header = commit_header(branch, &plan, stale);
+        let decided = self.transact(branches, &disk, header, plan)?;
+        if let Some(mut committed) = branches.remove(&id) {
+            self.unlink_kept(&committed.record)?;
+            self.thaw(MAIN, 1);
+            committed.record.layers.clear(); // they go with the commit
+            self.retire_branch(&committed)?;
+        }
+        self.settle(branches, &disk, &decided)?;
+        let names = decided.header.stale.iter().map(|id| branches[id].record.name.clone());
+        Ok(Committed { stale: names.collect(), changes: decided.changes })
+    }
+
+    /// What was committed has one link too many as long as its layer keeps one of its own.
+    pub(super) fn unlink_kept(&self, record: &super::Record) -> Result<(), Error> {
+        for layer in &record.layers {
+            let links = self.layer_path(*layer).join("links");
+            match fs::remove_dir_all(&links) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                other => other.at(&links)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides a transaction and carries it out; then it is in the base, durable, and the records of those who are stale
+    /// say so. The journal still has it.
+    pub(super) fn transact(
+        &self,
+        branches: &mut BTreeMap<BranchId, Branch>,
+        disk: &Disk,
+        header: Header,
+        plan: Plan,
+    ) -> Result<Decided, Error> {
+        let number = header.transaction;
         let decided =
-            Decided::decide(&disk, header, plan).inspect_err(|_| self.drop_journal(id))?;
+            Decided::decide(disk, header, plan).inspect_err(|_| self.drop_journal(number))?;
         let gate = self.filesystem.close_gate();
-        if let Err(error) = decided.apply(&disk) {
+        if let Err(error) = decided.apply(disk) {
             drop(gate);
             if !matches!(error, Error::Corrupt(_)) {
-                self.drop_journal(id); // all is taken back: the entry holds nothing of the base
+                self.drop_journal(number); // all is taken back: the entry holds nothing of the base
             }
             return Err(error);
         }
         for layer in [&self.base, &self.main_layer()] {
             layer.tree.forget_all();
         }
-        self.settle_siblings(branches, &stale);
+        self.settle_stale(branches, &decided.header.stale);
         drop(gate);
-        for layer in &branches[&id].record.layers {
-            // What was committed has one link too many as long as the layer keeps its own.
-            let links = self.layer_path(*layer).join("links");
-            fs::remove_dir_all(&links).at(&links)?;
+        Decided::sync(disk)?;
+        for id in &decided.header.stale {
+            if let Some(branch) = branches.get(id) {
+                self.write_record(&branch.record)?;
+            }
         }
-        Decided::sync(&disk)?;
-        for sibling in &stale {
-            self.write_record(&branches[sibling].record)?;
-        }
-        let names = stale.iter().map(|id| branches[id].record.name.clone()).collect();
-        let committed = branches.remove(&id);
-        if let Some(committed) = committed {
-            self.thaw(MAIN, 1 + stale.len());
-            self.retire_branch(&committed)?;
-        }
-        decided.retire(&disk, &self.trash_name("tx", id))?;
-        self.tell_stale(branches, &stale);
+        Ok(decided)
+    }
+
+    /// Takes a transaction that happened from the journal to the history, and tells the kernel.
+    pub(super) fn settle(
+        &self,
+        branches: &BTreeMap<BranchId, Branch>,
+        disk: &Disk,
+        decided: &Decided,
+    ) -> Result<(), Error> {
+        self.keep(disk, decided)?;
+        self.tell_stale(branches, &decided.header.stale);
         self.filesystem.invalidate_main();
         self.empty_trash();
-        Ok(Committed { changes, stale: names })
+        Ok(())
     }
 
     fn main_layer(&self) -> Arc<Layer> {
@@ -207,7 +237,7 @@ impl Workspace {
         id: BranchId,
         parent: BranchId,
     ) -> Result<Committed, Error> {
-        let stale = siblings_of(branches, id);
+        let stale = rivals_of(branches, id);
         let child = branches.get(&id).ok_or_else(|| Error::NotFound(id.to_string()))?;
         let (child_layers, child_stack) = (child.record.layers.clone(), child.stack.clone());
         let above = branches.get(&parent).ok_or_else(|| Error::NotFound(parent.to_string()))?;
@@ -220,7 +250,7 @@ impl Workspace {
         Decided::sync(&disk)?;
         let slot = above.slot;
         let gate = self.filesystem.close_gate();
-        self.settle_siblings(branches, &stale);
+        self.settle_stale(branches, &stale);
         let mounted = self.filesystem.mounted(slot).at(&self.base_path)?;
         let outdated = mounted.lock().restack(child_stack.clone());
         drop(gate);
@@ -231,7 +261,7 @@ impl Workspace {
             above.record = record;
             above.stack = child_stack;
         }
-        self.thaw(slot, 1 + stale.len());
+        self.thaw(slot, 1);
         if let Some(mut child) = branches.remove(&id) {
             child.record.layers.clear(); // they are the parent's now
             self.retire_branch(&child)?;
@@ -242,13 +272,14 @@ impl Workspace {
         Ok(Committed { changes: Vec::new(), stale: names })
     }
 
-    /// Under the gate: from the next request on the siblings answer ESTALE.
-    fn settle_siblings(&self, branches: &mut BTreeMap<BranchId, Branch>, stale: &[BranchId]) {
+    /// Under the gate: from the next request on these branches answer ESTALE, and freeze nobody any more.
+    fn settle_stale(&self, branches: &mut BTreeMap<BranchId, Branch>, stale: &[BranchId]) {
         for id in stale {
-            if let Some(branch) = branches.get_mut(id) {
-                branch.record.is_stale = true;
-                self.filesystem.set_stale(branch.slot);
-            }
+            let Some(branch) = branches.get_mut(id) else { continue };
+            branch.record.is_stale = true;
+            self.filesystem.set_stale(branch.slot);
+            let parent = branch.record.parent;
+            self.thaw(branches.get(&parent).map_or(MAIN, |parent| parent.slot), 1);
         }
     }
 
@@ -258,6 +289,19 @@ impl Workspace {
                 self.filesystem.invalidate(&mounted);
             }
         }
+    }
+}
+
+fn commit_header(branch: &Branch, plan: &Plan, stale: Vec<BranchId>) -> Header {
+    Header {
+        version: VERSION,
+        transaction: branch.record.id,
+        kind: Kind::Commit { branch: branch.record.id },
+        name: branch.record.name.clone(),
+        layers: branch.record.layers.clone(),
+        stale,
+        decided: now(),
+        displaced_bytes: plan.displaced_bytes,
     }
 }
 
@@ -271,5 +315,6 @@ fn refuse_drift(
     }
     let message =
         format!("branch {name} cannot be committed: the base was changed by others since the fork");
-    Err(Error::Conflict { message, paths: drift.iter().cloned().collect() })
+    let hint = "the branch is still open: look at these paths, then force the commit or abort it";
+    Err(Error::Conflict { message, paths: drift.iter().cloned().collect(), hint })
 }

@@ -55,7 +55,9 @@ pub(super) fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
             }
         }
     }
-    ["branches", "layers", "journal", "trash"].iter().try_for_each(|name| make(&store.join(name)))
+    ["branches", "layers", "journal", "history", "trash"]
+        .iter()
+        .try_for_each(|name| make(&store.join(name)))
 }
 
 pub(super) fn lock_store(store: &Path) -> Result<fs::File, Error> {

@@ -32,6 +32,13 @@ impl Mount {
         mount
     }
 
+    /// Mounts a base that `fill` has filled, with options of `mount`.
+    pub fn with(options: &[&str], fill: impl FnOnce(&Path)) -> Self {
+        let mount = Self::unmounted(fill);
+        mount.mount_with(options);
+        mount
+    }
+
     /// A base that `fill` has filled, to be mounted in the test's own way.
     pub fn unmounted(fill: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
@@ -55,7 +62,13 @@ impl Mount {
     }
 
     pub fn mount(&self) {
-        succeed(&self.run(&["mount", "--base"], &[&self.base()]));
+        self.mount_with(&[]);
+    }
+
+    pub fn mount_with(&self, options: &[&str]) {
+        let words: Vec<&str> =
+            ["mount"].iter().chain(options).chain(&["--base"]).copied().collect();
+        succeed(&self.run(&words, &[&self.base()]));
     }
 
     pub fn unmount(&self) {

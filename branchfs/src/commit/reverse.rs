@@ -1,0 +1,396 @@
+//! Taking a transaction back: its steps in reverse, each compared with what the base has now (S12).
+//!
+//! What the transaction put into the base must still be there as it was put: the same inode, and no ctime later than the
+//! end of the transaction but for what later transactions of ours did. A directory that it brought is looked through.
+//! Where it took something away, the name must be free. Each difference is drift; the plan works all the same, for one who forces
+//! it: what others did is then moved aside with the new transaction.
+//!
+//! Steps are planned before any of them runs, so the places they name are looked up through the moves planned so far.
+//!
+//! Cost: one `statx` for each step, and for each object below a directory that the transaction brought.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Statx};
+
+use super::journal::{Decided, Interval, directory_of};
+use super::plan::{Change, ChangeKind, Plan, kind_of};
+use super::step::{Disk, Metadata, Place, Step};
+use crate::error::Error;
+use crate::seen::Identity;
+
+/// What is to be taken back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reversal<'a> {
+    pub(crate) past: &'a Decided,
+    /// When it was done, nanoseconds since 1970 by the clock of the file system.
+    pub(crate) finished: i64,
+    /// When later transactions of ours changed the base.
+    pub(crate) later: &'a [Interval],
+    /// Number of the transaction that takes it back.
+    pub(crate) transaction: u64,
+}
+
+/// Works out how to take a transaction back. Changes nothing.
+pub(crate) fn reverse(disk: &Disk, reversal: &Reversal<'_>) -> Result<Plan, Error> {
+    let mut planner =
+        Planner { disk, reversal, plan: Plan::default(), moves: Moves::default(), next: 0 };
+    let (last, first): (Vec<&Step>, Vec<&Step>) =
+        reversal.past.steps.iter().partition(|step| matches!(step, Step::Metadata { .. }));
+    for step in first.into_iter().rev() {
+        planner.take_back(step)?;
+    }
+    for step in last {
+        planner.take_back_metadata(step)?;
+    }
+    let mut plan = planner.plan;
+    plan.changes = reversal.past.changes.iter().map(reversed).collect();
+    plan.changes.sort();
+    Ok(plan)
+}
+
+fn reversed(change: &Change) -> Change {
+    let back = |path: &Path, kind| Change {
+        path: path.to_path_buf(),
+        change: kind,
+        from: None,
+        kind: change.kind,
+    };
+    match (change.change, &change.from) {
+        (ChangeKind::Added, _) => back(&change.path, ChangeKind::Deleted),
+        (ChangeKind::Deleted, _) => back(&change.path, ChangeKind::Added),
+        (ChangeKind::Renamed, Some(from)) => {
+            Change { from: Some(change.path.clone()), ..back(from, ChangeKind::Renamed) }
+        }
+        (kind, _) => back(&change.path, kind),
+    }
+}
+
+struct Planner<'a> {
+    disk: &'a Disk,
+    reversal: &'a Reversal<'a>,
+    plan: Plan,
+    moves: Moves,
+    next: usize,
+}
+
+impl Planner<'_> {
+    fn take_back(&mut self, step: &Step) -> Result<(), Error> {
+        match step {
+            Step::Rename { from, to, ino, directory } => {
+                self.take_back_rename((from, to), *ino, *directory)
+            }
+            Step::Exchange { one, other, ino_one, ino_other, directory } => {
+                self.take_back_exchange((one, other), (*ino_one, *ino_other), *directory)
+            }
+            // The mark meant the layer; its object is marked no more wherever it goes.
+            Step::Strip { .. } | Step::Metadata { .. } => Ok(()),
+        }
+    }
+
+    fn take_back_rename(
+        &mut self,
+        (from, to): (&Place, &Place),
+        ino: u64,
+        directory: bool,
+    ) -> Result<(), Error> {
+        let (mut ino, mut directory) = (ino, directory);
+        if let Place::Base(path) = to {
+            let Some((real, stat)) = self.now(to)? else {
+                self.plan.drift.insert(path.clone());
+                return Ok(()); // forced: others removed it, so there is nothing to take away
+            };
+            if stat.stx_ino != ino {
+                self.plan.drift.insert(path.clone());
+                (ino, directory) = (stat.stx_ino, directory || is_directory(&stat));
+            } else if self.came_from_the_layer(from) {
+                self.check(&real, path, &stat)?;
+            }
+        }
+        if let Place::Base(path) = from {
+            self.free(from, path)?;
+        }
+        self.push(Step::Rename { from: to.clone(), to: from.clone(), ino, directory });
+        Ok(())
+    }
+
+    fn take_back_exchange(
+        &mut self,
+        (one, other): (&Place, &Place),
+        (ino_one, ino_other): (u64, u64),
+        directory: bool,
+    ) -> Result<(), Error> {
+        let path = other.path();
+        let step = match self.now(other)? {
+            None => {
+                self.plan.drift.insert(path.to_path_buf());
+                self.free(other, path)?;
+                Step::Rename { from: one.clone(), to: other.clone(), ino: ino_other, directory }
+            }
+            Some((real, stat)) => {
+                if stat.stx_ino == ino_one {
+                    self.check(&real, path, &stat)?;
+                } else {
+                    self.plan.drift.insert(path.to_path_buf());
+                }
+                Step::Exchange {
+                    one: one.clone(),
+                    other: other.clone(),
+                    ino_one: ino_other,
+                    ino_other: stat.stx_ino,
+                    directory: directory || is_directory(&stat),
+                }
+            }
+        };
+        self.push(step);
+        Ok(())
+    }
+
+    /// The attributes that the transaction gave a directory go back; what others gave it stays.
+    fn take_back_metadata(&mut self, step: &Step) -> Result<(), Error> {
+        let Step::Metadata { path, before, ino, new, old } = step else { return Ok(()) };
+        let found = self.disk.stat(path)?.filter(|stat| stat.stx_ino == *ino);
+        if found.is_none() {
+            if let Place::Base(path) = path {
+                self.plan.drift.insert(path.clone());
+            }
+            return Ok(());
+        }
+        let current = self.disk.metadata(path)?;
+        let (wanted, has_drifted) = merged(new, old, &current, self.reversal.finished);
+        if has_drifted {
+            self.plan.drift.insert(path.path().to_path_buf());
+        }
+        self.plan.steps.push(Step::Metadata {
+            path: before.clone(),
+            before: path.clone(),
+            ino: *ino,
+            new: wanted,
+            old: current,
+        });
+        Ok(())
+    }
+
+    /// Makes a place of the base free, which others may have taken.
+    fn free(&mut self, place: &Place, path: &Path) -> Result<(), Error> {
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let is_there = self.now(&Place::Base(parent.to_path_buf()))?;
+        if !is_there.is_some_and(|(_, stat)| is_directory(&stat)) {
+            return Err(Error::Conflict {
+                message: format!(
+                    "{} cannot be put back: others removed the directory it was in",
+                    path.display()
+                ),
+                paths: vec![path.to_path_buf()],
+                hint: "make the directory again, then repeat it",
+            });
+        }
+        if let Some((_, stat)) = self.now(place)? {
+            self.plan.drift.insert(path.to_path_buf());
+            self.next += 1;
+            let aside = directory_of(self.reversal.transaction).join(self.next.to_string());
+            self.push(Step::Rename {
+                from: place.clone(),
+                to: Place::Store(aside),
+                ino: stat.stx_ino,
+                directory: is_directory(&stat),
+            });
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, step: Step) {
+        self.moves.add(&step);
+        self.plan.steps.push(step);
+    }
+
+    /// What will be at a place when the steps so far are done, and where it is now.
+    fn now(&self, place: &Place) -> Result<Option<(Place, Statx)>, Error> {
+        let Some(real) = self.moves.origin(place) else { return Ok(None) };
+        Ok(self.disk.stat(&real)?.map(|stat| (real, stat)))
+    }
+
+    /// A directory of the base that was only moved is not looked through: what others did in it stays in it.
+    fn came_from_the_layer(&self, from: &Place) -> bool {
+        let Place::Store(path) = from else { return false };
+        let is_aside = path.parent() == Some(&self.reversal.past.directory);
+        let is_number = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| name.parse::<u64>().is_ok());
+        !(is_aside && is_number)
+    }
+
+    /// What goes away must be as the transaction left it.
+    fn check(&mut self, real: &Place, path: &Path, stat: &Statx) -> Result<(), Error> {
+        let ctime = Identity::of(stat).ctime;
+        let is_ours = ctime <= self.reversal.finished
+            || self.reversal.later.iter().any(|(start, end)| (*start..=*end).contains(&ctime));
+        if !is_ours {
+            self.plan.drift.insert(path.to_path_buf());
+        }
+        if is_directory(stat) {
+            for entry in self.disk.list(real)? {
+                let (real, path) = (real.join(&entry.name), path.join(&entry.name));
+                if self.moves.origin(&Place::Base(path.clone())).as_ref() != Some(&real) {
+                    continue; // it leaves by a step of its own, which has looked at it
+                }
+                if let Some(stat) = self.disk.stat(&real)? {
+                    self.check(&real, &path, &stat)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_directory(stat: &Statx) -> bool {
+    kind_of(stat) == FileType::Directory
+}
+
+/// `old` again where the transaction made a difference; whether others changed the same.
+fn merged(new: &Metadata, old: &Metadata, current: &Metadata, finished: i64) -> (Metadata, bool) {
+    let mut has_drifted = false;
+    let mut wanted = current.clone();
+    let mut pick = |changed: bool, drifted: bool| {
+        has_drifted |= changed && drifted;
+        changed
+    };
+    if pick(new.mode != old.mode, current.mode != new.mode) {
+        wanted.mode = old.mode;
+    }
+    if pick(
+        (new.uid, new.gid) != (old.uid, old.gid),
+        (current.uid, current.gid) != (new.uid, new.gid),
+    ) {
+        (wanted.uid, wanted.gid) = (old.uid, old.gid);
+    }
+    if pick(new.xattrs != old.xattrs, current.xattrs != new.xattrs) {
+        wanted.xattrs.clone_from(&old.xattrs);
+    }
+    // Others who added or removed entries since have left a later time, which is then the right one.
+    let (seconds, nanoseconds) = current.mtime;
+    if current.mtime == new.mtime || seconds * 1_000_000_000 + i64::from(nanoseconds) <= finished {
+        wanted.mtime = old.mtime;
+    }
+    wanted.atime = old.atime.max(current.atime);
+    (wanted, has_drifted)
+}
+
+/// The moves planned so far: which place of now will be where.
+#[derive(Debug, Default)]
+struct Moves {
+    /// Root of something moved -> where it is now; `None`: nothing will be there.
+    at: BTreeMap<Place, Option<Place>>,
+}
+
+impl Moves {
+    fn add(&mut self, step: &Step) {
+        match step {
+            Step::Rename { from, to, .. } => {
+                let origin = self.origin(from);
+                let below = self.take_below(from);
+                self.at.insert(from.clone(), None);
+                self.at.insert(to.clone(), origin);
+                self.put_below(to, below);
+            }
+            Step::Exchange { one, other, .. } => {
+                let origins = (self.origin(one), self.origin(other));
+                let below = (self.take_below(one), self.take_below(other));
+                self.at.insert(one.clone(), origins.1);
+                self.at.insert(other.clone(), origins.0);
+                self.put_below(one, below.1);
+                self.put_below(other, below.0);
+            }
+            Step::Strip { .. } | Step::Metadata { .. } => {}
+        }
+    }
+
+    /// Entries strictly below a place, relative to it. Paths sort by components, so they stand together.
+    fn take_below(&mut self, place: &Place) -> Vec<(PathBuf, Option<Place>)> {
+        let below: Vec<Place> = self
+            .at
+            .range(place.clone()..)
+            .map(|(key, _)| key)
+            .take_while(|key| below(key, place).is_some())
+            .filter(|key| *key != place)
+            .cloned()
+            .collect();
+        below
+            .into_iter()
+            .filter_map(|key| {
+                let origin = self.at.remove(&key)?;
+                let rest = key.path().strip_prefix(place.path()).ok()?.to_path_buf();
+                Some((rest, origin))
+            })
+            .collect()
+    }
+
+    fn put_below(&mut self, place: &Place, entries: Vec<(PathBuf, Option<Place>)>) {
+        for (rest, origin) in entries {
+            self.at.insert(with_rest(place, &rest), origin);
+        }
+    }
+
+    /// Where what will be at `place` is now.
+    fn origin(&self, place: &Place) -> Option<Place> {
+        for root in place.path().ancestors() {
+            let key = match place {
+                Place::Base(_) => Place::Base(root.to_path_buf()),
+                Place::Store(_) => Place::Store(root.to_path_buf()),
+            };
+            if let Some(origin) = self.at.get(&key) {
+                let rest = place.path().strip_prefix(root).ok()?;
+                return origin.as_ref().map(|origin| with_rest(origin, rest));
+            }
+        }
+        Some(place.clone())
+    }
+}
+
+fn with_rest(place: &Place, rest: &Path) -> Place {
+    if rest.as_os_str().is_empty() { place.clone() } else { place.join(rest.as_os_str()) }
+}
+
+fn below<'p>(place: &'p Place, root: &Place) -> Option<&'p Path> {
+    match (place, root) {
+        (Place::Base(path), Place::Base(root)) | (Place::Store(path), Place::Store(root)) => {
+            path.strip_prefix(root).ok()
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn base(path: &str) -> Place {
+        Place::Base(PathBuf::from(path))
+    }
+
+    fn rename(from: &str, to: &str) -> Step {
+        Step::Rename { from: base(from), to: base(to), ino: 0, directory: true }
+    }
+
+    #[test]
+    fn what_lies_in_a_moved_directory_is_found_where_it_is_now() {
+        let mut moves = Moves::default();
+        moves.add(&rename("file", "directory/file"));
+        moves.add(&rename("directory", "moved"));
+        assert_eq!(moves.origin(&base("moved/file")), Some(base("file")));
+        assert_eq!(moves.origin(&base("moved/other")), Some(base("directory/other")));
+        assert_eq!(moves.origin(&base("directory/other")), None);
+        assert_eq!(moves.origin(&base("file")), None);
+        moves.add(&Step::Exchange {
+            one: base("moved"),
+            other: base("other"),
+            ino_one: 0,
+            ino_other: 0,
+            directory: true,
+        });
+        assert_eq!(moves.origin(&base("other/file")), Some(base("file")));
+        assert_eq!(moves.origin(&base("moved/x")), Some(base("other/x")));
+    }
+}

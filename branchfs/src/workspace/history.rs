@@ -1,0 +1,239 @@
+//! Undo and redo of commits to main, and how long they are kept (S12).
+//!
+//! The history is a stack in the store: commits in the order they were made, the last ones of which may be undone. A new
+//! commit drops what is undone. Taking a commit back is a transaction like a commit: decided in the journal, carried out
+//! under the gate, rolled forward or back after a crash.
+
+use std::collections::BTreeMap;
+
+use super::{Branch, BranchId, Committed, HISTORY_BYTES_MAX, MAIN_BRANCH, Workspace, now};
+use crate::commit::{self, Decided, Disk, Header, Interval, Kind, Past, Reversal, VERSION};
+use crate::error::{Context, Error};
+
+/// A commit of the history as it is reported.
+#[derive(Clone, Debug)]
+pub(crate) struct PastInfo {
+    /// Its number.
+    pub(crate) id: u64,
+    /// Name of the branch it was.
+    pub(crate) branch: String,
+    /// Seconds since 1970.
+    pub(crate) committed: f64,
+    /// When it was undone, seconds since 1970.
+    pub(crate) undone: Option<f64>,
+    /// How many paths it changed.
+    pub(crate) changes: usize,
+    /// Bytes on disk that are kept for its undo.
+    pub(crate) bytes: u64,
+}
+
+impl PastInfo {
+    fn of(past: &Past) -> Self {
+        let header = &past.commit.header;
+        Self {
+            id: header.transaction,
+            branch: header.name.clone(),
+            committed: seconds(header.decided),
+            undone: past.undone.as_ref().map(|(undo, _)| seconds(undo.header.decided)),
+            changes: past.commit.changes.len(),
+            bytes: header.displaced_bytes,
+        }
+    }
+}
+
+/// What was taken back, or done again.
+#[derive(Debug)]
+pub(crate) struct Reverted {
+    pub(crate) entry: PastInfo,
+    /// What changed in main, and which branches are stale with it.
+    pub(crate) committed: Committed,
+}
+
+/// Which way to go in the history.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Towards {
+    /// Undo.
+    Past,
+    /// Redo.
+    Future,
+}
+
+impl Workspace {
+    /// Takes the last commit to main back, or does the last one that was taken back again.
+    ///
+    /// # Errors
+    /// `NothingKept`; `Frozen` while main has live children (`force` makes them stale); `Conflict` where others changed
+    /// what the commit left (`force` moves that aside); `Io`. Main is as before then.
+    pub(crate) fn revert(
+        &self,
+        towards: Towards,
+        force: bool,
+        dry_run: bool,
+    ) -> Result<Reverted, Error> {
+        let mut branches = self.lock();
+        let disk = self.disk()?;
+        let history = commit::history(&disk)?;
+        let undone = history.iter().position(|past| past.undone.is_some());
+        let at = match towards {
+            Towards::Past => undone.unwrap_or(history.len()).checked_sub(1),
+            Towards::Future => undone,
+        };
+        let Some(past) = at.map(|at| &history[at]) else {
+            return Err(Error::NothingKept(match towards {
+                Towards::Past => "undo",
+                Towards::Future => "redo",
+            }));
+        };
+        let commit = past.commit.header.transaction;
+        let (decided, (_, finished), kind) = match &past.undone {
+            None => (&past.commit, past.done, Kind::Undo { commit }),
+            Some((undo, interval)) => (undo, *interval, Kind::Redo { commit }),
+        };
+        let stale = self.rivals_of_main(&branches, force)?;
+        let later = intervals(&history, finished);
+        let transaction = self.next_number();
+        let plan = commit::reverse(
+            &disk,
+            &Reversal { past: decided, finished, later: &later, transaction },
+        )?;
+        if !plan.drift.is_empty() && !force {
+            let word = if towards == Towards::Past { "undone" } else { "done again" };
+            let name = &past.commit.header.name;
+            let message = format!(
+                "the commit of {name} cannot be {word}: others changed what it left; main is unchanged"
+            );
+            return Err(Error::Conflict {
+                message,
+                paths: plan.drift.into_iter().collect(),
+                hint: "look at these paths; --force sets aside what others did there",
+            });
+        }
+        let entry = PastInfo::of(past);
+        if dry_run {
+            let committed = Committed { changes: plan.changes, stale: Vec::new() };
+            return Ok(Reverted { entry, committed });
+        }
+        let header = reversal_header(transaction, kind, past.commit.header.name.clone(), stale);
+        let decided = self.transact(&mut branches, &disk, header, plan)?;
+        self.settle(&branches, &disk, &decided)?;
+        let names = decided.header.stale.iter().map(|id| branches[id].record.name.clone());
+        let committed = Committed { stale: names.collect(), changes: decided.changes };
+        Ok(Reverted { entry, committed })
+    }
+
+    /// The undo of the last commit, as it would be decided.
+    #[cfg(test)]
+    pub(crate) fn plan_undo_for_tests(&self) -> Result<(Disk, Header, commit::Plan), Error> {
+        let disk = self.disk()?;
+        let history = commit::history(&disk)?;
+        let past = history.last().ok_or(Error::NothingKept("undo"))?;
+        let transaction = self.next_number();
+        let later = intervals(&history, past.done.1);
+        let reversal =
+            Reversal { past: &past.commit, finished: past.done.1, later: &later, transaction };
+        let plan = commit::reverse(&disk, &reversal)?;
+        let kind = Kind::Undo { commit: past.commit.header.transaction };
+        let name = past.commit.header.name.clone();
+        Ok((disk, reversal_header(transaction, kind, name, Vec::new()), plan))
+    }
+
+    /// Branches that look at main as it is: none may be there, or all become stale.
+    fn rivals_of_main(
+        &self,
+        branches: &BTreeMap<BranchId, Branch>,
+        force: bool,
+    ) -> Result<Vec<BranchId>, Error> {
+        let live = super::below(branches, MAIN_BRANCH);
+        if live.is_empty() || force {
+            return Ok(live);
+        }
+        let names: Vec<&str> = live.iter().map(|id| branches[id].record.name.as_str()).collect();
+        Err(Error::Frozen { name: "main".to_owned(), children: names.join(", ") })
+    }
+
+    /// The commits that are kept, oldest first.
+    ///
+    /// # Errors
+    /// `Io`, `Corrupt`.
+    pub(crate) fn history(&self) -> Result<Vec<PastInfo>, Error> {
+        let _branches = self.lock(); // no transaction comes in between
+        Ok(commit::history(&self.disk()?)?.iter().map(PastInfo::of).collect())
+    }
+
+    /// Forgets all but the newest `keep` commits. Returns how many went, and the bytes on disk they held.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn prune(&self, keep: usize) -> Result<(usize, u64), Error> {
+        let branches = self.lock();
+        let history = commit::history(&self.disk()?)?;
+        let old = &history[..history.len().saturating_sub(keep)];
+        for past in old {
+            self.forget(past)?;
+        }
+        drop(branches);
+        self.empty_trash();
+        Ok((old.len(), old.iter().map(|past| past.commit.header.displaced_bytes).sum()))
+    }
+
+    /// Takes a transaction that happened into the history. What a new commit has undone for good goes, and what is over
+    /// the limits.
+    pub(super) fn keep(&self, disk: &Disk, decided: &Decided) -> Result<(), Error> {
+        let number = decided.header.transaction;
+        decided.finish(disk, &self.trash_name("tx", number))?;
+        if !matches!(decided.header.kind, Kind::Commit { .. }) {
+            return Ok(());
+        }
+        let mut kept = 0;
+        let mut bytes = 0;
+        for past in commit::history(disk)?.iter().rev() {
+            kept += 1;
+            bytes += past.commit.header.displaced_bytes;
+            let is_over = kept > self.settings.history_commits_max || bytes > HISTORY_BYTES_MAX;
+            if past.undone.is_some() || is_over {
+                self.forget(past)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&self, past: &Past) -> Result<(), Error> {
+        let number = past.commit.header.transaction;
+        let from = self.store_path.join(&past.commit.directory);
+        let to = self.store_path.join(self.trash_name("past", number));
+        std::fs::rename(&from, to).at(&from)
+    }
+
+    /// When our own transactions changed the base.
+    pub(super) fn own_intervals(&self, disk: &Disk) -> Result<Vec<Interval>, Error> {
+        Ok(intervals(&commit::history(disk)?, i64::MIN))
+    }
+}
+
+fn reversal_header(transaction: u64, kind: Kind, name: String, stale: Vec<BranchId>) -> Header {
+    Header {
+        version: VERSION,
+        transaction,
+        kind,
+        name,
+        layers: Vec::new(),
+        stale,
+        decided: now(),
+        displaced_bytes: 0,
+    }
+}
+
+/// Those that began at `since` or later.
+fn intervals(history: &[Past], since: i64) -> Vec<Interval> {
+    let undone = |past: &Past| past.undone.as_ref().map(|(_, interval)| *interval);
+    history
+        .iter()
+        .flat_map(|past| [Some(past.done), undone(past)])
+        .flatten()
+        .filter(|(start, _)| *start >= since)
+        .collect()
+}
+
+fn seconds(nanoseconds: i64) -> f64 {
+    nanoseconds as f64 / 1e9
+}

@@ -1,0 +1,260 @@
+//! S12: undo reverts the last commit to main, repeatably, under the same atomicity and drift rules, and can itself be
+//! undone.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use common::{Mount, assert_same, refusal, shell, snapshot, succeed};
+
+fn fill(base: &Path) {
+    shell(
+        base,
+        "mkdir -p kept moved/inner gone/below replaced
+         echo old >file; echo old >kept/file; echo old >moved/inner/file; echo old >gone/below/file; echo old >replaced/old
+         ln -s file link; ln kept/file kept/twin; chmod 750 kept; mkfifo gone/pipe
+         find . -exec touch -h -d '2020-01-01 00:00:00.123456789' {} +",
+    );
+}
+
+/// One of everything a commit can do.
+const CHANGES: &str = "echo new >file; echo added >kept/added; echo longer than before >kept/file; rm -r gone
+    mv moved elsewhere; echo changed >elsewhere/inner/file; mkdir -p new/deep; echo new >new/deep/file; mv elsewhere new/place
+    rm -r replaced; mkdir -m 700 replaced; echo new >replaced/new; rm link; mkdir link; chmod 700 kept";
+
+fn undo(mount: &Mount) {
+    succeed(&mount.run(&["undo"], &[]));
+}
+
+fn redo(mount: &Mount) {
+    succeed(&mount.run(&["redo"], &[]));
+}
+
+#[test]
+fn an_undo_brings_everything_back_and_a_redo_does_it_again() {
+    let mount = Mount::over(fill);
+    let before = snapshot(&mount.base());
+    shell(&mount.create("work"), CHANGES);
+    mount.commit("work");
+    let after = snapshot(&mount.base());
+    assert_ne!(before, after);
+    for round in 0..3 {
+        undo(&mount);
+        assert_same(&snapshot(&mount.base()), &before, &format!("undone, round {round}"));
+        redo(&mount);
+        assert_same(&snapshot(&mount.base()), &after, &format!("done again, round {round}"));
+    }
+    assert!(refusal(&mount.run(&["redo"], &[])).contains("no commit to redo"));
+}
+
+#[test]
+fn the_history_is_undone_commit_by_commit_also_by_a_later_mount() {
+    let mount = Mount::over(fill);
+    let mut states = vec![snapshot(&mount.base())];
+    for round in 0..4 {
+        let branch = mount.create("work");
+        shell(
+            &branch,
+            &format!(
+                "echo {round} >>file; mkdir -p d{round}; echo {round} >d{round}/f; rm -rf d{}",
+                round - 1
+            ),
+        );
+        mount.commit("work");
+        states.push(snapshot(&mount.base()));
+    }
+    for state in states.iter().rev().skip(1) {
+        mount.unmount();
+        mount.mount();
+        undo(&mount);
+        assert_same(&snapshot(&mount.base()), state, "undone");
+    }
+    assert!(refusal(&mount.run(&["undo"], &[])).contains("no commit to undo"));
+    for state in &states[1..] {
+        redo(&mount);
+        assert_same(&snapshot(&mount.base()), state, "done again");
+    }
+}
+
+#[test]
+fn a_commit_after_an_undo_drops_what_was_undone() {
+    let mount = Mount::new();
+    for name in ["one", "two"] {
+        fs::write(mount.create(name).join(name), "").unwrap();
+        mount.commit(name);
+    }
+    undo(&mount);
+    fs::write(mount.create("three").join("three"), "").unwrap();
+    mount.commit("three");
+    assert!(refusal(&mount.run(&["redo"], &[])).contains("no commit to redo"));
+    let listed = mount.run(&["history", "--json"], &[]);
+    let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let names: Vec<_> =
+        listed["entries"].as_array().unwrap().iter().map(|entry| &entry["branch"]).collect();
+    assert_eq!(names, ["one", "three"]);
+    undo(&mount);
+    undo(&mount);
+    assert_eq!(snapshot(&mount.base()).len(), 1, "only the root is left");
+}
+
+#[test]
+fn what_others_changed_since_is_listed_and_nothing_is_undone() {
+    let cases: [(&str, &str, &str); 6] = [
+        ("edited", "echo other >>file", "file"),
+        ("replaced", "echo other >x; mv x file", "file"),
+        ("removed", "rm new/deep/file", "new/deep"),
+        ("added below", "echo other >new/deep/other", "new/deep/other"),
+        ("recreated", "mkdir gone", "gone"),
+        ("attributes", "chmod 711 kept", "kept"),
+    ];
+    for (case, change, path) in cases {
+        let mount = Mount::over(fill);
+        shell(&mount.create("work"), CHANGES);
+        mount.commit("work");
+        wait_for_the_clock(&mount.base());
+        shell(&mount.base(), change);
+        let changed = snapshot(&mount.base());
+        let said = refusal(&mount.run(&["undo"], &[]));
+        assert!(said.contains("others changed what it left"), "{case}: {said}");
+        assert!(said.lines().any(|line| line.trim() == path), "{case}: {said}");
+        assert_same(&snapshot(&mount.base()), &changed, case);
+    }
+}
+
+/// File times move in ticks: what is changed in the tick of the commit's end could not be told from it.
+fn wait_for_the_clock(directory: &Path) {
+    let probe = directory.with_extension("probe");
+    let time = || {
+        fs::write(&probe, "").unwrap();
+        let metadata = fs::metadata(&probe).unwrap();
+        (metadata.ctime(), metadata.ctime_nsec())
+    };
+    let first = time();
+    let start = SystemTime::now();
+    while time() == first {
+        assert!(start.elapsed().unwrap() < Duration::from_secs(10), "the clock stands still");
+    }
+}
+
+#[test]
+fn what_others_did_elsewhere_stays_through_an_undo() {
+    let mount = Mount::over(fill);
+    shell(&mount.create("work"), CHANGES);
+    mount.commit("work");
+    wait_for_the_clock(&mount.base());
+    shell(&mount.base(), "echo mine >kept/mine; echo mine >new/place/mine; echo mine >top");
+    undo(&mount);
+    for path in ["kept/mine", "moved/mine", "top"] {
+        assert_eq!(fs::read_to_string(mount.base().join(path)).unwrap(), "mine\n", "{path}");
+    }
+    assert!(!mount.base().join("new").exists());
+}
+
+#[test]
+fn a_forced_undo_brings_the_old_state_back_and_a_redo_the_others_work() {
+    let mount = Mount::over(fill);
+    let before = snapshot(&mount.base());
+    shell(&mount.create("work"), CHANGES);
+    mount.commit("work");
+    wait_for_the_clock(&mount.base());
+    shell(
+        &mount.base(),
+        "echo other >>file; rm replaced/new; mkdir gone; echo other >gone/other; rm kept/file",
+    );
+    let changed = snapshot(&mount.base());
+    succeed(&mount.run(&["undo", "--force"], &[]));
+    let mut undone = snapshot(&mount.base());
+    // Others removed an entry of it since: that time is theirs.
+    undone.get_mut(Path::new("kept")).unwrap().mtime = before[Path::new("kept")].mtime;
+    undone.get_mut(Path::new("")).unwrap().mtime = before[Path::new("")].mtime;
+    assert_same(&undone, &before, "forced");
+    succeed(&mount.run(&["redo"], &[]));
+    assert_same(&snapshot(&mount.base()), &changed, "what was forced aside is there again");
+}
+
+#[test]
+fn an_undo_waits_for_no_branch_unless_forced() {
+    let mount = Mount::new();
+    fs::write(mount.create("one").join("one"), "").unwrap();
+    mount.commit("one");
+    let open = mount.create("open");
+    mount.create_below("open", "child");
+    let said = refusal(&mount.run(&["undo"], &[]));
+    assert!(said.contains("branch main has live children (open, child)"), "{said}");
+    assert!(mount.base().join("one").exists());
+    succeed(&mount.run(&["undo", "--force"], &[]));
+    assert!(!mount.base().join("one").exists());
+    assert_eq!(fs::read_dir(&open).unwrap_err().raw_os_error(), Some(libc::ESTALE));
+}
+
+#[test]
+fn an_undo_can_be_looked_at_first() {
+    let mount = Mount::over(fill);
+    shell(&mount.create("work"), "echo new >file; echo added >added; rm -r gone; mv moved there");
+    mount.commit("work");
+    let after = snapshot(&mount.base());
+    let shown = mount.run(&["undo", "--dry-run"], &[]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    let lines: Vec<&str> = shown.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "deleted   added",
+            "modified  file",
+            "added     gone",
+            "added     gone/below",
+            "added     gone/below/file",
+            "added     gone/pipe",
+            "renamed   moved"
+        ]
+    );
+    assert_same(&snapshot(&mount.base()), &after, "only looked at");
+}
+
+#[test]
+fn the_history_keeps_what_it_is_told_to() {
+    let mount = Mount::with(&["--history", "2"], |_| ());
+    for name in ["one", "two", "three"] {
+        fs::write(mount.create(name).join(name), "").unwrap();
+        mount.commit(name);
+    }
+    undo(&mount);
+    undo(&mount);
+    refusal(&mount.run(&["undo"], &[]));
+    assert!(mount.base().join("one").exists());
+    redo(&mount);
+    let said = mount.run(&["prune"], &[]);
+    assert!(String::from_utf8_lossy(&said.stdout).starts_with("2 commits forgotten"));
+    refusal(&mount.run(&["undo"], &[]));
+    mount.unmount();
+    assert!(!mount.base().join(".branching").exists(), "a store that keeps nothing goes");
+}
+
+#[test]
+fn nothing_is_kept_where_no_history_is_wanted() {
+    let mount = Mount::with(&["--history", "0"], fill);
+    shell(&mount.create("work"), CHANGES);
+    mount.commit("work");
+    refusal(&mount.run(&["undo"], &[]));
+    mount.unmount();
+    assert!(!mount.base().join(".branching").exists());
+}
+
+#[test]
+fn a_branch_open_through_a_commit_and_its_undo_sees_no_drift() {
+    let mount = Mount::over(fill);
+    shell(&mount.create("first"), "echo first >file");
+    mount.commit("first");
+    undo(&mount);
+    let branch = mount.create("second");
+    shell(&branch, "echo second >>file; rm link");
+    mount.commit("second");
+    assert_eq!(fs::read_to_string(mount.base().join("file")).unwrap(), "old\nsecond\n");
+    symlink("x", mount.base().join("link")).unwrap();
+    fs::set_permissions(mount.base().join("file"), fs::Permissions::from_mode(0o600)).unwrap();
+}
