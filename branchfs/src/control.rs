@@ -24,6 +24,9 @@ use crate::workspace::{
 /// Version of the protocol.
 const VERSION: u64 = 1;
 
+/// What a client cannot tell from the version alone.
+const FEATURES: [&str; 1] = ["disk_limit"];
+
 /// What a mount says about itself.
 #[derive(Clone, Debug)]
 pub(crate) struct MountInfo {
@@ -47,6 +50,7 @@ struct Request {
     verb: String,
     name: Option<String>,
     parent: Option<Value>,
+    disk_limit: Option<u64>,
     branch: Option<Value>,
     #[serde(default)]
     force: bool,
@@ -166,7 +170,11 @@ fn answer(line: &[u8], workspace: &Workspace, info: &MountInfo) -> Result<Value,
             let name =
                 request.name.ok_or_else(|| Error::Usage("create needs a name".to_owned()))?;
             let parent = request.parent.map_or(Ok(Selector::Id(0)), |parent| selector(&parent))?;
-            workspace.create(&name, &parent).map(|branch| branch_object(&branch, info))
+            if request.disk_limit == Some(0) {
+                return Err(Error::Usage("a disk limit is more than zero".to_owned()));
+            }
+            let branch = workspace.create_limited(&name, &parent, request.disk_limit)?;
+            Ok(branch_object(&branch, info))
         }
         "commit" => {
             for (given, what) in [
@@ -225,6 +233,7 @@ fn describe(workspace: &Workspace, info: &MountInfo) -> Value {
         "driver": "fuse",
         "policy": info.policy.name(),
         "control_files": info.control_files,
+        "features": FEATURES,
         "pid": std::process::id(),
         "uid": uid,
         "gid": gid,
@@ -256,6 +265,8 @@ fn branch_object(branch: &BranchInfo, info: &MountInfo) -> Value {
         "state": if branch.is_stale { "stale" } else { "live" },
         "frozen": branch.is_frozen,
         "created": branch.created,
+        "disk_limit": branch.disk_limit,
+        "disk_used": branch.disk_used,
     })
 }
 

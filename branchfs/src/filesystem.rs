@@ -25,6 +25,7 @@ use crate::kernel::handler::{
     Handler, Kernel, NodeId, OpenFlags, Opened, Statfs,
 };
 use crate::layer::Layer;
+use crate::quota::{FileUse, Ledger, Quota};
 use crate::view::{Index, New, Owner, ROOT, View};
 
 /// Bits of a node number that name the node within its view.
@@ -367,10 +368,14 @@ impl Filesystem {
         view.handles.file(handle.0)
     }
 
-    fn writable_file(&self, node: NodeId, handle: Handle) -> Answer<Arc<OwnedFd>> {
+    fn writable_file(
+        &self,
+        node: NodeId,
+        handle: Handle,
+    ) -> Answer<(Arc<OwnedFd>, Option<Arc<FileUse>>)> {
         let (mounted, _) = self.at(node)?;
         let view = mounted.writable()?;
-        view.handles.file(handle.0)
+        Ok((view.handles.file(handle.0)?, view.handles.file_use(handle.0)))
     }
 
     fn make(
@@ -610,8 +615,7 @@ impl Handler for Filesystem {
         let changes = wanted.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC);
         let mut view = if changes { mounted.writable()? } else { mounted.live()? };
         let (file, writable) = view.open(index, wanted, flags.kill_privileges)?;
-        let handle = view.handles.add_file(index, file, writable);
-        view.nodes.get_mut(index)?.handles.push(handle);
+        let handle = view.add_handle(index, file, writable)?;
         Ok(Self::opened(&mounted, handle))
     }
 
@@ -629,8 +633,7 @@ impl Handler for Filesystem {
         let mut view = mounted.live()?;
         let writable =
             OFlags::from_bits_retain(flags.flags).intersects(OFlags::WRONLY | OFlags::RDWR);
-        let handle = view.handles.add_file(index, file.ok_or(Errno::IO)?, writable);
-        view.nodes.get_mut(index)?.handles.push(handle);
+        let handle = view.add_handle(index, file.ok_or(Errno::IO)?, writable)?;
         Ok((entry, Self::opened(&mounted, handle)))
     }
 
@@ -648,8 +651,7 @@ impl Handler for Filesystem {
         let owner = Owner { uid: caller.uid, gid: caller.gid };
         let (index, attributes, file) = view.create_unnamed(parent, mode, umask, owner)?;
         view.nodes.remember(index);
-        let handle = view.handles.add_file(index, file, true);
-        view.nodes.get_mut(index)?.handles.push(handle);
+        let handle = view.add_handle(index, file, true)?;
         Ok((mounted.entry(index, attributes), Self::opened(&mounted, handle)))
     }
 
@@ -687,11 +689,15 @@ impl Handler for Filesystem {
             return control_file.write(slot, data).map(|()| data.len());
         }
         let _pass = self.pass();
-        let file = self.writable_file(node, handle)?;
+        let (file, file_use) = self.writable_file(node, handle)?;
         if kill_privileges {
             crate::view::kill_privileges_of(&*file)?;
         }
-        rustix::io::retry_on_intr(|| rustix::io::pwrite(&*file, data, offset))
+        let write = || rustix::io::retry_on_intr(|| rustix::io::pwrite(&*file, data, offset));
+        match file_use {
+            Some(file_use) => file_use.write(file.as_fd(), offset, data.len() as u64, write),
+            None => write(),
+        }
     }
 
     fn flush(&self, _node: NodeId, _handle: Handle) -> Answer<()> {
@@ -704,6 +710,9 @@ impl Handler for Filesystem {
             return;
         };
         let mut view = mounted.lock();
+        if let Some((file_use, file)) = view.handles.counted(handle.0) {
+            file_use.closed(file.as_fd());
+        }
         let Some(index) = view.handles.remove(handle.0) else {
             return;
         };
@@ -727,8 +736,12 @@ impl Handler for Filesystem {
         length: u64,
     ) -> Answer<()> {
         let _pass = self.pass();
-        let file = self.writable_file(node, handle)?;
-        rustix::fs::fallocate(&*file, FallocateFlags::from_bits_retain(mode), offset, length)
+        let (file, file_use) = self.writable_file(node, handle)?;
+        let mode = FallocateFlags::from_bits_retain(mode);
+        match file_use {
+            Some(file_use) => file_use.allocate(file.as_fd(), mode, offset, length),
+            None => rustix::fs::fallocate(&*file, mode, offset, length),
+        }
     }
 
     fn lseek(&self, node: NodeId, handle: Handle, offset: u64, whence: u32) -> Answer<u64> {
@@ -751,10 +764,18 @@ impl Handler for Filesystem {
     ) -> Answer<usize> {
         let _pass = self.pass();
         let source = self.file(from.0, from.1)?;
-        let target = self.writable_file(to.0, to.1)?;
+        let (target, file_use) = self.writable_file(to.0, to.1)?;
         let (mut read, mut write) = (from.2, to.2);
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
-        rustix::fs::copy_file_range(&*source, Some(&mut read), &*target, Some(&mut write), length)
+        let mut copy = |length: u64| {
+            let length = usize::try_from(length).unwrap_or(usize::MAX);
+            let (read, write) = (Some(&mut read), Some(&mut write));
+            rustix::fs::copy_file_range(&*source, read, &*target, write, length)
+        };
+        let Some(file_use) = file_use else { return copy(length) };
+        // Asked for more than there is, it copies what there is: no more is to be taken.
+        let size = u64::try_from(rustix::fs::fstat(&*source)?.st_size).unwrap_or(0);
+        let length = length.min(size.saturating_sub(from.2));
+        file_use.write(target.as_fd(), to.2, length, || copy(length))
     }
 
     fn opendir(&self, _caller: &Caller, node: NodeId, _flags: u32) -> Answer<Opened> {
@@ -924,10 +945,15 @@ impl Handler for Filesystem {
             root.tree.open(std::path::Path::new("."), OFlags::RDONLY | OFlags::DIRECTORY)?;
         let found = rustix::fs::fstatvfs(opened.as_fd())?;
         let narrow = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+        // Under a disk limit the branch is as large as that.
+        let quota = root.ledger().map(Ledger::quota);
+        let left = quota.and_then(Quota::left).map(|left| left / found.f_frsize.max(1));
+        let used = quota.map_or(0, Quota::used) / found.f_frsize.max(1);
+        let within = |value: u64| left.map_or(value, |left| value.min(left));
         Ok(Statfs {
-            blocks: found.f_blocks,
-            blocks_free: found.f_bfree,
-            blocks_available: found.f_bavail,
+            blocks: left.map_or(found.f_blocks, |left| found.f_blocks.min(left + used)),
+            blocks_free: within(found.f_bfree),
+            blocks_available: within(found.f_bavail),
             files: found.f_files,
             files_free: found.f_ffree,
             block_size: narrow(found.f_bsize),

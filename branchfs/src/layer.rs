@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rustix::fs::{
     AtFlags, FileType, RenameFlags, SeekFrom, Statx, StatxTimestamp, Timespec, Timestamps,
@@ -20,6 +20,7 @@ use rustix::io::Errno;
 
 use crate::error::{Context, Error};
 use crate::overlay::{self, Namespace};
+use crate::quota::{Ledger, Quota};
 use crate::seen::{Expected, Identity, WriteSet};
 use crate::tree::{Result, Tree, xattr_names};
 
@@ -48,6 +49,8 @@ struct Own {
     foreign: bool,
     scratch: AtomicU64,
     log: Mutex<Log>,
+    /// Set where the branch has a disk limit, or one above it has.
+    ledger: OnceLock<Ledger>,
 }
 
 #[derive(Debug)]
@@ -100,6 +103,7 @@ impl Layer {
                 link_counts: loaded.links,
                 hidden: loaded.hidden,
             }),
+            ledger: OnceLock::new(),
         };
         Ok(Self { id, tree, own: Some(own) })
     }
@@ -108,6 +112,19 @@ impl Layer {
         self.own
             .as_ref()
             .expect("only a branch's layer is changed this way; the base is written in place")
+    }
+
+    /// Counts from now on what is added to the layer.
+    pub(crate) fn limit(&self, quota: Option<Arc<Quota>>) -> Result<()> {
+        if let Some(quota) = quota {
+            let _ = self.own().ledger.set(Ledger::of(quota, self)?); // set once, at create or start
+        }
+        Ok(())
+    }
+
+    /// What the layer holds, where that is limited.
+    pub(crate) fn ledger(&self) -> Option<&Ledger> {
+        self.own.as_ref().and_then(|own| own.ledger.get())
     }
 
     /// True for the base: written in place, without whiteouts.

@@ -12,6 +12,7 @@ mod filesystem;
 mod kernel;
 mod layer;
 mod overlay;
+mod quota;
 mod seen;
 mod sys;
 mod tree;

@@ -66,6 +66,9 @@ enum Command {
         /// The branch to fork
         #[arg(short, long, default_value = "main")]
         parent: String,
+        /// Bytes that the branch may add; above that writing fails (EDQUOT)
+        #[arg(long, value_name = "BYTES")]
+        disk_limit: Option<std::num::NonZeroU64>,
         #[command(flatten)]
         published: Published,
         /// Its name
@@ -218,9 +221,11 @@ fn run(command: Command) -> Result<()> {
             mount(&options, foreground)
         }
         Command::Unmount { lazy, published: _, mountpoint } => branchfs::stop(&mountpoint, lazy),
-        Command::Create { parent, published: _, name, mountpoint } => {
-            let branch =
-                ask(&mountpoint, json!({ "verb": "create", "name": name, "parent": parent }))?;
+        Command::Create { parent, disk_limit, published: _, name, mountpoint } => {
+            let request = json!({
+                "verb": "create", "name": name, "parent": parent, "disk_limit": disk_limit,
+            });
+            let branch = ask(&mountpoint, request)?;
             make_current(&mountpoint, &name)?;
             show(branch["path"].as_str().unwrap_or_default())
         }

@@ -10,6 +10,7 @@
 //! Locking: a view is used under the mutex of its [`crate::filesystem::Filesystem`]; file content is read and written
 //! outside it, on descriptors taken out of the handle table.
 
+mod accounts;
 mod attributes;
 mod change;
 mod copy_up;

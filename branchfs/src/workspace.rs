@@ -31,6 +31,7 @@ use crate::error::{Context, Error};
 use crate::filesystem::{Filesystem, MAIN, Slot};
 use crate::layer::{Layer, LayerId, copy_metadata};
 use crate::overlay::Namespace;
+use crate::quota::Quota;
 use crate::tree::Tree;
 use crate::view::HIDDEN;
 
@@ -99,6 +100,9 @@ struct Record {
     is_stale: bool,
     /// Nanoseconds since 1970.
     created: i64,
+    /// Bytes that the branch may add.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    disk_limit: Option<u64>,
 }
 
 /// A branch that is open.
@@ -108,6 +112,8 @@ struct Branch {
     slot: Slot,
     /// Its whole stack, top first, ending with the base.
     stack: Vec<Arc<Layer>>,
+    /// Where its disk use is limited, by itself or by a branch above it.
+    quota: Option<Arc<Quota>>,
 }
 
 /// A branch as it is reported.
@@ -127,6 +133,10 @@ pub(crate) struct BranchInfo {
     pub(crate) is_frozen: bool,
     /// Seconds since 1970.
     pub(crate) created: f64,
+    /// Bytes that it may add.
+    pub(crate) disk_limit: Option<u64>,
+    /// Bytes that it and its children have added, where that is limited.
+    pub(crate) disk_used: Option<u64>,
 }
 
 /// What a commit did, or would do.
@@ -287,7 +297,9 @@ impl Workspace {
         self.drop_unknown_layers(&keep)?;
         let mut branches = self.lock();
         for record in records.into_values() {
-            let stack = self.open_stack(&record, &branches)?;
+            let above = branches.get(&record.parent).and_then(|parent| parent.quota.as_ref());
+            let quota = Quota::of(record.disk_limit, above);
+            let stack = self.open_stack(&record, &branches, quota.as_ref())?;
             let parent = branches.get(&record.parent).map_or(MAIN, |parent| parent.slot);
             let slot = self.filesystem.add(OsStr::new(&record.name), parent, stack.clone());
             if record.is_stale {
@@ -295,7 +307,7 @@ impl Workspace {
             } else {
                 self.freeze(parent);
             }
-            branches.insert(record.id, Branch { record, slot, stack });
+            branches.insert(record.id, Branch { record, slot, stack, quota });
         }
         drop(branches);
         self.empty_trash();
@@ -340,6 +352,7 @@ impl Workspace {
         &self,
         record: &Record,
         branches: &BTreeMap<BranchId, Branch>,
+        quota: Option<&Arc<Quota>>,
     ) -> Result<Vec<Arc<Layer>>, Error> {
         let mut stack = Vec::new();
         for layer in &record.layers {
@@ -347,7 +360,9 @@ impl Workspace {
             let work = path.join("work");
             fs::remove_dir_all(&work).at(&work)?;
             self.make_directory(&work)?;
-            stack.push(Arc::new(Layer::open(LayerId(*layer), &path, self.namespace, false)?));
+            let layer = Layer::open(LayerId(*layer), &path, self.namespace, false)?;
+            layer.limit(quota.cloned()).at(&path)?;
+            stack.push(Arc::new(layer));
         }
         match branches.get(&record.parent) {
             Some(parent) => stack.extend(parent.stack.iter().cloned()),
@@ -366,11 +381,26 @@ impl Workspace {
     /// # Errors
     /// `Name`, `Exists`, `NotFound` (parent), `Stale` (parent). Nothing is left behind then.
     pub(crate) fn create(&self, name: &str, parent: &Selector) -> Result<BranchInfo, Error> {
+        self.create_limited(name, parent, None)
+    }
+
+    /// Creates a branch that may add so many bytes.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub(crate) fn create_limited(
+        &self,
+        name: &str,
+        parent: &Selector,
+        disk_limit: Option<u64>,
+    ) -> Result<BranchInfo, Error> {
         check_name(OsStr::new(name))?;
         let mut branches = self.lock();
         if branches.values().any(|branch| branch.record.name == name) {
             return Err(Error::Exists(name.to_owned()));
         }
+        let above = parent.find(&branches)?.and_then(|parent| parent.quota.as_ref());
+        let quota = Quota::of(disk_limit, above);
         let (parent_id, parent_slot, parent_stack) = match parent.find(&branches)? {
             None => (0, MAIN, vec![Arc::clone(&self.base)]),
             Some(parent) if parent.record.is_stale => {
@@ -381,6 +411,7 @@ impl Workspace {
         let id = self.next_number();
         let path = self.layer_path(id);
         let made = self.make_layer(id, &path, &parent_stack).and_then(|layer| {
+            layer.limit(quota.clone()).at(&path)?;
             let record = Record {
                 id,
                 name: name.to_owned(),
@@ -388,6 +419,7 @@ impl Workspace {
                 layers: vec![id],
                 is_stale: false,
                 created: now(),
+                disk_limit,
             };
             self.write_record(&record)?;
             Ok((layer, record))
@@ -400,7 +432,7 @@ impl Workspace {
         self.freeze(parent_slot);
         let slot = self.filesystem.add(OsStr::new(name), parent_slot, stack.clone());
         drop(gate);
-        branches.insert(id, Branch { record, slot, stack });
+        branches.insert(id, Branch { record, slot, stack, quota });
         Self::info(&branches, id)
     }
 
@@ -567,6 +599,8 @@ impl Workspace {
             is_stale: branch.record.is_stale,
             is_frozen: !children_of(branches, id).is_empty(),
             created: branch.record.created as f64 / 1e9,
+            disk_limit: branch.record.disk_limit,
+            disk_used: branch.quota.as_ref().map(|quota| quota.used()),
         })
     }
 

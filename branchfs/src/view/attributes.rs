@@ -70,8 +70,8 @@ impl View {
         let tree = &at.layer.tree;
         if let Some(size) = changes.size {
             match changes.handle.and_then(|handle| self.handles.file(handle.0).ok()) {
-                Some(file) => rustix::fs::ftruncate(&*file, size)?,
-                None => rustix::fs::ftruncate(tree.open(&at.path, OFlags::WRONLY)?, size)?,
+                Some(file) => self.resize(index, &file, size)?,
+                None => self.resize(index, &tree.open(&at.path, OFlags::WRONLY)?, size)?,
             }
         }
         if changes.uid.is_some() || changes.gid.is_some() {
@@ -96,7 +96,7 @@ impl View {
         };
         let through = descriptor_path(file.as_fd());
         if let Some(size) = changes.size {
-            rustix::fs::ftruncate(&*file, size)?;
+            self.resize(index, &file, size)?;
         }
         if changes.uid.is_some() || changes.gid.is_some() {
             let (uid, gid) = (

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, OFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
+use super::accounts;
 use super::copy_up::Content;
 use super::{Found, Index, Place, View};
 use crate::kernel::handler::Attributes;
@@ -111,6 +112,7 @@ impl View {
             (Above::Object(_), _) | (Above::Nothing, Some(_)) => return Err(Errno::EXIST),
             _ => {}
         }
+        let charge = accounts::charge_name(&top, new.kind())?;
         self.note_absent(parent, name)?;
         let hides = above == Above::Whiteout;
         let file = if hides || (is_device_zero(&new) && !top.is_base()) {
@@ -137,6 +139,10 @@ impl View {
         };
         let stat = top.tree.stat(&path)?;
         top.forget_origin(stat.stx_ino)?;
+        accounts::keep(charge);
+        if let (Some(ledger), FileType::RegularFile) = (top.ledger(), new.kind()) {
+            ledger.enter(stat.stx_ino, ledger.new_file());
+        }
         let (index, attributes) = self.lookup(parent, name)?.ok_or(Errno::IO)?;
         Ok((index, attributes, file))
     }
@@ -290,6 +296,7 @@ impl View {
         if matches!(above, Above::Object(_)) || (above == Above::Nothing && below.is_some()) {
             return Err(Errno::EXIST);
         }
+        let charge = accounts::charge_name(&top, self.nodes.get(index)?.kind)?;
         self.note_absent(parent, name)?;
         let orphan = self.nodes.get(index)?.names.is_empty();
         let to = if above == Above::Whiteout { None } else { Some(&path) };
@@ -300,6 +307,9 @@ impl View {
             }
             top.tree.link_file(file.as_fd(), &path)?;
             let stat = top.tree.stat(&path)?;
+            if let (Some(ledger), Some(file_use)) = (top.ledger(), self.file_use(index)?) {
+                ledger.enter(stat.stx_ino, file_use);
+            }
             self.nodes.get_mut(index)?.place = Place::Upper;
             self.nodes.set_inode(index, Some((top.id, stat.stx_ino)));
         } else {
@@ -315,6 +325,7 @@ impl View {
                 }
             }
         }
+        accounts::keep(charge);
         top.count_links(top.tree.stat(&path)?.stx_ino, 1)?;
         self.nodes.name(index, parent, name);
         self.getattr(index)
@@ -353,6 +364,7 @@ impl View {
         self.note_present(parent, name)?;
         self.uncount(&top, &path, below.as_ref())?;
         let below = below.is_some();
+        let leaving = accounts::leaving(&top, &path)?;
         match self.above(&top, &path)? {
             Above::Object(_) if below => top.put_whiteout(&path)?,
             Above::Object(FileType::Directory) => self.remove_directory(&top, &path)?,
@@ -360,6 +372,7 @@ impl View {
             Above::Nothing if below => top.put_whiteout(&path)?,
             Above::Nothing | Above::Whiteout => return Err(Errno::NOENT),
         }
+        accounts::left(&top, leaving.as_ref());
         self.orphan(parent, name, attributes);
         Ok(())
     }
@@ -449,8 +462,10 @@ impl View {
         self.note_present(to.0, to.1)?;
         self.mark_moved(source, &top, &old, below_new.is_some())?;
         self.uncount(&top, &new, below_new.as_ref())?;
+        let leaving = accounts::leaving(&top, &new)?;
         let whiteout = below_old || (flags.contains(RenameFlags::WHITEOUT) && !top.is_base());
         self.move_entry(&top, &old, &new, self.nodes.get(source)?.kind, whiteout)?;
+        accounts::left(&top, leaving.as_ref());
         if flags.contains(RenameFlags::WHITEOUT) && top.is_base() {
             top.tree.make_node(&old, 0o020_000, 0)?;
         }
@@ -627,7 +642,14 @@ impl View {
         // Reading and writing: what is written through a private mapping must be read first.
         let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
         let trunc = if truncate { OFlags::TRUNC } else { OFlags::empty() };
-        let file = at.layer.tree.open(&at.path, access | trunc | OFlags::NONBLOCK)?;
+        let open = || at.layer.tree.open(&at.path, access | trunc | OFlags::NONBLOCK);
+        let file = match self.file_use(index)? {
+            Some(file_use) if truncate => {
+                let before = at.layer.tree.open(&at.path, OFlags::PATH)?;
+                file_use.resize(before.as_fd(), 0, open)?
+            }
+            _ => open()?,
+        };
         if truncate && kill_privileges {
             super::attributes::kill_privileges_of(&file)?;
         }

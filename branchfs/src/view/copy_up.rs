@@ -12,6 +12,7 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Gid, Mode, OFlags, RenameFlags, Uid, XattrFlags};
 use rustix::io::Errno;
 
+use super::accounts::{self, Copying};
 use super::{At, Index, Place, View};
 use crate::layer::{self, Layer, LayerId, copy_content, copy_metadata, identity};
 use crate::overlay;
@@ -48,10 +49,12 @@ impl View {
         let stat = source.layer.tree.stat(&source.path)?;
         self.note(&source.layer, &source.path, Expected::Present(identity(&stat)))?;
         let (top, path) = (self.top(), self.nodes.path(index)?);
+        let charge = accounts::charge_name(&top, FileType::Directory)?;
         let scratch = top.scratch();
         top.work().make_directory(&scratch, 0o700)?;
         copy_metadata((&source.layer.tree, &source.path, &stat), (top.work(), &scratch))?;
         keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
+        accounts::keep(charge);
         if let Place::Directory { upper, .. } = &mut self.nodes.get_mut(index)?.place {
             *upper = true;
         }
@@ -67,10 +70,12 @@ impl View {
         let stat = source.layer.tree.stat(&source.path)?;
         self.note(&source.layer, &source.path, Expected::Present(identity(&stat)))?;
         let (top, path) = (self.top(), self.nodes.path(index)?);
+        let copying = Copying::expect(&top, &stat, content)?;
         let scratch = top.scratch();
         copy_object(&source.layer.tree, &source.path, &stat, top.work(), &scratch, content)?;
         let made = top.work().stat(&scratch)?;
         keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
+        copying.made(&top, &top.tree, &path, made.stx_ino)?;
         top.set_origin(made.stx_ino, source.layer.shown_ino(stat.stx_ino))?;
         if stat.stx_nlink > 1 {
             let links = self.object_attributes(&stat, &source.layer).nlink;
@@ -98,7 +103,9 @@ impl View {
                 }
             }
             let other = self.nodes.path(*parent)?.join(name);
+            let charge = accounts::charge_name(top, FileType::RegularFile)?;
             keep_parent_times(top, &other, || top.tree.link(path, &other))?;
+            accounts::keep(charge);
         }
         debug_assert!(self.nodes.get(index).is_ok());
         Ok(())
@@ -123,13 +130,17 @@ impl View {
         let (top, path) = (self.top(), self.nodes.path(parent)?.join(name));
         if holder.id == top.id {
             keep_parent_times(&top, &path, || top.link_kept(origin, &path))?;
+            accounts::count_name(&top, FileType::RegularFile);
             return Ok(true);
         }
         // The copy is a frozen parent's: this branch gets one of its own.
         let (links, kept) = holder.kept_link(origin);
         let (scratch, stat) = (top.scratch(), links.stat(&kept)?);
+        let copying = Copying::expect(&top, &stat, Content::Keep)?;
         copy_object(links, &kept, &stat, top.work(), &scratch, Content::Keep)?;
+        let made = top.work().stat(&scratch)?;
         keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
+        copying.made(&top, &top.tree, &path, made.stx_ino)?;
         Ok(true)
     }
 
@@ -160,7 +171,9 @@ impl View {
             return Ok(());
         }
         let file = Arc::new(top.tree.open(path, OFlags::RDONLY)?);
+        let file_use = self.file_use(index)?;
         for handle in handles {
+            self.handles.account(handle, file_use.clone());
             self.handles.replace_file(handle, Arc::clone(&file));
         }
         Ok(())
@@ -173,8 +186,13 @@ impl View {
         };
         let top = self.top();
         let stat = rustix::fs::fstat(&file)?;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let file_use = top.ledger().map(|ledger| ledger.new_copy(size)).transpose()?;
         let copy = top.work().create_unnamed(Path::new(""), stat.st_mode)?;
-        copy_content(file.as_fd(), copy.as_fd(), u64::try_from(stat.st_size).unwrap_or(0))?;
+        copy_content(file.as_fd(), copy.as_fd(), size)?;
+        if let Some(file_use) = &file_use {
+            file_use.reopened(copy.as_fd());
+        }
         rustix::fs::fchown(
             &copy,
             Some(Uid::from_raw(stat.st_uid)),
@@ -183,6 +201,7 @@ impl View {
         rustix::fs::fchmod(&copy, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
         let copy = Arc::new(copy);
         for handle in self.nodes.get(index)?.handles.clone() {
+            self.handles.account(handle, file_use.clone());
             self.handles.replace_file(handle, Arc::clone(&copy));
         }
         self.nodes.get_mut(index)?.place = Place::Orphan;

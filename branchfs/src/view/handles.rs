@@ -7,12 +7,19 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::nodes::Index;
+use crate::quota::FileUse;
 use crate::tree::{DirectoryEntry, Result};
 
 /// What a handle number stands for.
 #[derive(Debug)]
 enum Open {
-    File { node: Index, file: Arc<OwnedFd>, writable: bool },
+    File {
+        node: Index,
+        file: Arc<OwnedFd>,
+        writable: bool,
+        /// Where what the branch adds is limited.
+        file_use: Option<Arc<FileUse>>,
+    },
     Directory(OpenDirectory),
 }
 
@@ -39,7 +46,7 @@ impl Handles {
     }
 
     pub(crate) fn add_file(&mut self, node: Index, file: OwnedFd, writable: bool) -> u64 {
-        self.add(Open::File { node, file: Arc::new(file), writable })
+        self.add(Open::File { node, file: Arc::new(file), writable, file_use: None })
     }
 
     pub(crate) fn add_directory(&mut self, node: Index) -> u64 {
@@ -61,10 +68,35 @@ impl Handles {
         }
     }
 
+    /// The account of an open file, if it has one.
+    pub(crate) fn file_use(&self, handle: u64) -> Option<Arc<FileUse>> {
+        match self.table.get(&handle) {
+            Some(Open::File { file_use, .. }) => file_use.clone(),
+            _ => None,
+        }
+    }
+
+    /// Keeps a file's account as long as it is open.
+    pub(crate) fn account(&mut self, handle: u64, new: Option<Arc<FileUse>>) {
+        if let Some(Open::File { file_use, .. }) = self.table.get_mut(&handle) {
+            *file_use = new;
+        }
+    }
+
     /// Lets a handle go on with another file: its node was copied up.
     pub(crate) fn replace_file(&mut self, handle: u64, new: Arc<OwnedFd>) {
         if let Some(Open::File { file, .. }) = self.table.get_mut(&handle) {
             *file = new;
+        }
+    }
+
+    /// A file that was open for writing, with its account, if it has one.
+    pub(crate) fn counted(&self, handle: u64) -> Option<(Arc<FileUse>, Arc<OwnedFd>)> {
+        match self.table.get(&handle) {
+            Some(Open::File { file, writable: true, file_use: Some(file_use), .. }) => {
+                Some((Arc::clone(file_use), Arc::clone(file)))
+            }
+            _ => None,
         }
     }
 

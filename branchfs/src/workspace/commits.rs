@@ -263,6 +263,9 @@ impl Workspace {
         }
         self.thaw(slot, 1);
         if let Some(mut child) = branches.remove(&id) {
+            if let Some(quota) = &child.quota {
+                quota.lift();
+            }
             child.record.layers.clear(); // they are the parent's now
             self.retire_branch(&child)?;
         }
