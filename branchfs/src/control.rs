@@ -219,6 +219,10 @@ fn answer(line: &[u8], workspace: &Workspace, info: &MountInfo) -> Result<Value,
             let (removed, bytes) = workspace.prune(request.keep.unwrap_or(0))?;
             Ok(json!({ "removed": removed, "bytes": bytes }))
         }
+        "requests" => {
+            let counted = workspace.filesystem.requests().into_iter();
+            Ok(counted.map(|(kind, count)| (kind.to_owned(), Value::from(count))).collect())
+        }
         verb => Err(Error::Usage(format!("this daemon does not know the verb {verb:?}"))),
     }
 }
@@ -234,10 +238,20 @@ fn describe(workspace: &Workspace, info: &MountInfo) -> Value {
         "policy": info.policy.name(),
         "control_files": info.control_files,
         "features": FEATURES,
+        "passthrough": feature(workspace.filesystem.passthrough()),
         "pid": std::process::id(),
         "uid": uid,
         "gid": gid,
     })
+}
+
+/// A feature of the mount: whether it is on, and why not.
+fn feature(missing: &str) -> Value {
+    if missing.is_empty() {
+        json!({ "on": true, "reason": null })
+    } else {
+        json!({ "on": false, "reason": missing })
+    }
 }
 
 fn branch_of(value: Option<&Value>) -> Result<Selector, Error> {

@@ -33,6 +33,8 @@ pub struct Options {
     pub history_commits_max: usize,
     /// Show the control files of the published BranchFS in every branch.
     pub control_files: bool,
+    /// Let the kernel read and write files by itself where it can.
+    pub passthrough: bool,
 }
 
 /// Mounts and serves until the mount is gone. `ready` is called once everything answers.
@@ -73,7 +75,7 @@ pub fn run(options: &Options, ready: impl FnOnce()) -> Result<()> {
         let control_files = ControlFiles::new(Arc::downgrade(&workspace));
         workspace.filesystem.show_control_files(Box::new(control_files));
     }
-    let served = serve(&workspace, info, control, ready);
+    let served = serve(&workspace, info, control, options.passthrough, ready);
     // The socket's directory is shared with other mounts and stays.
     std::fs::remove_file(&socket)
         .with_context(|| format!("{} cannot be removed", socket.display()))?;
@@ -87,9 +89,16 @@ fn serve(
     workspace: &Arc<Workspace>,
     info: MountInfo,
     control: Control,
+    passthrough: bool,
     ready: impl FnOnce(),
 ) -> Result<()> {
-    let session = Session::mount(&info.mountpoint)?;
+    let stacking = if passthrough { Some(stacking_below(workspace.store())?) } else { None };
+    if passthrough {
+        let probe = workspace.store().join("format");
+        let probe = std::fs::File::open(&probe).with_context(|| probe.display().to_string())?;
+        workspace.filesystem.offer_passthrough(probe.into());
+    }
+    let session = Session::mount(&info.mountpoint, stacking)?;
     workspace.filesystem.connect(session.kernel(), control.path().as_os_str().to_os_string());
     let (served, at) = (Arc::clone(workspace), info.mountpoint.clone());
     thread::Builder::new().name("control".to_owned()).spawn(move || control.serve(served, info))?;
@@ -106,6 +115,18 @@ fn serve(
     let handler: Arc<dyn Handler> = workspace.filesystem.clone();
     session.serve(&handler, REQUEST_THREADS)?;
     Ok(())
+}
+
+/// How many file systems files of ours may be stacked on: one more where the store is on a stacked one itself. Not more
+/// than needed: whoever stacks on us has so many less.
+fn stacking_below(store: &Path) -> Result<u32> {
+    const STACKED: [i64; 3] = [
+        0x794c_7630, // overlayfs
+        0x6573_5546, // FUSE
+        0xf15f,      // eCryptfs
+    ];
+    let found = rustix::fs::statfs(store).with_context(|| store.display().to_string())?;
+    Ok(if STACKED.contains(&found.f_type) { 2 } else { 1 })
 }
 
 /// Every open file of every branch is one of ours.

@@ -60,6 +60,16 @@ pub enum Error {
         /// Those files.
         paths: Vec<PathBuf>,
     },
+    /// Files are open for writing in the branch that was to be forked.
+    #[error(
+        "branch {name} cannot be forked: it has files open for writing, which a fork must freeze"
+    )]
+    Written {
+        /// The branch.
+        name: String,
+        /// Those files.
+        paths: Vec<PathBuf>,
+    },
     /// This mount cannot do it.
     #[error("{0}")]
     Unsupported(String),
@@ -88,7 +98,7 @@ impl Error {
             Self::Stale(_) => "stale",
             Self::Conflict { .. } => "conflict",
             Self::Frozen { .. } => "frozen",
-            Self::Busy { .. } => "busy",
+            Self::Busy { .. } | Self::Written { .. } => "busy",
             Self::Unsupported(_) => "unsupported",
             Self::Io { .. } => "io",
             Self::Corrupt(_) => "corrupt",
@@ -107,6 +117,7 @@ impl Error {
             Self::NothingKept(_) => Some("see branchfs history for what is kept"),
             Self::Frozen { .. } => Some("commit or abort the children first"),
             Self::Busy { .. } => Some("end the processes that write there, then commit again"),
+            Self::Written { .. } => Some("close them, or end the processes that write there"),
             Self::Corrupt(_) => {
                 Some("keep the store as it is and look at it before anything is removed")
             }
@@ -122,7 +133,9 @@ impl Error {
     #[must_use]
     pub fn paths(&self) -> &[PathBuf] {
         match self {
-            Self::Conflict { paths, .. } | Self::Busy { paths, .. } => paths,
+            Self::Conflict { paths, .. }
+            | Self::Busy { paths, .. }
+            | Self::Written { paths, .. } => paths,
             _ => &[],
         }
     }

@@ -26,7 +26,7 @@ use crate::kernel::handler::{
 };
 use crate::layer::Layer;
 use crate::quota::{FileUse, Ledger, Quota};
-use crate::view::{Index, New, Owner, ROOT, View};
+use crate::view::{Index, New, OpenedFile, Owner, ROOT, View};
 
 /// Bits of a node number that name the node within its view.
 const INDEX_BITS: u32 = 40;
@@ -157,6 +157,10 @@ pub(crate) struct Filesystem {
     control_socket: OnceLock<OsString>,
     capabilities: OnceLock<Capabilities>,
     kernel: OnceLock<Arc<dyn Kernel>>,
+    /// Why the kernel does not read and write files in our stead; empty where it does. Known after INIT.
+    passthrough: OnceLock<String>,
+    /// A file of the store, to try that out with.
+    probe: OnceLock<OwnedFd>,
     /// Set where the mount has control files.
     control_file: OnceLock<Box<dyn ControlFile>>,
 }
@@ -183,6 +187,8 @@ impl Filesystem {
             control_socket: OnceLock::new(),
             capabilities: OnceLock::new(),
             kernel: OnceLock::new(),
+            passthrough: OnceLock::new(),
+            probe: OnceLock::new(),
             control_file: OnceLock::new(),
         }
     }
@@ -231,6 +237,62 @@ impl Filesystem {
     /// Sets what is known only once the mount and its socket are there.
     pub(crate) fn connect(&self, kernel: Arc<dyn Kernel>, control_socket: OsString) {
         let _ = (self.kernel.set(kernel), self.control_socket.set(control_socket)); // set once, at start
+    }
+
+    /// What INIT will try passthrough out with: a file on the file system of the layers. Without one it stays off.
+    pub(crate) fn offer_passthrough(&self, probe: OwnedFd) {
+        let _ = self.probe.set(probe); // set once, at start
+    }
+
+    /// Why there is no passthrough; empty where there is.
+    pub(crate) fn passthrough(&self) -> &str {
+        self.passthrough.get().map_or("the mount is not ready yet", String::as_str)
+    }
+
+    /// How many requests of each kind the kernel has sent so far.
+    pub(crate) fn requests(&self) -> Vec<(&'static str, u64)> {
+        self.kernel.get().map_or_else(Vec::new, |kernel| kernel.requests())
+    }
+
+    fn try_passthrough(&self, capabilities: &Capabilities) -> String {
+        let (Some(probe), Some(kernel)) = (self.probe.get(), self.kernel.get()) else {
+            return "switched off".to_owned();
+        };
+        if !capabilities.passthrough {
+            return "the kernel has no FUSE passthrough (Linux 6.9)".to_owned();
+        }
+        match kernel.open_backing(probe.as_fd()) {
+            Ok(backing) => {
+                kernel.close_backing(backing);
+                String::new()
+            }
+            Err(Errno::PERM) => "it takes CAP_SYS_ADMIN".to_owned(),
+            Err(Errno::LOOP) => {
+                "the base's file system is itself stacked on others too high".to_owned()
+            }
+            Err(error) => format!("the kernel refuses the base's files: {error}"),
+        }
+    }
+
+    /// Who takes backing files of a branch. Main is read and written by asking: freezing it must reach open files, and
+    /// others change the base.
+    fn backer(&self, mounted: &Mounted) -> Option<&Arc<dyn Kernel>> {
+        let is_on = mounted.slot != MAIN && self.passthrough.get().is_some_and(String::is_empty);
+        self.kernel.get().filter(|_| is_on)
+    }
+
+    /// Attributes that somebody may be changing through a mapping are asked for each time.
+    fn attributes_ttl_of(mounted: &Mounted, view: &mut View, index: Index) -> Duration {
+        if view.has_settled(index) { mounted.attributes_ttl(index) } else { Duration::ZERO }
+    }
+
+    fn entry_of(mounted: &Mounted, view: &mut View, index: Index, found: Attributes) -> Entry {
+        let entry = mounted.entry(index, found);
+        if view.has_settled(index) {
+            entry
+        } else {
+            Entry { attributes_ttl: Duration::ZERO, ..entry }
+        }
     }
 
     /// Holds up all requests while what views are made of changes.
@@ -407,10 +469,12 @@ impl Filesystem {
         }
     }
 
-    fn opened(mounted: &Mounted, handle: u64) -> Opened {
+    fn opened(mounted: &Mounted, file: &OpenedFile) -> Opened {
         Opened {
-            handle: Some(Handle(handle)),
-            keep_cache: mounted.slot != MAIN,
+            handle: Some(Handle(file.handle)),
+            // Not with a backing file: the kernel takes that for a mistake.
+            keep_cache: mounted.slot != MAIN && file.backing.is_none() && file.keeps_pages,
+            backing: file.backing,
             ..Opened::default()
         }
     }
@@ -418,7 +482,9 @@ impl Filesystem {
 
 impl Handler for Filesystem {
     fn init(&self, capabilities: &Capabilities) {
-        let _ = self.capabilities.set(*capabilities); // INIT comes once
+        // INIT comes once.
+        let _ = self.capabilities.set(*capabilities);
+        let _ = self.passthrough.set(self.try_passthrough(capabilities));
     }
 
     fn lookup(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Answer<Entry> {
@@ -433,7 +499,7 @@ impl Handler for Filesystem {
         let mut view = mounted.live()?;
         if let Some((index, attributes)) = view.lookup(parent, name)? {
             view.nodes.remember(index);
-            return Ok(mounted.entry(index, attributes));
+            return Ok(Self::entry_of(&mounted, &mut view, index, attributes));
         }
         let may_become_branch = parent == ROOT && name.as_bytes().starts_with(b"@");
         if may_become_branch || !self.may_cache_absence(&mounted) {
@@ -464,11 +530,11 @@ impl Handler for Filesystem {
         if self.control_file(index).is_some() {
             return Ok((self.control_attributes()?, Duration::ZERO));
         }
-        let attributes = match index {
-            ROOT => self.root_attributes(&mounted)?,
-            index => mounted.live()?.getattr(index)?,
-        };
-        Ok((attributes, mounted.attributes_ttl(index)))
+        if index == ROOT {
+            return Ok((self.root_attributes(&mounted)?, mounted.attributes_ttl(index)));
+        }
+        let mut view = mounted.live()?;
+        Ok((view.getattr(index)?, Self::attributes_ttl_of(&mounted, &mut view, index)))
     }
 
     fn setattr(
@@ -486,8 +552,10 @@ impl Handler for Filesystem {
             let attributes = if only_size { self.control_attributes() } else { Err(Errno::PERM) };
             return Ok((attributes?, Duration::ZERO));
         }
-        let attributes = mounted.writable()?.setattr(index, changes)?;
-        Ok((attributes, mounted.ttl()))
+        let mut view = mounted.writable()?;
+        let attributes = view.setattr(index, changes)?;
+        let ttl = if view.has_settled(index) { mounted.ttl() } else { Duration::ZERO };
+        Ok((attributes, ttl))
     }
 
     fn readlink(&self, node: NodeId) -> Answer<Vec<u8>> {
@@ -598,7 +666,7 @@ impl Handler for Filesystem {
         let mut view = mounted.writable()?;
         let attributes = view.link(index, new_parent, new_name)?;
         view.nodes.remember(index);
-        Ok(mounted.entry(index, attributes))
+        Ok(Self::entry_of(&mounted, &mut view, index, attributes))
     }
 
     fn open(&self, _caller: &Caller, node: NodeId, flags: OpenFlags) -> Answer<Opened> {
@@ -614,9 +682,12 @@ impl Handler for Filesystem {
         let wanted = OFlags::from_bits_retain(flags.flags);
         let changes = wanted.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC);
         let mut view = if changes { mounted.writable()? } else { mounted.live()? };
-        let (file, writable) = view.open(index, wanted, flags.kill_privileges)?;
-        let handle = view.add_handle(index, file, writable)?;
-        Ok(Self::opened(&mounted, handle))
+        let file = view.open(index, wanted, flags.kill_privileges, self.backer(&mounted))?;
+        drop(view);
+        if let (true, Some(kernel)) = (file.outdates_attributes, self.kernel.get()) {
+            let _ = kernel.invalidate_attributes(node); // the kernel may have none: as good
+        }
+        Ok(Self::opened(&mounted, &file))
     }
 
     fn create(
@@ -631,10 +702,11 @@ impl Handler for Filesystem {
         let (entry, file) = self.make(caller, parent, name, New::File { mode }, umask)?;
         let (mounted, index) = self.at(entry.node.ok_or(Errno::IO)?)?;
         let mut view = mounted.live()?;
-        let writable =
-            OFlags::from_bits_retain(flags.flags).intersects(OFlags::WRONLY | OFlags::RDWR);
-        let handle = view.add_handle(index, file.ok_or(Errno::IO)?, writable)?;
-        Ok((entry, Self::opened(&mounted, handle)))
+        let access = OFlags::from_bits_retain(flags.flags) & OFlags::RWMODE;
+        let file = view.serve(index, file.ok_or(Errno::IO)?, access, self.backer(&mounted))?;
+        let attributes = entry.attributes.ok_or(Errno::IO)?;
+        let entry = Self::entry_of(&mounted, &mut view, index, attributes);
+        Ok((entry, Self::opened(&mounted, &file)))
     }
 
     fn tmpfile(
@@ -643,7 +715,7 @@ impl Handler for Filesystem {
         parent: NodeId,
         mode: u32,
         umask: u32,
-        _flags: OpenFlags,
+        flags: OpenFlags,
     ) -> Answer<(Entry, Opened)> {
         let _pass = self.pass();
         let (mounted, parent) = self.at(parent)?;
@@ -651,8 +723,10 @@ impl Handler for Filesystem {
         let owner = Owner { uid: caller.uid, gid: caller.gid };
         let (index, attributes, file) = view.create_unnamed(parent, mode, umask, owner)?;
         view.nodes.remember(index);
-        let handle = view.add_handle(index, file, true)?;
-        Ok((mounted.entry(index, attributes), Self::opened(&mounted, handle)))
+        let access = OFlags::from_bits_retain(flags.flags) & OFlags::RWMODE;
+        let file = view.serve(index, file, access, self.backer(&mounted))?;
+        let entry = Self::entry_of(&mounted, &mut view, index, attributes);
+        Ok((entry, Self::opened(&mounted, &file)))
     }
 
     fn read(&self, node: NodeId, handle: Handle, offset: u64, buffer: &mut [u8]) -> Answer<usize> {
@@ -709,17 +783,7 @@ impl Handler for Filesystem {
         let Ok((mounted, _)) = self.at(node) else {
             return;
         };
-        let mut view = mounted.lock();
-        if let Some((file_use, file)) = view.handles.counted(handle.0) {
-            file_use.closed(file.as_fd());
-        }
-        let Some(index) = view.handles.remove(handle.0) else {
-            return;
-        };
-        if let Ok(node) = view.nodes.get_mut(index) {
-            node.handles.retain(|open| *open != handle.0);
-        }
-        view.nodes.drop_unused(index);
+        mounted.lock().close(handle.0);
     }
 
     fn fsync(&self, node: NodeId, handle: Handle, data_only: bool) -> Answer<()> {
@@ -847,13 +911,8 @@ impl Handler for Filesystem {
             let pushed = match found {
                 Some((child, attributes)) => {
                     view.nodes.remember(child);
-                    let pushed = sink.push_plus(
-                        &mounted.entry(child, attributes),
-                        attributes.ino,
-                        next,
-                        kind,
-                        &entry.name,
-                    );
+                    let found = Self::entry_of(&mounted, &mut view, child, attributes);
+                    let pushed = sink.push_plus(&found, attributes.ino, next, kind, &entry.name);
                     if !pushed {
                         view.nodes.forget(child, 1);
                     }

@@ -9,6 +9,7 @@
 
 pub(crate) mod handler;
 mod mount;
+mod requests;
 mod session;
 mod wire;
 

@@ -45,6 +45,13 @@ enum Command {
         /// How many commits can be undone at most; 0 keeps nothing
         #[arg(long, value_name = "N", default_value_t = branchfs::HISTORY_COMMITS_DEFAULT)]
         history: usize,
+        /// Answer every read and write here instead of letting the kernel do it (Linux 6.9, root)
+        #[arg(long, env = "BRANCHFS_NO_PASSTHROUGH",
+              value_parser = clap::builder::FalseyValueParser::new())]
+        no_passthrough: bool,
+        /// The published BranchFS's word for what is the default here
+        #[arg(long, hide = true, conflicts_with = "no_passthrough")]
+        passthrough: bool,
         /// Stay in the foreground
         #[arg(long)]
         foreground: bool,
@@ -207,6 +214,8 @@ fn run(command: Command) -> Result<()> {
             driver,
             policy,
             history,
+            no_passthrough,
+            passthrough: _,
             foreground,
             mountpoint,
         } => {
@@ -215,9 +224,16 @@ fn run(command: Command) -> Result<()> {
             }
             let control_files = control_files || storage.is_some();
             let store = store.or(storage);
-            let history_commits_max = history;
-            let options =
-                Options { base, store, mountpoint, policy, history_commits_max, control_files };
+            let (history_commits_max, passthrough) = (history, !no_passthrough);
+            let options = Options {
+                base,
+                store,
+                mountpoint,
+                policy,
+                history_commits_max,
+                control_files,
+                passthrough,
+            };
             mount(&options, foreground)
         }
         Command::Unmount { lazy, published: _, mountpoint } => branchfs::stop(&mountpoint, lazy),

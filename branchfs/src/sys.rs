@@ -51,6 +51,65 @@ fn set_read_only(mount: BorrowedFd<'_>) -> Result<(), Errno> {
     if result == 0 { Ok(()) } else { Err(last_error()) }
 }
 
+/// Registers `file` with the FUSE connection `device` as a file that the kernel reads and writes itself.
+///
+/// Fails with `EPERM` without `CAP_SYS_ADMIN`, with `ELOOP` where the file's own file system is stacked too high.
+pub(crate) fn open_backing(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<i32, Errno> {
+    /// `struct fuse_backing_map`.
+    #[repr(C)]
+    struct BackingMap {
+        fd: i32,
+        flags: u32,
+        padding: u64,
+    }
+    // _IOW(229, 1, struct fuse_backing_map)
+    const BACKING_OPEN: libc::c_ulong = 0x4010_e501;
+    let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
+    // SAFETY: the kernel reads one `fuse_backing_map`, which outlives the call, and keeps no pointer.
+    let id = unsafe { libc::ioctl(device.as_raw_fd(), BACKING_OPEN as _, &raw const map) };
+    if id > 0 { Ok(id) } else { Err(last_error()) }
+}
+
+/// Ends what [`open_backing`] began. Files that are open through it stay so.
+pub(crate) fn close_backing(device: BorrowedFd<'_>, id: i32) -> Result<(), Errno> {
+    // _IOW(229, 2, uint32_t)
+    const BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
+    // SAFETY: the kernel reads four bytes of `id`, which outlives the call.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), BACKING_CLOSE as _, &raw const id) };
+    if result == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// Whether anybody has the inode of `file` open for writing, or mapped writable through a descriptor that is closed by
+/// now; `None` where that cannot be found out. `file` itself must be read-only. `owner` is the file's owner.
+///
+/// The kernel grants a read lease exactly where nobody can write. Without `CAP_LEASE` only an owner may ask.
+pub(crate) fn is_being_written(file: BorrowedFd<'_>, owner: u32) -> Option<bool> {
+    let ask = || {
+        // SAFETY: F_SETLEASE takes a number.
+        let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK) };
+        if result == 0 {
+            // SAFETY: as above. The lease goes, so that no later open has to break it.
+            unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
+            return Ok(false);
+        }
+        match last_error() {
+            Errno::AGAIN => Ok(true),
+            error => Err(error),
+        }
+    };
+    match ask() {
+        Err(Errno::ACCESS) => {
+            // SAFETY: the raw call changes this thread's file system user alone, and no memory.
+            let before = unsafe { libc::syscall(libc::SYS_setfsuid, owner) };
+            let answer = ask();
+            // SAFETY: as above.
+            unsafe { libc::syscall(libc::SYS_setfsuid, before) };
+            answer.ok()
+        }
+        answer => answer.ok(),
+    }
+}
+
 /// The error of the libc call that just failed on this thread.
 fn last_error() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
@@ -75,5 +134,19 @@ mod tests {
         assert_eq!(write("new", OFlags::WRONLY | OFlags::CREATE), Errno::ROFS);
         // The mount of the original is untouched.
         openat(&original, "file", OFlags::WRONLY, Mode::empty()).unwrap();
+    }
+
+    #[test]
+    fn a_writer_is_noticed_for_as_long_as_it_is_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, "content").unwrap();
+        std::os::unix::fs::chown(&path, Some(1000), None).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        assert_eq!(is_being_written(file.as_fd(), 1000), Some(false));
+        let writer = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+        assert_eq!(is_being_written(file.as_fd(), 1000), Some(true));
+        drop(writer);
+        assert_eq!(is_being_written(file.as_fd(), 1000), Some(false));
     }
 }

@@ -17,8 +17,9 @@ mod copy_up;
 mod handles;
 mod listing;
 mod nodes;
+mod open;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -36,6 +37,7 @@ pub(crate) use attributes::kill_privileges_of;
 pub(crate) use change::{New, Owner};
 pub(crate) use handles::Handles;
 pub(crate) use nodes::{At, Index, Nodes, Place, ROOT};
+pub(crate) use open::OpenedFile;
 
 /// The store's directory in the base, hidden from every view.
 pub(crate) const HIDDEN: &str = ".branching";
@@ -53,6 +55,8 @@ pub(crate) struct View {
     pub(crate) layers: Vec<Arc<Layer>>,
     pub(crate) nodes: Nodes,
     pub(crate) handles: Handles,
+    /// Nodes that somebody may write to through a mapping.
+    mapped: HashSet<Index>,
 }
 
 /// A node, and one of its names, that the kernel may hold an outdated answer for.
@@ -72,7 +76,12 @@ impl View {
     /// A view of `layers`, top first.
     pub(crate) fn new(layers: Vec<Arc<Layer>>) -> Self {
         let root = root_place(&layers);
-        Self { layers, nodes: Nodes::new(root), handles: Handles::default() }
+        Self {
+            layers,
+            nodes: Nodes::new(root),
+            handles: Handles::default(),
+            mapped: HashSet::new(),
+        }
     }
 
     /// The layer that takes changes.

@@ -410,6 +410,7 @@ impl Workspace {
         };
         let id = self.next_number();
         let path = self.layer_path(id);
+        self.freeze_for_fork(parent_slot)?;
         let made = self.make_layer(id, &path, &parent_stack).and_then(|layer| {
             layer.limit(quota.clone()).at(&path)?;
             let record = Record {
@@ -424,12 +425,14 @@ impl Workspace {
             self.write_record(&record)?;
             Ok((layer, record))
         });
-        let (layer, record) = made.inspect_err(|_| self.throw_away(&path, "unmade"))?;
+        let (layer, record) = made.inspect_err(|_| {
+            self.throw_away(&path, "unmade");
+            self.thaw(parent_slot, 1);
+        })?;
         let mut stack = vec![Arc::new(layer)];
         stack.extend(parent_stack);
         // From here on nothing writes to the parent: what the child sees is settled.
         let gate = self.filesystem.close_gate();
-        self.freeze(parent_slot);
         let slot = self.filesystem.add(OsStr::new(name), parent_slot, stack.clone());
         drop(gate);
         branches.insert(id, Branch { record, slot, stack, quota });

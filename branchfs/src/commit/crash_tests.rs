@@ -166,8 +166,10 @@ fn write(view: &mut View, path: &str, content: &str) {
     }
     let index = find(view, path);
     let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::TRUNC;
-    let (file, _) = view.open(index, flags, false).unwrap();
-    rustix::io::write(file, content.as_bytes()).unwrap();
+    let opened = view.open(index, flags, false, None).unwrap();
+    let file = view.handles.file(opened.handle).unwrap();
+    rustix::io::write(&*file, content.as_bytes()).unwrap();
+    view.close(opened.handle);
 }
 
 fn unlink(view: &mut View, path: &str) {

@@ -9,6 +9,7 @@
 //! copied up keeps its inode number, and one lower file has a node in every branch.
 
 use std::ffi::OsStr;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -97,7 +98,13 @@ pub(crate) struct Opened {
     pub(crate) direct_io: bool,
     /// Let the kernel cache the listing (`FOPEN_CACHE_DIR`).
     pub(crate) cache_directory: bool,
+    /// Read and write this file instead, without asking again (`FOPEN_PASSTHROUGH`).
+    pub(crate) backing: Option<BackingId>,
 }
+
+/// Number of a file that the kernel reads and writes in our stead; of one mount.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BackingId(pub(crate) i32);
 
 /// Attributes to change; `None` leaves one as it is.
 #[derive(Clone, Copy, Debug, Default)]
@@ -170,6 +177,8 @@ pub(crate) type Answer<T> = Result<T, Errno>;
 pub(crate) struct Capabilities {
     /// The kernel understands `FUSE_NOTIFY_INC_EPOCH`.
     pub(crate) epoch: bool,
+    /// The kernel can read and write backing files (`FUSE_PASSTHROUGH`, Linux 6.9).
+    pub(crate) passthrough: bool,
 }
 
 /// A filesystem, as the kernel asks for it: each method is the FUSE request of its name (fuse(4), linux/fuse.h).
@@ -395,4 +404,13 @@ pub(crate) trait Kernel: Send + Sync {
     fn invalidate_entry(&self, parent: NodeId, name: &OsStr) -> Answer<()>;
     /// Makes every cached name be looked up again. `ENOSYS` where the kernel cannot.
     fn increment_epoch(&self) -> Answer<()>;
+    /// Forgets the attributes of a node and keeps its pages. Waits for nothing.
+    fn invalidate_attributes(&self, node: NodeId) -> Answer<()>;
+    /// Registers a file as backing file. `EPERM` without `CAP_SYS_ADMIN`, `ELOOP` where its file system is stacked too
+    /// high. Needs no lock to be free.
+    fn open_backing(&self, file: BorrowedFd<'_>) -> Answer<BackingId>;
+    /// Ends that; files that are open go on.
+    fn close_backing(&self, backing: BackingId);
+    /// How many requests of each kind the kernel has sent so far.
+    fn requests(&self) -> Vec<(&'static str, u64)>;
 }

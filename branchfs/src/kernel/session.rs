@@ -6,7 +6,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,10 +15,11 @@ use std::thread;
 use rustix::io::Errno;
 
 use super::handler::{
-    Answer, Caller, Capabilities, Changes, Entry, Handle, Handler, Kernel, NodeId, OpenFlags,
-    Opened, SetTime, Time,
+    Answer, BackingId, Caller, Capabilities, Changes, Entry, Handle, Handler, Kernel, NodeId,
+    OpenFlags, Opened, SetTime, Time,
 };
 use super::mount::{self, MountError};
+use super::requests::Requests;
 use super::wire::{EntryBuffer, IN_HEADER_BYTES, Input, Output, decode_device, opcode};
 
 /// Largest write, and largest read, in one request.
@@ -39,29 +40,44 @@ const MINOR_MAX: u32 = 45;
 /// First protocol with `FUSE_NOTIFY_INC_EPOCH` (Linux 6.16).
 const MINOR_EPOCH: u32 = 44;
 
+/// Set among the high flags of INIT: files may have backing files.
+const PASSTHROUGH: u64 = 1 << 37;
+
 /// A mounted filesystem that is not served yet.
 pub(crate) struct Session {
     device: Arc<OwnedFd>,
+    /// How many file systems may be stacked below ours for its files to have backing files; `None`: never ask for it.
+    stacking: Option<u32>,
+    requests: Arc<Requests>,
 }
 
 impl Session {
-    /// Mounts at `mountpoint`. The mount shows as type `fuse.branchfs`, source `branchfs`.
-    pub(crate) fn mount(mountpoint: &Path) -> Result<Self, MountError> {
-        Ok(Self { device: Arc::new(mount::mount(mountpoint)?) })
+    /// Mounts at `mountpoint`. The mount shows as type `fuse.branchfs`, source `branchfs`. `stacking` is the number of
+    /// stacked file systems that backing files may lie on; `None` does without backing files.
+    pub(crate) fn mount(mountpoint: &Path, stacking: Option<u32>) -> Result<Self, MountError> {
+        let device = Arc::new(mount::mount(mountpoint)?);
+        Ok(Self { device, stacking, requests: Arc::new(Requests::new()) })
     }
 
     /// The way to tell the kernel something unasked.
     pub(crate) fn kernel(&self) -> Arc<dyn Kernel> {
-        Arc::new(Notifier { device: Arc::clone(&self.device) })
+        Arc::new(Notifier {
+            device: Arc::clone(&self.device),
+            requests: Arc::clone(&self.requests),
+        })
     }
 
     /// Serves until the mount is gone.
     pub(crate) fn serve(self, handler: &Arc<dyn Handler>, threads: usize) -> io::Result<()> {
-        let mut first = Worker::new(Arc::clone(&self.device), Arc::clone(handler));
-        first.initialise()?;
+        let worker = || {
+            let (device, requests) = (Arc::clone(&self.device), Arc::clone(&self.requests));
+            Worker::new(device, Arc::clone(handler), requests)
+        };
+        let mut first = worker();
+        first.initialise(self.stacking)?;
         let others: Vec<_> = (1..threads)
             .map(|number| {
-                let mut worker = Worker::new(Arc::clone(&self.device), Arc::clone(handler));
+                let mut worker = worker();
                 thread::Builder::new()
                     .name(format!("request-{number}"))
                     .spawn(move || worker.serve())
@@ -79,6 +95,7 @@ impl Session {
 struct Worker {
     device: Arc<OwnedFd>,
     handler: Arc<dyn Handler>,
+    requests: Arc<Requests>,
     request: Vec<u8>,
     output: Output,
 }
@@ -101,9 +118,9 @@ enum Given {
 }
 
 impl Worker {
-    fn new(device: Arc<OwnedFd>, handler: Arc<dyn Handler>) -> Self {
+    fn new(device: Arc<OwnedFd>, handler: Arc<dyn Handler>, requests: Arc<Requests>) -> Self {
         let request = vec![0; TRANSFER_BYTES_MAX as usize + HEADER_ROOM_BYTES];
-        Self { device, handler, request, output: Output::default() }
+        Self { device, handler, requests, request, output: Output::default() }
     }
 
     /// Reads one request; `None` when the mount is gone.
@@ -133,7 +150,7 @@ impl Worker {
     }
 
     /// The first request: which protocol, and what of it.
-    fn initialise(&mut self) -> io::Result<()> {
+    fn initialise(&mut self, stacking: Option<u32>) -> io::Result<()> {
         let Some(length) = self.read()? else {
             return Err(io::Error::other("the mount went away at once"));
         };
@@ -150,9 +167,9 @@ impl Worker {
             )));
         }
         let offered = u64::from(input.u32()?) | u64::from(input.u32().unwrap_or(0)) << 32;
-        let flags = offered & wanted_flags();
+        let wanted = wanted_flags() | if stacking.is_some() { PASSTHROUGH } else { 0 };
+        let flags = offered & wanted;
         let minor = minor.min(MINOR_MAX);
-        self.handler.init(&Capabilities { epoch: minor >= MINOR_EPOCH });
         let output = &mut self.output;
         output.clear();
         output.u32(7);
@@ -167,8 +184,14 @@ impl Worker {
         output.u16(TRANSFER_PAGES_MAX);
         output.u16(0);
         output.u32(high);
-        output.bytes(&[0; 28]);
+        output.u32(stacking.filter(|_| flags & PASSTHROUGH != 0).unwrap_or(0)); // max_stack_depth
+        output.bytes(&[0; 24]);
         rustix::io::write(&*self.device, output.finish(header.unique, None))?;
+        // After the answer: only now the kernel takes backing files, which the handler tries out.
+        self.handler.init(&Capabilities {
+            epoch: minor >= MINOR_EPOCH,
+            passthrough: flags & PASSTHROUGH != 0,
+        });
         Ok(())
     }
 
@@ -178,6 +201,7 @@ impl Worker {
             return Ok(());
         };
         output.clear();
+        self.requests.count(header.opcode);
         match header.opcode {
             opcode::FORGET => {
                 self.handler.forget(header.node, input.u64().unwrap_or(0));
@@ -208,6 +232,7 @@ impl Worker {
         let apart = Worker {
             device: Arc::clone(&self.device),
             handler: Arc::clone(&self.handler),
+            requests: Arc::clone(&self.requests),
             request: Vec::new(),
             output: Output::default(),
         };
@@ -598,6 +623,7 @@ fn wanted_flags() -> u64 {
 /// Sends notifications.
 struct Notifier {
     device: Arc<OwnedFd>,
+    requests: Arc<Requests>,
 }
 
 impl Notifier {
@@ -637,5 +663,28 @@ impl Kernel for Notifier {
     fn increment_epoch(&self) -> Answer<()> {
         const INC_EPOCH: i32 = 8;
         self.send(INC_EPOCH, |_| {})
+    }
+
+    fn invalidate_attributes(&self, node: NodeId) -> Answer<()> {
+        const INVAL_INODE: i32 = 2;
+        const NO_PAGES: u64 = u64::MAX; // offset -1
+        self.send(INVAL_INODE, |output| {
+            output.u64(node.0);
+            output.u64(NO_PAGES);
+            output.u64(0);
+        })
+    }
+
+    fn open_backing(&self, file: BorrowedFd<'_>) -> Answer<BackingId> {
+        crate::sys::open_backing(self.device.as_fd(), file).map(BackingId)
+    }
+
+    fn requests(&self) -> Vec<(&'static str, u64)> {
+        self.requests.counted()
+    }
+
+    fn close_backing(&self, backing: BackingId) {
+        // It fails for a number that is not registered, or a mount that is gone: nothing is left to close either way.
+        let _ = crate::sys::close_backing(self.device.as_fd(), backing.0);
     }
 }

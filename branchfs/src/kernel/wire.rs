@@ -65,6 +65,7 @@ pub(crate) mod opcode {
     pub(crate) const COPY_FILE_RANGE: u32 = 47;
     pub(crate) const SYNCFS: u32 = 50;
     pub(crate) const TMPFILE: u32 = 51;
+    pub(crate) const STATX: u32 = 52;
 }
 
 /// Reads a request's fields in order.
@@ -224,11 +225,13 @@ impl Output {
         const DIRECT_IO: u32 = 1 << 0;
         const KEEP_CACHE: u32 = 1 << 1;
         const CACHE_DIR: u32 = 1 << 3;
+        const PASSTHROUGH: u32 = 1 << 7;
         let mut flags = 0;
         for (wanted, flag) in [
             (opened.direct_io, DIRECT_IO),
             (opened.keep_cache, KEEP_CACHE),
             (opened.cache_directory, CACHE_DIR),
+            (opened.backing.is_some(), PASSTHROUGH),
         ] {
             if wanted {
                 flags |= flag;
@@ -236,7 +239,7 @@ impl Output {
         }
         self.u64(opened.handle.map_or(0, |handle| handle.0));
         self.u32(flags);
-        self.u32(0);
+        self.bytes(&opened.backing.map_or(0, |backing| backing.0).to_ne_bytes());
     }
 
     pub(crate) fn statfs(&mut self, statfs: &Statfs) {

@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, OFlags, RenameFlags, XattrFlags};
+use rustix::fs::{FileType, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
 use super::accounts;
@@ -613,47 +613,6 @@ impl View {
             Err(error) => return Err(error),
         };
         top.saw(&path, expected)
-    }
-
-    /// Opens the content of a regular file; for writing it is copied up first.
-    pub(crate) fn open(
-        &mut self,
-        index: Index,
-        flags: OFlags,
-        kill_privileges: bool,
-    ) -> Result<(OwnedFd, bool)> {
-        let writable = matches!(flags & OFlags::RWMODE, OFlags::WRONLY | OFlags::RDWR);
-        let truncate = flags.contains(OFlags::TRUNC);
-        if writable || truncate {
-            self.copy_up(index, if truncate { Content::Drop } else { Content::Keep })?;
-        }
-        let at = match self.locate(index) {
-            Ok(at) => at,
-            Err(error) => {
-                // An orphan is opened again through a descriptor that is still there (/proc/self/fd).
-                let file = self.open_file_of(index).ok_or(error)?;
-                let through = crate::tree::descriptor_path(file.as_fd());
-                let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
-                let mode = rustix::fs::Mode::empty();
-                return rustix::fs::open(through, access | OFlags::CLOEXEC, mode)
-                    .map(|file| (file, writable));
-            }
-        };
-        // Reading and writing: what is written through a private mapping must be read first.
-        let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
-        let trunc = if truncate { OFlags::TRUNC } else { OFlags::empty() };
-        let open = || at.layer.tree.open(&at.path, access | trunc | OFlags::NONBLOCK);
-        let file = match self.file_use(index)? {
-            Some(file_use) if truncate => {
-                let before = at.layer.tree.open(&at.path, OFlags::PATH)?;
-                file_use.resize(before.as_fd(), 0, open)?
-            }
-            _ => open()?,
-        };
-        if truncate && kill_privileges {
-            super::attributes::kill_privileges_of(&file)?;
-        }
-        Ok((file, writable))
     }
 }
 

@@ -17,6 +17,8 @@ enum Open {
         node: Index,
         file: Arc<OwnedFd>,
         writable: bool,
+        /// Somebody runs it.
+        executed: bool,
         /// Where what the branch adds is limited.
         file_use: Option<Arc<FileUse>>,
     },
@@ -46,7 +48,8 @@ impl Handles {
     }
 
     pub(crate) fn add_file(&mut self, node: Index, file: OwnedFd, writable: bool) -> u64 {
-        self.add(Open::File { node, file: Arc::new(file), writable, file_use: None })
+        let file = Arc::new(file);
+        self.add(Open::File { node, file, writable, executed: false, file_use: None })
     }
 
     pub(crate) fn add_directory(&mut self, node: Index) -> u64 {
@@ -59,6 +62,17 @@ impl Handles {
             Some(Open::File { file, .. }) => Ok(Arc::clone(file)),
             _ => Err(Errno::BADF),
         }
+    }
+
+    /// Somebody runs the open file.
+    pub(crate) fn mark_executed(&mut self, handle: u64) {
+        if let Some(Open::File { executed, .. }) = self.table.get_mut(&handle) {
+            *executed = true;
+        }
+    }
+
+    pub(crate) fn is_executed(&self, handle: u64) -> bool {
+        matches!(self.table.get(&handle), Some(Open::File { executed: true, .. }))
     }
 
     pub(crate) fn directory(&mut self, handle: u64) -> Result<&mut OpenDirectory> {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
+use super::open::Backing;
 use crate::kernel::handler::Attributes;
 use crate::layer::{Layer, LayerId};
 use crate::tree::Result;
@@ -61,6 +62,10 @@ pub(crate) struct Node {
     pub(crate) last_attributes: Option<Attributes>,
     /// Whether the directory has a default ACL, once known.
     pub(crate) default_acl: Option<bool>,
+    /// The file that the kernel reads and writes for those who have the node open; none: they ask us.
+    pub(crate) backing: Option<Backing>,
+    /// The kernel may hold pages of the node that are older than what it wrote to the backing file.
+    pub(crate) pages_outdated: bool,
 }
 
 /// The table.
@@ -125,6 +130,8 @@ impl Nodes {
             handles: Vec::new(),
             last_attributes: None,
             default_acl: None,
+            backing: None,
+            pages_outdated: false,
         };
         self.table.insert(index, node);
         if let Some(inode) = inode {
@@ -172,6 +179,11 @@ impl Nodes {
         if let Some(second) = second {
             self.name(second, one.0, one.1);
         }
+    }
+
+    /// By which inode the node can be found.
+    pub(crate) fn inode(&self, index: Index) -> Option<(LayerId, u64)> {
+        self.table.get(&index).and_then(|node| node.inode)
     }
 
     /// The object is now this inode of this layer (`None`: it can no longer be found by inode).

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::{Branch, BranchId, Committed, Selector, Workspace, children_of, now, rivals_of};
 use crate::commit::{self, Decided, Disk, Header, Kind, Plan, Request, VERSION};
 use crate::error::{Context, Error};
-use crate::filesystem::MAIN;
+use crate::filesystem::{MAIN, Slot};
 use crate::layer::Layer;
 use crate::seen::WriteSet;
 
@@ -122,17 +122,32 @@ impl Workspace {
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
         let deadline = Instant::now() + WRITERS_WAIT_MAX;
         loop {
-            let view = mounted.lock();
-            let mut written: Vec<PathBuf> =
-                view.handles.written().filter_map(|index| view.nodes.path(index).ok()).collect();
-            drop(view);
+            let written = mounted.lock().written();
             if written.is_empty() {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                written.sort();
-                written.dedup();
                 return Err(Error::Busy { name: branch.record.name.clone(), paths: written });
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Freezes a branch that is about to be forked. What the kernel writes by itself no freezing stops: it must be
+    /// closed.
+    pub(super) fn freeze_for_fork(&self, slot: Slot) -> Result<(), Error> {
+        let mounted = self.filesystem.mounted(slot).at(&self.base_path)?;
+        mounted.freeze();
+        let deadline = Instant::now() + WRITERS_WAIT_MAX;
+        loop {
+            let paths = mounted.lock().written_by_kernel();
+            if paths.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                mounted.thaw();
+                let name = mounted.name.to_string_lossy().into_owned();
+                return Err(Error::Written { name, paths });
             }
             thread::sleep(Duration::from_millis(1));
         }

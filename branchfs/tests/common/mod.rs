@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -65,23 +66,39 @@ impl Mount {
         self.mount_with(&[]);
     }
 
+    /// Mounts with more options.
     pub fn mount_with(&self, options: &[&str]) {
-        let words: Vec<&str> =
-            ["mount"].iter().chain(options).chain(&["--base"]).copied().collect();
-        succeed(&self.run(&words, &[&self.base()]));
+        succeed(&self.run(&[&["mount"], options, &["--base"]].concat(), &[&self.base()]));
     }
 
     pub fn unmount(&self) {
         succeed(&self.run(&["unmount"], &[]));
     }
 
-    /// The mount's daemon, by the name of its control socket.
-    pub fn daemon(&self) -> i32 {
+    pub fn control_socket(&self) -> PathBuf {
         let mut value = [0; 4096];
         let read = rustix::fs::getxattr(self.mountpoint(), "user.branchfs.control", &mut value[..])
             .unwrap();
-        let path = PathBuf::from(std::ffi::OsStr::from_bytes(&value[..read]));
-        path.file_stem().unwrap().to_str().unwrap().parse().unwrap()
+        PathBuf::from(std::ffi::OsStr::from_bytes(&value[..read]))
+    }
+
+    /// The mount's daemon, by the name of its control socket.
+    pub fn daemon(&self) -> i32 {
+        self.control_socket().file_stem().unwrap().to_str().unwrap().parse().unwrap()
+    }
+
+    /// What the daemon answers to a verb that takes nothing.
+    pub fn ask(&self, verb: &str) -> serde_json::Value {
+        let mut stream = std::os::unix::net::UnixStream::connect(self.control_socket()).unwrap();
+        writeln!(stream, r#"{{"v":1,"verb":"{verb}"}}"#).unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        serde_json::from_str::<serde_json::Value>(&line).unwrap()["ok"].clone()
+    }
+
+    /// How many requests of a kind the kernel has sent.
+    pub fn requests(&self, kind: &str) -> u64 {
+        self.ask("requests")[kind].as_u64().unwrap_or(0)
     }
 
     /// `kill -9` of the daemon; the dead mount is taken away.

@@ -1,0 +1,291 @@
+//! Opening files: who reads and writes the content, we or the kernel.
+//!
+//! The kernel can read and write a *backing file* by itself (passthrough): data then costs what it costs natively, and
+//! all branches share one copy of a lower file in memory. It wants one answer for all descriptors of a node that are
+//! open at a time, so the first of them decides, and the next first one decides anew:
+//!
+//! | opened | served | why |
+//! |---|---|---|
+//! | for writing | by the kernel | no request for each write |
+//! | a big file | by the kernel | no second copy of it in memory |
+//! | a small file for reading | by us, cached | cheapest to open; readers go on with a file that is copied up meanwhile |
+//! | a file of a layer with a disk limit | by us | what is written is counted before |
+//! | a file with set-id bits or capabilities, for writing | by us | the kernel writes with our rights, which keep them |
+//!
+//! A big file of a lower layer that is open for reading through the kernel cannot be swapped for its copy. Once it was
+//! copied up, the next open answers ESTALE: the kernel looks the name up again and finds a *new* node, the old readers
+//! keep the old one with the old content. What the kernel reads of lower layers is opened read-only, of the base on a
+//! read-only mount; the kernel opens backing files anew with the caller's flags, so this is what keeps a mistake
+//! from writing to the base.
+//!
+//! Writing through a mapping passes nobody who could tell us: as long as one may exist, attributes are not cached and
+//! the branch is not committed ([`View::has_settled`]).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
+use rustix::io::Errno;
+
+use super::copy_up::Content;
+use super::{Index, Place, View};
+use crate::kernel::handler::{BackingId, Kernel};
+use crate::layer::LayerId;
+use crate::tree::Result;
+
+/// From this size on a file is big.
+pub(crate) const BIG_FILE_BYTES: u64 = 16 << 20;
+
+/// Open flag of a program that is being started (`__FMODE_EXEC`); the file stays open until the program ends.
+const EXECUTED: u32 = 0o40;
+
+/// Set-user-id and set-group-id.
+const SET_ID: u16 = 0o6000;
+
+/// A file that the kernel reads and writes, as long as its node is open.
+pub(crate) struct Backing {
+    pub(crate) id: BackingId,
+    /// The layer that the file was in.
+    layer: LayerId,
+    kernel: Arc<dyn Kernel>,
+}
+
+impl std::fmt::Debug for Backing {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Backing({} in {:?})", self.id.0, self.layer)
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        self.kernel.close_backing(self.id);
+    }
+}
+
+/// An open file, as the kernel is to be told.
+#[derive(Debug)]
+pub(crate) struct OpenedFile {
+    pub(crate) handle: u64,
+    pub(crate) backing: Option<BackingId>,
+    /// The kernel's pages of the node are what is in the file.
+    pub(crate) keeps_pages: bool,
+    /// From now on the attributes may change without a request: what the kernel has of them must go.
+    pub(crate) outdates_attributes: bool,
+}
+
+impl View {
+    /// Opens the content of a regular file; for writing it is copied up first. `kernel` takes backing files.
+    /// `ESTALE`: the name leads to a new node from now on.
+    pub(crate) fn open(
+        &mut self,
+        index: Index,
+        flags: OFlags,
+        kill_privileges: bool,
+        kernel: Option<&Arc<dyn Kernel>>,
+    ) -> Result<OpenedFile> {
+        let access = flags & OFlags::RWMODE;
+        let writable = matches!(access, OFlags::WRONLY | OFlags::RDWR);
+        let truncate = flags.contains(OFlags::TRUNC);
+        if truncate && !writable && self.is_executed(index)? {
+            // The kernel asks us to truncate before it finds that the file must not be written to.
+            return Err(Errno::TXTBSY);
+        }
+        if writable || truncate {
+            self.copy_up(index, if truncate { Content::Drop } else { Content::Keep })?;
+        }
+        if self.is_superseded(index)? {
+            self.supersede(index)?;
+            return Err(Errno::STALE);
+        }
+        let file = self.open_content(index, writable, truncate)?;
+        if truncate && kill_privileges {
+            super::attributes::kill_privileges_of(&file)?;
+        }
+        let opened = self.serve(index, file, access, kernel)?;
+        if flags.bits() & EXECUTED != 0 {
+            self.handles.mark_executed(opened.handle);
+        }
+        Ok(opened)
+    }
+
+    fn is_executed(&self, index: Index) -> Result<bool> {
+        let node = self.nodes.get(index)?;
+        Ok(node.handles.iter().any(|handle| self.handles.is_executed(*handle)))
+    }
+
+    /// A descriptor of a node's content.
+    fn open_content(&self, index: Index, writable: bool, truncate: bool) -> Result<OwnedFd> {
+        // Reading and writing: what is written through a private mapping must be read first.
+        let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
+        let at = match self.locate(index) {
+            Ok(at) => at,
+            Err(error) => {
+                // An orphan is opened again through a descriptor that is still there (/proc/self/fd).
+                let file = self.open_file_of(index).ok_or(error)?;
+                let through = crate::tree::descriptor_path(file.as_fd());
+                return rustix::fs::open(through, access | OFlags::CLOEXEC, Mode::empty());
+            }
+        };
+        let trunc = if truncate { OFlags::TRUNC } else { OFlags::empty() };
+        let open = || at.layer.tree.open(&at.path, access | trunc | OFlags::NONBLOCK);
+        match self.file_use(index)? {
+            Some(file_use) if truncate => {
+                let before = at.layer.tree.open(&at.path, OFlags::PATH)?;
+                file_use.resize(before.as_fd(), 0, open)
+            }
+            _ => open(),
+        }
+    }
+
+    /// Enters an open file and decides who serves it. `access` is the caller's access mode.
+    pub(crate) fn serve(
+        &mut self,
+        index: Index,
+        file: OwnedFd,
+        access: OFlags,
+        kernel: Option<&Arc<dyn Kernel>>,
+    ) -> Result<OpenedFile> {
+        let writable = access != OFlags::RDONLY;
+        let layer = self.content_layer(index)?;
+        if writable && layer != self.layers[0].id {
+            return Err(Errno::IO); // never: it would be written to the layer of another
+        }
+        let backing = self.nodes.get(index)?.backing.as_ref();
+        if writable && backing.is_some_and(|backing| backing.layer != layer) {
+            return Err(Errno::STALE); // without a name, and copied up since: no name leads to the copy
+        }
+        if self.nodes.get(index)?.handles.is_empty() {
+            let stat = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
+            // What is written within a disk limit is counted before.
+            let is_counted = layer == self.layers[0].id && self.layers[0].ledger().is_some();
+            let backing = kernel
+                .filter(|_| (writable || stat.stx_size >= BIG_FILE_BYTES) && !is_counted)
+                .filter(|_| !(writable && has_privileges(&file, &stat)))
+                // What the kernel does not take, for whatever reason, we serve.
+                .and_then(|kernel| Some((kernel, kernel.open_backing(file.as_fd()).ok()?)))
+                .map(|(kernel, id)| Backing { id, layer, kernel: Arc::clone(kernel) });
+            self.nodes.get_mut(index)?.backing = backing;
+        }
+        let handle = self.add_handle(index, file, writable)?;
+        let node = self.nodes.get_mut(index)?;
+        let backing = node.backing.as_ref().map(|backing| backing.id);
+        let keeps_pages = !node.pages_outdated;
+        node.pages_outdated = writable && backing.is_some();
+        let may_map = backing.is_some() && access == OFlags::RDWR;
+        let outdates_attributes = may_map && self.mapped.insert(index);
+        Ok(OpenedFile { handle, backing, keeps_pages, outdates_attributes })
+    }
+
+    /// Closes an open file or directory.
+    pub(crate) fn close(&mut self, handle: u64) {
+        if let Some((file_use, file)) = self.handles.counted(handle) {
+            file_use.closed(file.as_fd());
+        }
+        let Some(index) = self.handles.remove(handle) else {
+            return;
+        };
+        if let Ok(node) = self.nodes.get_mut(index) {
+            node.handles.retain(|open| *open != handle);
+            if node.handles.is_empty() {
+                node.backing = None;
+            }
+        }
+        self.nodes.drop_unused(index);
+    }
+
+    /// The layer that a regular file's content is in.
+    fn content_layer(&self, index: Index) -> Result<LayerId> {
+        Ok(match &self.nodes.get(index)?.place {
+            Place::Lower(at) => at.layer.id,
+            Place::Upper | Place::Orphan | Place::Directory { .. } => self.layers[0].id,
+        })
+    }
+
+    /// Whether those who have the node open go on with a file that is not the node's any more.
+    fn is_superseded(&self, index: Index) -> Result<bool> {
+        let node = self.nodes.get(index)?;
+        let layer = self.content_layer(index)?;
+        Ok(!node.names.is_empty()
+            && node.backing.as_ref().is_some_and(|backing| backing.layer != layer))
+    }
+
+    /// Gives a node's names and content to a new node; the old one stays with those who have it open.
+    fn supersede(&mut self, index: Index) -> Result<()> {
+        let node = self.nodes.get(index)?;
+        let (kind, place, names) = (node.kind, node.place.clone(), node.names.clone());
+        let inode = self.nodes.inode(index);
+        let last = self.getattr(index).ok();
+        self.nodes.set_inode(index, None);
+        let new = self.nodes.add(kind, place, inode);
+        for (parent, name) in &names {
+            self.nodes.name(new, *parent, name);
+        }
+        let node = self.nodes.get_mut(index)?;
+        node.place = Place::Orphan;
+        node.last_attributes = last;
+        Ok(())
+    }
+
+    /// Whether nobody can change the node's content or attributes without a request: false while a writable mapping may
+    /// exist.
+    pub(crate) fn has_settled(&mut self, index: Index) -> bool {
+        if !self.mapped.contains(&index) {
+            return true;
+        }
+        let has_settled = match self.nodes.get(index) {
+            Ok(node) if !node.handles.is_empty() => false,
+            Ok(_) => !self.is_being_written(index),
+            Err(_) => true, // a mapping would have kept the kernel from forgetting it
+        };
+        if has_settled {
+            self.mapped.remove(&index);
+        }
+        has_settled
+    }
+
+    fn is_being_written(&self, index: Index) -> bool {
+        let Ok(at) = self.locate(index) else {
+            return false; // nothing to commit, and nothing that a name leads to
+        };
+        let Ok(file) = at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::NONBLOCK) else {
+            return false;
+        };
+        let owner = rustix::fs::fstat(&file).map_or(0, |stat| stat.st_uid);
+        // File systems without leases cannot say; there a mapping without a descriptor goes unnoticed.
+        crate::sys::is_being_written(file.as_fd(), owner).unwrap_or(false)
+    }
+
+    /// Files that may be written to: open for that, or mapped by somebody who has closed them.
+    pub(crate) fn written(&mut self) -> Vec<PathBuf> {
+        let mapped: Vec<Index> = self.mapped.iter().copied().collect();
+        let mut written: Vec<Index> = self.handles.written().collect();
+        written.extend(mapped.into_iter().filter(|index| !self.has_settled(*index)));
+        let mut paths: Vec<PathBuf> =
+            written.into_iter().filter_map(|index| self.nodes.path(index).ok()).collect();
+        paths.sort();
+        paths.dedup();
+        paths
+    }
+
+    /// Of these, the ones that cannot be stopped by freezing the branch: the kernel does not ask before it writes.
+    pub(crate) fn written_by_kernel(&mut self) -> Vec<PathBuf> {
+        let mapped: Vec<Index> = self.mapped.iter().copied().collect();
+        let open: Vec<Index> = self.handles.written().collect();
+        let is_backed =
+            |index: &Index| self.nodes.get(*index).is_ok_and(|node| node.backing.is_some());
+        let mut written: Vec<Index> = open.into_iter().filter(is_backed).collect();
+        written.extend(mapped.into_iter().filter(|index| !self.has_settled(*index)));
+        let mut paths: Vec<PathBuf> =
+            written.into_iter().filter_map(|index| self.nodes.path(index).ok()).collect();
+        paths.sort();
+        paths.dedup();
+        paths
+    }
+}
+
+/// Whether a write by somebody else would have to take rights away from the file.
+fn has_privileges(file: &OwnedFd, stat: &Statx) -> bool {
+    stat.stx_mode & SET_ID != 0
+        || rustix::fs::fgetxattr(file, "security.capability", &mut [0_u8; 0]).is_ok()
+}

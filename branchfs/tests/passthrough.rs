@@ -1,0 +1,290 @@
+//! The kernel reads and writes files by itself, and everything else stays as it is: copy-up, mappings, attributes,
+//! commits. Whether it does is told by the requests that it does not send.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+
+use common::{Mount, assert_same, refusal, shell, snapshot};
+
+/// From here on a file is big (semantics.md).
+const BIG: usize = 16 << 20;
+
+fn big_file(path: &Path, byte: u8) {
+    fs::write(path, vec![byte; BIG]).unwrap();
+}
+
+#[test]
+fn what_is_written_and_what_is_big_is_read_without_a_request() {
+    let mount = Mount::over(|base| big_file(&base.join("big"), b'b'));
+    let branch = mount.create("branch");
+    let mut written = OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .read(true)
+        .write(true)
+        .open(branch.join("new"))
+        .unwrap();
+    for _ in 0..500 {
+        written.write_all(b"line\n").unwrap();
+    }
+    let mut content = String::new();
+    written.seek(SeekFrom::Start(0)).unwrap();
+    written.read_to_string(&mut content).unwrap();
+    assert_eq!(content, "line\n".repeat(500));
+    assert_eq!(fs::read(branch.join("big")).unwrap(), vec![b'b'; BIG]);
+    assert_eq!((mount.requests("write"), mount.requests("read")), (0, 0));
+    assert_eq!(mount.ask("info")["passthrough"]["on"], true);
+}
+
+#[test]
+fn without_passthrough_everything_works_and_the_reason_is_told() {
+    let mount = Mount::unmounted(|base| big_file(&base.join("big"), b'b'));
+    mount.mount_with(&["--no-passthrough"]);
+    let branch = mount.create("branch");
+    fs::write(branch.join("new"), "new").unwrap();
+    assert_eq!(fs::read(branch.join("big")).unwrap(), vec![b'b'; BIG]);
+    assert!(mount.requests("write") > 0 && mount.requests("read") > 0);
+    let feature = mount.ask("info")["passthrough"].clone();
+    assert_eq!((&feature["on"], &feature["reason"]), (&false.into(), &"switched off".into()));
+    mount.commit("branch");
+    assert_eq!(fs::read_to_string(mount.base().join("new")).unwrap(), "new");
+}
+
+#[test]
+fn readers_of_a_small_file_go_on_with_its_copy() {
+    let mount = Mount::over(|base| fs::write(base.join("log"), "one\n").unwrap());
+    let branch = mount.create("branch");
+    let mut reader = File::open(branch.join("log")).unwrap();
+    let mut line = [0; 4];
+    reader.read_exact(&mut line).unwrap();
+    shell(&branch, "echo two >> log");
+    reader.read_exact(&mut line).unwrap();
+    assert_eq!(&line, b"two\n", "as tail -f needs it");
+    assert_eq!(fs::read_to_string(mount.base().join("log")).unwrap(), "one\n");
+}
+
+#[test]
+fn readers_of_a_big_file_keep_what_they_opened_and_the_base_is_never_written() {
+    let mount = Mount::over(|base| big_file(&base.join("big"), b'b'));
+    let branch = mount.create("branch");
+    let path = branch.join("big");
+    let (early, early_status) = (File::open(&path).unwrap(), fs::metadata(&path).unwrap());
+    let writer = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    writer.write_all_at(b"changed", 1 << 20).unwrap();
+    let read = |file: &File| {
+        let mut found = [0; 7];
+        file.read_exact_at(&mut found, 1 << 20).unwrap();
+        found
+    };
+    assert_eq!(&read(&early), b"bbbbbbb", "who opened it before keeps what it was");
+    assert_eq!(&read(&writer), b"changed");
+    assert_eq!(&read(&File::open(&path).unwrap()), b"changed");
+    assert_eq!(fs::metadata(&path).unwrap().ino(), early_status.ino(), "it is the same file");
+    assert_eq!(fs::read(mount.base().join("big")).unwrap(), vec![b'b'; BIG]);
+    drop((early, writer));
+    mount.commit("branch");
+    assert_eq!(&fs::read(mount.base().join("big")).unwrap()[1 << 20..][..7], b"changed");
+}
+
+#[test]
+fn attributes_of_a_big_file_change_under_its_readers() {
+    let mount = Mount::over(|base| big_file(&base.join("big"), b'b'));
+    let branch = mount.create("branch");
+    let path = branch.join("big");
+    let reader = File::open(&path).unwrap();
+    reader.set_permissions(fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+    assert_eq!(fs::metadata(mount.base().join("big")).unwrap().mode() & 0o777, 0o644);
+    let mut again = File::open(&path).unwrap();
+    again.set_permissions(fs::Permissions::from_mode(0o640)).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
+    let mut content = Vec::new();
+    again.read_to_end(&mut content).unwrap();
+    assert!(content == vec![b'b'; BIG]);
+}
+
+#[test]
+fn size_and_times_follow_what_the_kernel_writes() {
+    let mount = Mount::new();
+    let branch = mount.create("branch");
+    let path = branch.join("file");
+    let mut file = File::create(&path).unwrap();
+    let mut before = fs::metadata(&path).unwrap();
+    for step in 1..=20_u64 {
+        file.write_all(&[b'x'; 100]).unwrap();
+        let now = fs::metadata(&path).unwrap();
+        assert_eq!(now.len(), step * 100);
+        assert!((now.mtime(), now.mtime_nsec()) >= (before.mtime(), before.mtime_nsec()));
+        before = now;
+    }
+    file.set_len(50).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), 50);
+    file.set_len(5000).unwrap();
+    assert_eq!(fs::read(&path).unwrap()[40..60], [[b'x'; 10], [0; 10]].concat());
+}
+
+/// A Python program that maps `file` shared, closes it, writes "mapped" through the mapping when told, and waits.
+const MAPPER: &str = r#"
+import mmap, os, sys
+descriptor = os.open("file", os.O_RDWR)
+mapping = mmap.mmap(descriptor, 4096)
+os.close(descriptor)
+print("ready", flush=True)
+for line in sys.stdin:
+    mapping[0:6] = b"mapped"
+    print("done", flush=True)
+"#;
+
+#[test]
+fn what_is_written_through_a_mapping_is_seen_and_never_committed_half_done() {
+    let mount = Mount::over(|base| fs::write(base.join("file"), vec![b'.'; 4096]).unwrap());
+    let branch = mount.create("branch");
+    fs::metadata(branch.join("file")).unwrap(); // the kernel has its attributes before it is mapped
+    let mut mapper = Command::new("python3")
+        .args(["-c", MAPPER])
+        .current_dir(&branch)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut told, answers) = (mapper.stdin.take().unwrap(), mapper.stdout.take().unwrap());
+    let mut answers = std::io::BufRead::lines(std::io::BufReader::new(answers));
+    assert_eq!(answers.next().unwrap().unwrap(), "ready");
+    let before = fs::metadata(branch.join("file")).unwrap();
+    told.write_all(b"write\n").unwrap();
+    assert_eq!(answers.next().unwrap().unwrap(), "done");
+    assert_eq!(&fs::read(branch.join("file")).unwrap()[..6], b"mapped");
+    let after = fs::metadata(branch.join("file")).unwrap();
+    assert!((after.mtime(), after.mtime_nsec()) > (before.mtime(), before.mtime_nsec()));
+    let refused = refusal(&mount.run(&["commit", "branch"], &[]));
+    assert!(refused.contains("\n  file\n"), "{refused}");
+    drop(told);
+    mapper.wait().unwrap();
+    mount.commit("branch");
+    assert_eq!(&fs::read(mount.base().join("file")).unwrap()[..6], b"mapped");
+}
+
+#[test]
+fn a_branch_is_not_forked_while_the_kernel_writes_there() {
+    let mount = Mount::new();
+    let parent = mount.create("parent");
+    let mut writer = File::create(parent.join("log")).unwrap();
+    writer.write_all(b"one\n").unwrap();
+    let refused = refusal(&mount.run(&["create", "--parent", "parent", "child"], &[]));
+    assert!(refused.contains("cannot be forked") && refused.contains("\n  log\n"), "{refused}");
+    writer.write_all(b"two\n").unwrap();
+    fs::write(parent.join("other"), "not frozen").unwrap();
+    drop(writer);
+    let child = mount.create_below("parent", "child");
+    assert_eq!(fs::read_to_string(child.join("log")).unwrap(), "one\ntwo\n");
+}
+
+#[test]
+fn writing_takes_set_id_bits_away() {
+    let mount = Mount::over(|base| {
+        fs::write(base.join("tool"), "tool").unwrap();
+        fs::set_permissions(base.join("tool"), fs::Permissions::from_mode(0o6777)).unwrap();
+    });
+    fs::set_permissions(mount.directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let branch = mount.create("branch");
+    let written = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", "echo x >> tool"])
+        .current_dir(&branch)
+        .status()
+        .unwrap();
+    assert!(written.success());
+    assert_eq!(fs::metadata(branch.join("tool")).unwrap().mode() & 0o7777, 0o777);
+}
+
+#[test]
+fn a_file_can_be_opened_in_every_order() {
+    let mount = Mount::over(|base| {
+        fs::write(base.join("small"), "small").unwrap();
+        big_file(&base.join("big"), b'b');
+    });
+    let branch = mount.create("branch");
+    for name in ["small", "big", "new"] {
+        let path = branch.join(name);
+        let modes: [fn(&Path) -> std::io::Result<File>; 4] = [
+            |path| File::open(path),
+            |path| OpenOptions::new().append(true).open(path),
+            |path| OpenOptions::new().read(true).write(true).open(path),
+            |path| OpenOptions::new().write(true).create(true).truncate(true).open(path),
+        ];
+        for first in modes {
+            for second in modes {
+                for third in modes {
+                    if !path.exists() {
+                        fs::write(&path, "new").unwrap();
+                    }
+                    let files = [first(&path).unwrap(), second(&path).unwrap()];
+                    let late = third(&path).unwrap();
+                    drop(files);
+                    second(&path).unwrap();
+                    drop(late);
+                }
+            }
+        }
+    }
+    // The base is what it was.
+    assert_eq!(fs::read_to_string(mount.base().join("small")).unwrap(), "small");
+    assert_eq!(fs::read(mount.base().join("big")).unwrap(), vec![b'b'; BIG]);
+}
+
+#[test]
+fn an_open_file_outlives_its_name() {
+    let mount = Mount::over(|base| {
+        fs::write(base.join("small"), "small").unwrap();
+        big_file(&base.join("big"), b'b');
+    });
+    let branch = mount.create("branch");
+    for name in ["small", "big", "new"] {
+        let path = branch.join(name);
+        if name == "new" {
+            fs::write(&path, "new").unwrap();
+        }
+        let mut reader = File::open(&path).unwrap();
+        let mut writer = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        writer.write_all(b"late!").unwrap();
+        writer.seek(SeekFrom::Start(0)).unwrap();
+        let mut content = Vec::new();
+        writer.read_to_end(&mut content).unwrap();
+        assert_eq!(&content[..5], b"late!", "{name}");
+        let mut first = [0; 3];
+        reader.read_exact(&mut first).unwrap();
+        assert_eq!(&first, if name == "big" { b"bbb" } else { b"lat" }, "{name}");
+        assert_eq!(writer.metadata().unwrap().nlink(), 0, "{name}");
+        fs::write(&path, "another").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "another");
+    }
+    let wanted = snapshot(&branch);
+    mount.commit("branch");
+    assert_same(&snapshot(&mount.base()), &wanted, "after the commit");
+}
+
+#[test]
+fn a_running_program_cannot_be_truncated() {
+    let mount = Mount::new();
+    let branch = mount.create("branch");
+    let program = branch.join("program");
+    fs::copy("/bin/sleep", &program).unwrap();
+    let mut running = Command::new(&program).arg("60").spawn().unwrap();
+    let truncated = |access: rustix::fs::OFlags| {
+        let flags = access | rustix::fs::OFlags::TRUNC;
+        rustix::fs::open(&program, flags, rustix::fs::Mode::empty()).unwrap_err()
+    };
+    for access in [rustix::fs::OFlags::RDONLY, rustix::fs::OFlags::WRONLY] {
+        assert_eq!(truncated(access), rustix::io::Errno::TXTBSY);
+    }
+    assert!(fs::metadata(&program).unwrap().len() > 0);
+    running.kill().unwrap();
+    running.wait().unwrap();
+}
