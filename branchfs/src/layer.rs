@@ -5,6 +5,8 @@
 //! links below, by layer and inode number: whichever other name is looked up later becomes a link to the copy) and `writes` (what the changes depend on in the
 //! base, see [`crate::write_set`]). The base is a layer without whiteouts, scratch or log.
 
+mod scratch;
+
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;
@@ -23,6 +25,8 @@ use crate::overlay::{self, Namespace};
 use crate::quota::{Ledger, Quota};
 use crate::seen::{Expected, Identity, WriteSet};
 use crate::tree::{Result, Tree, xattr_names};
+
+pub(crate) use scratch::Scratch;
 
 /// Number of a layer; 0 is the base.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

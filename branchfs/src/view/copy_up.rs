@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::accounts::{self, Copying};
 use super::{At, Index, Place, View};
-use crate::layer::{self, Layer, LayerId, copy_content, copy_metadata, identity};
+use crate::layer::{self, Layer, LayerId, Scratch, copy_content, copy_metadata, identity};
 use crate::overlay;
 use crate::seen::Expected;
 use crate::tree::{Result, Tree};
@@ -50,10 +50,11 @@ impl View {
         self.note(&source.layer, &source.path, Expected::Present(identity(&stat)))?;
         let (top, path) = (self.top(), self.nodes.path(index)?);
         let charge = accounts::charge_name(&top, FileType::Directory)?;
-        let scratch = top.scratch();
+        let scratch = Scratch::new(&top);
         top.work().make_directory(&scratch, 0o700)?;
         copy_metadata((&source.layer.tree, &source.path, &stat), (top.work(), &scratch))?;
         keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
+        scratch.placed();
         accounts::keep(charge);
         if let Place::Directory { upper, .. } = &mut self.nodes.get_mut(index)?.place {
             *upper = true;
@@ -71,10 +72,11 @@ impl View {
         self.note(&source.layer, &source.path, Expected::Present(identity(&stat)))?;
         let (top, path) = (self.top(), self.nodes.path(index)?);
         let copying = Copying::expect(&top, &stat, content)?;
-        let scratch = top.scratch();
+        let scratch = Scratch::new(&top);
         copy_object(&source.layer.tree, &source.path, &stat, top.work(), &scratch, content)?;
         let made = top.work().stat(&scratch)?;
         keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
+        scratch.placed();
         copying.made(&top, &top.tree, &path, made.stx_ino)?;
         top.set_origin(made.stx_ino, source.layer.shown_ino(stat.stx_ino))?;
         if stat.stx_nlink > 1 {
@@ -135,11 +137,12 @@ impl View {
         }
         // The copy is a frozen parent's: this branch gets one of its own.
         let (links, kept) = holder.kept_link(origin);
-        let (scratch, stat) = (top.scratch(), links.stat(&kept)?);
+        let (scratch, stat) = (Scratch::new(&top), links.stat(&kept)?);
         let copying = Copying::expect(&top, &stat, Content::Keep)?;
         copy_object(links, &kept, &stat, top.work(), &scratch, Content::Keep)?;
         let made = top.work().stat(&scratch)?;
         keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
+        scratch.placed();
         copying.made(&top, &top.tree, &path, made.stx_ino)?;
         Ok(true)
     }
