@@ -9,6 +9,7 @@
 //! there, and `<n>` for what was deleted. Its undo becomes `undone` inside, until a redo removes it. A plan names places
 //! as they were when it was written; [`Decided::read`] names them as they are now.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -206,9 +207,13 @@ impl Decided {
 
     /// Does all steps. When one fails, those before it are taken back and the base is as before.
     pub(crate) fn apply(&self, disk: &Disk) -> Result<(), Error> {
+        let emptied = self.times_of_sources(disk)?;
         for (done, step) in self.steps.iter().enumerate() {
             if let Err(error) = step.run(disk, Direction::Forward) {
-                return Err(match self.roll_back(disk, done) {
+                let taken_back = self.roll_back(disk, done).and_then(|()| {
+                    emptied.iter().try_for_each(|(path, times)| disk.set_store_times(path, times))
+                });
+                return Err(match taken_back {
                     Ok(()) => error,
                     Err(second) => Error::Corrupt(format!(
                         "{error}; taking the commit back failed too: {second}; the journal is kept, the next mount settles it"
@@ -217,6 +222,27 @@ impl Decided {
             }
         }
         Ok(())
+    }
+
+    /// The times of the directories that objects are taken out of: a branch whose commit failed shows them again.
+    fn times_of_sources(&self, disk: &Disk) -> Result<BTreeMap<PathBuf, Timestamps>, Error> {
+        let mut times = BTreeMap::new();
+        for step in &self.steps {
+            let (Step::Rename { from: Place::Store(path), .. }
+            | Step::Exchange { one: Place::Store(path), .. }) = step
+            else {
+                continue;
+            };
+            let Some(parent) = path.parent() else { continue };
+            if times.contains_key(parent) {
+                continue;
+            }
+            // One that is not there yet is made by an earlier step, out of a directory that is.
+            if let Some(stat) = disk.stat(&Place::Store(parent.to_path_buf()))? {
+                times.insert(parent.to_path_buf(), crate::layer::times(&stat));
+            }
+        }
+        Ok(times)
     }
 
     /// How many steps were done. They are done in order, and the file systems we know make renames durable in order, so

@@ -19,12 +19,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Statx};
+use rustix::fs::{FileType, Statx, StatxAttributes};
 use serde::{Deserialize, Serialize};
 
 use super::journal::{Interval, directory_of};
 use super::step::{Disk, Mark, Place, Step};
-use crate::error::Error;
+use crate::error::{Context, Error};
 use crate::overlay::{DEVICE_XATTR, METACOPY_XATTR, Namespace, may_be_whiteout, parse_redirect};
 use crate::seen::{Expected, Identity};
 
@@ -492,6 +492,7 @@ impl Planner<'_> {
                 continue;
             };
             let kind = kind_of(&stat);
+            refuse_immutable(&path, &stat)?;
             self.check(&place, Some(&stat))?;
             self.displace(&stat);
             if kind == FileType::Directory {
@@ -691,4 +692,12 @@ impl Planner<'_> {
 
 pub(super) fn kind_of(stat: &Statx) -> FileType {
     FileType::from_raw_mode(u32::from(stat.stx_mode))
+}
+
+/// What `rm -r` would leave standing is not taken away with the directory around it: nobody could delete it later.
+fn refuse_immutable(path: &Path, stat: &Statx) -> Result<(), Error> {
+    if stat.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
+        return Err(rustix::io::Errno::PERM).at(path);
+    }
+    Ok(())
 }

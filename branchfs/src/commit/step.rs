@@ -77,6 +77,13 @@ pub(crate) struct Metadata {
     pub(crate) xattrs: BTreeMap<String, String>,
 }
 
+impl Metadata {
+    /// Whether all but the time of the last access is the same.
+    fn is_but_for_access(&self, other: &Self) -> bool {
+        Self { atime: other.atime, ..self.clone() } == *other
+    }
+}
+
 /// One atomic change.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Step {
@@ -134,6 +141,10 @@ impl Disk {
             Ok((name.to_os_string(), Mark(value)))
         };
         xattr_names(&list).filter(|name| is_private_xattr(name)).map(marked).collect()
+    }
+
+    pub(super) fn set_store_times(&self, path: &Path, times: &Timestamps) -> Result<(), Error> {
+        self.store.set_times(path, times).at(path)
     }
 
     pub(crate) fn remove_file(&self, place: &Place) -> Result<(), Error> {
@@ -260,6 +271,10 @@ impl Step {
                 // On the way back the directory may be at either place, or gone back into a layer.
                 for place in [path, before] {
                     if disk.stat(place)?.is_some_and(|stat| stat.stx_ino == *ino) {
+                        // One that cannot be changed has not been.
+                        if disk.metadata(place)?.is_but_for_access(old) {
+                            return Ok(());
+                        }
                         return disk.set_metadata(place, old).at(place.path());
                     }
                 }
