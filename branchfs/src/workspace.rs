@@ -9,6 +9,7 @@
 
 mod commits;
 mod history;
+mod probe;
 mod selector;
 mod store;
 
@@ -39,7 +40,7 @@ pub(crate) use history::{PastInfo, Towards};
 pub(crate) use selector::{Selector, directory_name};
 
 use selector::check_name;
-use store::{KeptTimes, give, lock_store, make_store, probe_namespace, write_private};
+use store::{KeptTimes, discard, give, lock_store, make_store, write_private};
 
 /// A branch's number; 0 is main. Never used twice.
 pub(crate) type BranchId = u64;
@@ -183,17 +184,28 @@ impl Workspace {
         fs::read_dir(&base_path).at(&base_path)?;
         let store_path = store.map_or_else(|| base_path.join(HIDDEN), Path::to_path_buf);
         let owner = (base_metadata.uid(), base_metadata.gid());
+        probe::refuse_elsewhere(&base_path, &store_path)?;
         let keep = KeptTimes::of(&base_path)?;
-        make_store(&store_path, owner)?;
-        keep.restore()?;
-        let store_path = fs::canonicalize(&store_path).at(&store_path)?;
-        if fs::metadata(&store_path).at(&store_path)?.dev() != base_metadata.dev() {
-            return Err(Error::Unsupported(format!(
-                "the store {} is on another file system than the base {}: a commit could not be atomic; choose a store on the same one",
-                store_path.display(),
-                base_path.display()
-            )));
+        let is_new = !store_path.exists();
+        let opened = make_store(&store_path, owner)
+            .map_err(probe::explain)
+            .and_then(|()| keep.restore())
+            .and_then(|()| Self::open_store(&base_path, &store_path, owner, settings));
+        if is_new && opened.is_err() {
+            // A mount that is refused leaves nothing behind; the error that is told is the first one.
+            let _ = discard(&store_path).and_then(|()| keep.restore());
         }
+        opened
+    }
+
+    fn open_store(
+        base_path: &Path,
+        store_path: &Path,
+        owner: (u32, u32),
+        settings: Settings,
+    ) -> Result<Self, Error> {
+        let base_path = base_path.to_path_buf();
+        let store_path = fs::canonicalize(store_path).at(store_path)?;
         let lock = lock_store(&store_path)?;
         let open = |path: &Path| Tree::open_root(path).at(path);
         let writable = open(&base_path)?;
@@ -202,7 +214,7 @@ impl Workspace {
             Ok(root) => Tree::new(root),
             Err(_) => open(&base_path)?, // without the privilege to mount; views never write lower layers by design
         };
-        let namespace = probe_namespace(&store_path)?;
+        let namespace = probe::probe(&store_path)?;
         let duplicate = |tree: &Tree| rustix::io::dup(tree.root()).at(&base_path);
         let disk_roots = (duplicate(&writable)?, duplicate(&open(&store_path)?)?);
         let workspace = Self {
@@ -529,6 +541,7 @@ impl Workspace {
 
     fn drop_journal(&self, id: BranchId) {
         self.throw_away(&self.store_path.join("journal").join(id.to_string()), "failed");
+        self.empty_trash(); // where the disk was full, the next try needs the room
     }
 
     fn trash_name(&self, what: &str, number: u64) -> PathBuf {

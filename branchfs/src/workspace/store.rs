@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Timespec, Timestamps};
 
 use crate::error::{Context, Error};
-use crate::overlay::Namespace;
 
 /// Version of the store's format.
 const FORMAT: &str = "branchfs 1\n";
@@ -77,20 +76,10 @@ pub(super) fn lock_store(store: &Path) -> Result<fs::File, Error> {
     }
 }
 
-/// Which extended attributes can carry the overlay format's marks here.
-pub(super) fn probe_namespace(store: &Path) -> Result<Namespace, Error> {
-    for namespace in [Namespace::Trusted, Namespace::User] {
-        let set =
-            rustix::fs::lsetxattr(store, namespace.opaque(), b"n", rustix::fs::XattrFlags::empty());
-        if set.is_ok() {
-            rustix::fs::lremovexattr(store, namespace.opaque()).at(store)?;
-            return Ok(namespace);
-        }
-    }
-    Err(Error::Unsupported(format!(
-        "the file system of {} has no extended attributes: choose a store on one that has",
-        store.display()
-    )))
+/// Removes a store that was made a moment ago, unless another mount has begun to use it.
+pub(super) fn discard(store: &Path) -> Result<(), Error> {
+    let _lock = lock_store(store)?;
+    fs::remove_dir_all(store).at(store)
 }
 
 /// The base's root keeps its times when the store comes and goes inside it.

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub, reason = "test code")]
 
+pub mod disk;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;

@@ -1,0 +1,104 @@
+//! A base on a small file system of its own, made for one test: the kinds that work, those that do not, and full ones.
+
+use std::fs;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Mount, shell};
+
+/// A base on a file system of its own, not mounted by us yet. Both mounts go at the end.
+pub struct Disk {
+    mount: Mount,
+}
+
+impl Deref for Disk {
+    type Target = Mount;
+
+    fn deref(&self) -> &Mount {
+        &self.mount
+    }
+}
+
+impl Disk {
+    /// A loop device of `size` (as `truncate` takes it) on which `make` makes a file system.
+    pub fn image(size: &str, make: &str) -> Self {
+        Self::mounted(&format!(
+            "truncate -s {size} image; {make} image > /dev/null; mount -o loop image base; rmdir base/lost+found 2>/dev/null || true"
+        ))
+    }
+
+    /// Whatever `script` mounts at `base`; it runs beside it.
+    pub fn mounted(script: &str) -> Self {
+        let mount = Mount::unmounted(|_| ());
+        let disk = Self { mount };
+        shell(disk.directory.path(), script);
+        disk
+    }
+
+    /// Bytes that are free: also those that ext4 keeps for root.
+    pub fn free(&self) -> u64 {
+        rustix::fs::statvfs(self.base()).map(|found| found.f_bfree * found.f_frsize).unwrap()
+    }
+
+    /// Takes all room that can be had, and gives `left` bytes of it back. (A file system may keep some for itself.)
+    pub fn fill(&self, left: u64) -> PathBuf {
+        let filler = self.base().join(".branching/filler");
+        let file = fs::File::create(&filler).unwrap();
+        let (mut taken, mut piece) = (0, self.free().next_power_of_two());
+        while piece >= 512 {
+            match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), taken, piece) {
+                Ok(()) => taken += piece,
+                Err(_) => piece /= 2,
+            }
+        }
+        file.set_len(taken.saturating_sub(left)).unwrap();
+        file.sync_all().unwrap();
+        filler
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new(super::PROGRAM).arg("unmount").arg(self.mountpoint()).output();
+        let _ = rustix::mount::unmount(self.base(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// Runs the program with a system call that fails as on a kernel or file system without it: `rule` is a line of Python
+/// that says which, over `number` and `arguments`.
+pub fn lacking(script: &Path, call: &str, argument: u32, flag: u32, errno: i32) -> Command {
+    fs::write(script, LACKING).unwrap();
+    let mut command = Command::new("python3");
+    command.arg(script).args([call, &argument.to_string(), &flag.to_string(), &errno.to_string()]);
+    command.arg(super::PROGRAM);
+    command
+}
+
+/// A seccomp filter: `CALL ARGUMENT FLAG ERRNO PROGRAM…`; the call fails where that argument has one of the flag's bits
+/// (flag 0: always).
+const LACKING: &str = r#"
+import ctypes, os, struct, sys
+call, argument, flag, errno = sys.argv[1], *map(int, sys.argv[2:5])
+machine = os.uname().machine
+numbers = {
+    'x86_64': {'renameat2': 316, 'mknodat': 259, 'linkat': 265, 'openat2': 437, 'syncfs': 306},
+    'aarch64': {'renameat2': 276, 'mknodat': 33, 'linkat': 37, 'openat2': 437, 'syncfs': 267},
+}[machine]
+LOAD, EQUAL, BITS, RETURN = 0x20, 0x15, 0x45, 0x06
+ALLOW, ERRNO = 0x7fff0000, 0x00050000
+program = [(LOAD, 0, 0, 0), (EQUAL, 0, 3 if flag else 1, numbers[call])]
+if flag:
+    program += [(LOAD, 0, 0, 16 + 8 * argument), (BITS, 0, 1, flag)]
+program += [(RETURN, 0, 0, ERRNO | errno), (RETURN, 0, 0, ALLOW)]
+code = b''.join(struct.pack('=HBBI', *step) for step in program)
+buffer = ctypes.create_string_buffer(code)
+class Filter(ctypes.Structure):
+    _fields_ = [('length', ctypes.c_ushort), ('steps', ctypes.c_void_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2
+assert libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0
+rules = Filter(len(program), ctypes.cast(buffer, ctypes.c_void_p))
+assert libc.prctl(SECCOMP, FILTER, ctypes.byref(rules), 0, 0) == 0, os.strerror(ctypes.get_errno())
+os.execv(sys.argv[5], sys.argv[5:])
+"#;
