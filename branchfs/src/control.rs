@@ -281,6 +281,7 @@ fn branch_object(branch: &BranchInfo, info: &MountInfo) -> Value {
         "created": branch.created,
         "disk_limit": branch.disk_limit,
         "disk_used": branch.disk_used,
+        "disk_refusals": branch.disk_refusals,
     })
 }
 

@@ -55,6 +55,7 @@ pub(crate) struct Quota {
     limit: AtomicU64,
     content: AtomicU64,
     names: AtomicU64,
+    refusals: AtomicU64,
     /// The parent branch's.
     above: Option<Arc<Self>>,
 }
@@ -69,6 +70,7 @@ impl Quota {
             limit: AtomicU64::new(limit.unwrap_or(UNLIMITED)),
             content: AtomicU64::new(0),
             names: AtomicU64::new(0),
+            refusals: AtomicU64::new(0),
             above: above.cloned(),
         }))
     }
@@ -76,6 +78,11 @@ impl Quota {
     /// Bytes of content in the branch's layers, and in those of its children.
     pub(crate) fn used(&self) -> u64 {
         self.content.load(Ordering::Relaxed)
+    }
+
+    /// How often something was refused in the branch since the start.
+    pub(crate) fn refusals(&self) -> u64 {
+        self.refusals.load(Ordering::Relaxed)
     }
 
     /// Bytes of content that may still be added; `None` without any limit.
@@ -115,6 +122,7 @@ impl Quota {
                 for taken in self.line().take(depth) {
                     taken.counter(kind).fetch_sub(bytes, Ordering::Relaxed);
                 }
+                self.refusals.fetch_add(1, Ordering::Relaxed);
                 return Err(Errno::DQUOT);
             }
         }

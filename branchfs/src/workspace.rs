@@ -138,6 +138,8 @@ pub(crate) struct BranchInfo {
     pub(crate) disk_limit: Option<u64>,
     /// Bytes that it and its children have added, where that is limited.
     pub(crate) disk_used: Option<u64>,
+    /// How often it was refused more since the daemon started.
+    pub(crate) disk_refusals: Option<u64>,
 }
 
 /// What a commit did, or would do.
@@ -617,6 +619,7 @@ impl Workspace {
             created: branch.record.created as f64 / 1e9,
             disk_limit: branch.record.disk_limit,
             disk_used: branch.quota.as_ref().map(|quota| quota.used()),
+            disk_refusals: branch.quota.as_ref().map(|quota| quota.refusals()),
         })
     }
 

@@ -88,6 +88,7 @@ fn a_full_branch_stops_its_writers_and_nobody_elses() {
     is_over(fs::write(full.join("more"), "x"));
     assert_eq!(used(&mount, "full"), MIB);
     assert_eq!(branch(&mount, "full")["disk_limit"], MIB);
+    assert_eq!(branch(&mount, "full")["disk_refusals"], 2);
     fs::write(other.join("file"), zeros(3 * MIB)).unwrap();
     assert_eq!(branch(&mount, "other")["disk_limit"], Value::Null);
     assert_eq!(branch(&mount, "other")["disk_used"], Value::Null);

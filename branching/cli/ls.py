@@ -30,6 +30,8 @@ def ls(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
                         "path": str(record.path),
                         "branch_path": record.branch_path,
                         "created": record.created,
+                        "disk_limit": record.disk_limit,
+                        "disk_used": record.disk_used,
                     }
                     for record in records
                 ],

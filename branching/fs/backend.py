@@ -35,6 +35,12 @@ class BranchRecord:
     """It has live children, and so cannot be written to."""
     created: float
     """Unix time."""
+    disk_limit: int | None = None
+    """Bytes that it may add, if that is limited."""
+    disk_used: int | None = None
+    """Bytes that it has added; None where neither it nor a branch above it is limited."""
+    disk_refusals: int | None = None
+    """How often a change in it was refused for that (EDQUOT)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +115,10 @@ class Backend(Protocol):
     def owner(self) -> tuple[int, int]:
         """Uid and gid of the base directory's owner."""
 
-    def create(self, name: str, parent: int) -> BranchRecord:
-        """Forks `parent`. BranchStaleError if it is stale, MountError if it cannot be done."""
+    def create(self, name: str, parent: int, *, disk_limit: int | None = None) -> BranchRecord:
+        """Forks `parent`; the branch may add so many bytes. BranchStaleError if the parent is
+        stale, MountError if it cannot be done.
+        """
 
     def commit(
         self,

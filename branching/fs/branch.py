@@ -20,6 +20,7 @@ from typing import Literal
 from branching.errors import (
     BranchError,
     BranchingError,
+    BranchNotFoundError,
     BranchStaleError,
     ConflictError,
     add_note,
@@ -45,8 +46,10 @@ class Branch:
         parent_path: str,
         on_success: OnSuccess = "commit",
         on_error: OnError = "abort",
+        disk_limit: int | None = None,
     ) -> None:
         check_name(name)
+        _check_disk_limit(disk_limit)
         if on_success not in ("commit", None):
             raise ValueError(f'on_success must be "commit" or None, not {on_success!r}')
         if on_error not in ("abort", None):
@@ -57,6 +60,7 @@ class Branch:
         self._parent_path = parent_path
         self._on_success = on_success
         self._on_error = on_error
+        self._disk_limit = disk_limit
         self._record: BranchRecord | None = None
         self._ended: str | None = None
 
@@ -89,11 +93,17 @@ class Branch:
         return self._record is not None and self._ended is None
 
     def branch(
-        self, name: str, on_success: OnSuccess = "commit", on_error: OnError = "abort"
+        self,
+        name: str,
+        on_success: OnSuccess = "commit",
+        on_error: OnError = "abort",
+        *,
+        disk_limit: int | None = None,
     ) -> Branch:
         """Returns a child of this branch, to be opened by `with`. It commits into this branch.
 
-        While a child is open this branch is frozen: writes in it answer EROFS.
+        While a child is open this branch is frozen: writes in it answer EROFS. What the child
+        adds counts in this branch's disk limit too.
         """
         return Branch(
             self._backend,
@@ -102,6 +112,7 @@ class Branch:
             parent_path=self.branch_path,
             on_success=on_success,
             on_error=on_error,
+            disk_limit=disk_limit,
         )
 
     def commit(
@@ -142,13 +153,23 @@ class Branch:
         """Lists what the branch changed against its parent, by path."""
         return self._backend.diff(self._opened())
 
-    def is_stale(self) -> bool:
-        """Asks whether a sibling was committed first, or the branch is gone altogether."""
+    def inspect(self) -> BranchRecord:
+        """Asks what the file system knows of the branch now: its state, its disk use.
+
+        BranchNotFoundError when it is gone.
+        """
         record = self._opened()
         for known in self._backend.branches():
             if known.id == record.id:
-                return known.state == "stale"
-        return True
+                return known
+        raise BranchNotFoundError(f"branch {self._name!r} is gone", branch=self._name)
+
+    def is_stale(self) -> bool:
+        """Asks whether a sibling was committed first, or the branch is gone altogether."""
+        try:
+            return self.inspect().state == "stale"
+        except BranchNotFoundError:
+            return True
 
     def __enter__(self) -> Branch:
         if self._record is not None:
@@ -157,7 +178,9 @@ class Branch:
                 hint="call .branch() again for another one",
                 branch=self._name,
             )
-        self._record = self._backend.create(self._name, self._parent_id)
+        self._record = self._backend.create(
+            self._name, self._parent_id, disk_limit=self._disk_limit
+        )
         return self
 
     def __exit__(
@@ -203,6 +226,15 @@ def check_name(name: str) -> None:
         raise TypeError(f"a branch name must be a string, not {type(name).__name__}")
     if reason := _fault(name):
         raise ValueError(f"{name!r} cannot be the name of a branch: {reason}")
+
+
+def _check_disk_limit(value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"disk_limit must be a whole number of bytes, not {value!r}")
+    if value <= 0:
+        raise ValueError(f"disk_limit must be more than zero, not {value}; None is no limit")
 
 
 def _fault(name: str) -> str | None:

@@ -48,6 +48,8 @@ class BranchFS:
         self._store = Path(str(info["store"])) if info.get("store") else None
         self._fstype = "overlay" if info.get("driver") == "overlay" else "branchfs"
         self._owner = (_int(info["uid"]), _int(info["gid"]))
+        features = info.get("features")
+        self._features = features if isinstance(features, list) else []
 
     @staticmethod
     def serves(mount: Mount) -> bool:
@@ -74,12 +76,20 @@ class BranchFS:
     def owner(self) -> tuple[int, int]:
         return self._owner
 
-    def create(self, name: str, parent: int) -> BranchRecord:
+    def create(self, name: str, parent: int, *, disk_limit: int | None = None) -> BranchRecord:
         what = f"branch {name!r} was not made"
+        fields: Fields = {"name": name, "parent": parent}
+        if disk_limit is not None:
+            if "disk_limit" not in self._features:
+                raise MountError(
+                    f"{what}: the limit on disk cannot be enforced by the BranchFS of {self._root}",
+                    hint="mount it with a newer branchfs, or leave the limit out",
+                    branch=name,
+                    limit="disk",
+                )
+            fields["disk_limit"] = disk_limit
         with _translated(MountError, what, self._root, branch=name):
-            made = self._control.request(
-                "create", {"name": name, "parent": parent}, undo=self._drop_interrupted
-            )
+            made = self._control.request("create", fields, undo=self._drop_interrupted)
         return _record(made)
 
     def commit(
@@ -201,6 +211,9 @@ def _record(entry: Fields) -> BranchRecord:
         state=str(entry["state"]),
         frozen=bool(entry["frozen"]),
         created=float(cast("float", entry["created"])),
+        disk_limit=cast("int | None", entry.get("disk_limit")),
+        disk_used=cast("int | None", entry.get("disk_used")),
+        disk_refusals=cast("int | None", entry.get("disk_refusals")),
     )
 
 

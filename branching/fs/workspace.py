@@ -68,12 +68,18 @@ class Workspace:
         return self._branch.branch_path if self._branch else "/main"
 
     def branch(
-        self, name: str, on_success: OnSuccess = "commit", on_error: OnError = "abort"
+        self,
+        name: str,
+        on_success: OnSuccess = "commit",
+        on_error: OnError = "abort",
+        *,
+        disk_limit: int | None = None,
     ) -> Branch:
         """Returns a branch of the workspace, which `with` opens and ends.
 
         A clean exit commits it, an exception aborts it and goes on. With `on_success=None` or
-        `on_error=None` it is left open instead. Raises ValueError for an impossible name; nothing
+        `on_error=None` it is left open instead. It may add `disk_limit` bytes; above that writing
+        in it fails with EDQUOT. Raises ValueError for an impossible name; nothing
         is made before `with`.
         """
         return Branch(
@@ -83,6 +89,7 @@ class Workspace:
             parent_path=self.branch_path,
             on_success=on_success,
             on_error=on_error,
+            disk_limit=disk_limit,
         )
 
     def reopen(self, name: str) -> Branch:

@@ -195,7 +195,10 @@ impl FileUse {
                 state.charged += bytes;
                 Ok(bytes)
             }
-            Err(_) if state.sparse && has_all_blocks(file, end) => Ok(0),
+            Err(_) if state.sparse && has_all_blocks(file, end) => {
+                self.quota.refusals.fetch_sub(1, Ordering::Relaxed);
+                Ok(0)
+            }
             Err(error) => Err(error),
         }
     }

@@ -28,6 +28,7 @@ _FIELDS = {
     "list": set[str](),
     "diff": {"branch"},
 }
+_OPTIONAL = {"create": {"disk_limit"}}
 
 
 class Refusal(Exception):
@@ -44,6 +45,7 @@ class FakeBranch:
     path: Path
     branch_path: str
     state: str = "live"
+    disk_limit: int | None = None
     created: float = field(default_factory=time.time)
 
 
@@ -61,7 +63,7 @@ class FakeBranchFS:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         verb = request.pop("verb")
-        if request.pop("v") != 1 or set(request) != _FIELDS[verb]:
+        if request.pop("v") != 1 or set(request) - _OPTIONAL.get(verb, set()) != _FIELDS[verb]:
             raise Refusal("usage", f"malformed {verb}: {request}")
         with self.lock:
             self.requests.append({"verb": verb, **request})
@@ -79,12 +81,14 @@ class FakeBranchFS:
             "store": "",
             "driver": "fuse",
             "policy": "first-winner",
+            "features": ["disk_limit"],
             "pid": os.getpid(),
             "uid": owner.st_uid,
             "gid": owner.st_gid,
         }
 
-    def _create(self, name: str, parent: int) -> dict[str, Any]:
+    def _create(self, name: str, parent: int, disk_limit: int | None = None) -> dict[str, Any]:
+        """Keeps the limit, and enforces none: only a file system could."""
         above = self._find(parent) if parent else None
         if above and above.state == "stale":
             raise Refusal("stale", f"{above.name} is stale")
@@ -97,6 +101,7 @@ class FakeBranchFS:
             parent=parent,
             path=self.root / f"@{name}",
             branch_path=f"{above.branch_path if above else '/main'}/{name}",
+            disk_limit=disk_limit,
         )
         branch.path.mkdir()
         _mirror(self._directory(parent), branch.path)
@@ -175,6 +180,9 @@ class FakeBranchFS:
             "state": branch.state,
             "frozen": bool(self._live_children(branch.id)),
             "created": branch.created,
+            "disk_limit": branch.disk_limit,
+            "disk_used": None if branch.disk_limit is None else 0,
+            "disk_refusals": None if branch.disk_limit is None else 0,
         }
 
 
