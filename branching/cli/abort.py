@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from branching.cli.failure import reported
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
-from branching.cli.place import open_workspace
+from branching.cli.place import opened_workspace
 from branching.cli.report import print_json
 
 
@@ -16,9 +16,8 @@ def abort(
     Example: branching abort run-1a2b3c4d
     """
     with reported(json=json):
-        space = open_workspace(workspace)
-        space.reopen(name).abort()
-        space.close()
+        with opened_workspace(workspace) as space:
+            space.reopen(name).abort()
         if json:
             print_json("abort", branch=name, action="aborted")
         else:

@@ -8,8 +8,8 @@ import typer
 
 from branching.cli.failure import UsageFault, reported
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
-from branching.cli.place import open_workspace
-from branching.cli.report import print_json
+from branching.cli.place import opened_workspace
+from branching.cli.report import change_facts, print_json
 
 
 def commit(
@@ -37,10 +37,12 @@ def commit(
     with reported(json=json):
         if force and skip:
             raise UsageFault("--force and --skip say opposite things; give one of them")
-        space = open_workspace(workspace)
-        space.reopen(name).commit(force=force, skip=skip, only=only or (), exclude=exclude or ())
-        space.close()
+        with opened_workspace(workspace) as space:
+            changes = space.reopen(name).commit(
+                force=force, skip=skip, only=only or (), exclude=exclude or ()
+            )
         if json:
-            print_json("commit", branch=name, action="committed")
+            facts = change_facts(changes)
+            print_json("commit", branch=name, action="committed", changes=facts)
         else:
             print(f"branch: {name}\naction: committed")

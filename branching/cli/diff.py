@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from branching.cli.failure import reported
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
-from branching.cli.place import open_workspace
+from branching.cli.place import opened_workspace
 from branching.cli.report import change_facts, change_lines, print_json
 
 
@@ -14,9 +14,8 @@ def diff(name: BranchArgument, workspace: WorkspaceOption = None, json: JsonOpti
     Example: branching diff run-1a2b3c4d
     """
     with reported(json=json):
-        space = open_workspace(workspace)
-        changes = space.reopen(name).diff()
-        space.close()
+        with opened_workspace(workspace) as space:
+            changes = space.reopen(name).diff()
         if json:
             print_json("diff", branch=name, changes=change_facts(changes))
         else:

@@ -11,7 +11,7 @@ import typer
 
 from branching.cli.failure import UsageFault, reported
 from branching.cli.options import JsonOption, WorkspaceOption
-from branching.cli.place import open_workspace
+from branching.cli.place import opened_workspace
 from branching.cli.report import print_json
 
 if TYPE_CHECKING:
@@ -40,20 +40,18 @@ def log(
     with reported(json=json):
         from branching.cli.logbook import read_entries
 
-        space = open_workspace(workspace)
-        store = space.store
-        space.close()
-        logs = None if store is None else store / "logs"
-        entries = [] if logs is None else read_entries(logs)
-        if name is not None:
-            entries = [entry for entry in entries if name in (entry.branch, entry.call)]
-            if logs is None or not entries:
-                raise UsageFault(f"no output is kept under the name {name!r}; branching log lists")
-            _print_output(logs, entries, json=json)
-        elif json:
-            print_json("log", candidates=[asdict(entry) for entry in entries])
-        else:
-            _print_list(entries)
+        with opened_workspace(workspace) as space:  # the store may go with the mount
+            logs = None if space.store is None else space.store / "logs"
+            entries = [] if logs is None else read_entries(logs)
+            if name is not None:
+                entries = [entry for entry in entries if name in (entry.branch, entry.call)]
+                if logs is None or not entries:
+                    raise UsageFault(f"no output is kept under {name!r}; branching log lists it")
+                _print_output(logs, entries, json=json)
+            elif json:
+                print_json("log", candidates=[asdict(entry) for entry in entries])
+            else:
+                _print_list(entries)
 
 
 def _print_list(entries: list[Entry]) -> None:

@@ -6,7 +6,7 @@ import time
 
 from branching.cli.failure import reported
 from branching.cli.options import JsonOption, WorkspaceOption
-from branching.cli.place import open_workspace
+from branching.cli.place import opened_workspace
 from branching.cli.report import print_json
 
 
@@ -16,9 +16,8 @@ def ls(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
     Example: branching ls
     """
     with reported(json=json):
-        space = open_workspace(workspace)
-        records = space.branches()
-        space.close()
+        with opened_workspace(workspace) as space:
+            records = space.branches()
         if json:
             print_json(
                 "ls",

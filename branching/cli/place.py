@@ -1,4 +1,8 @@
-"""Where a command works: the workspace it was told, or found, and whom its commands run as."""
+"""Where a command works: the workspace it was told, or found, or made, and as whom.
+
+A directory that is no mount is mounted for the length of the command, if that can be done here:
+the program `branchfs` and /dev/fuse are what it takes.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +11,53 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from branching.cli.interrupt import held
 from branching.errors import MountError
 
 if TYPE_CHECKING:
     from branching.fs import Workspace
     from branching.process import Owner
 
+FUSE = Path("/dev/fuse")
 
-def open_workspace(path: Path | None) -> Workspace:
-    """Opens the workspace around `path`, or around the current directory."""
-    from branching.fs import Workspace
-    from branching.fs.workspace import find_mount
 
-    if path is not None:
-        if not path.is_dir():
-            raise MountError(f"workspace path does not exist: {path}", path=str(path))
-        return Workspace(path)
-    here = Path.cwd()
-    if find_mount(here) is None:
-        raise MountError(
-            "no branchfs mount found for current directory; use -w/--workspace", path=str(here)
-        )
-    return Workspace(here)
+@contextmanager
+def opened_workspace(path: Path | None) -> Iterator[Workspace]:
+    """Opens the workspace around `path`, or around the current directory, and closes it."""
+    with held(), _open(path) as workspace:
+        yield workspace
 
 
 @contextmanager
 def owned_workspace(path: Path | None) -> Iterator[tuple[Workspace, Owner | None]]:
-    """Opens the workspace, and lends its owner a home for the length of the command."""
+    """Does the same, and lends the workspace's owner a home for the length of the command."""
     from branching.process import Owner
 
-    workspace = open_workspace(path)
+    with opened_workspace(path) as workspace, Owner.of(*workspace.owner) as owner:
+        yield workspace, owner
+
+
+def _open(path: Path | None) -> Workspace:
+    from branching.fs import Workspace
+    from branching.fs.on_demand import find_program
+    from branching.fs.workspace import find_mount
+
+    if path is not None and not path.is_dir():
+        raise MountError(f"workspace path does not exist: {path}", path=str(path))
+    place = path or Path.cwd()
+    if find_mount(place) is not None:
+        return Workspace(place)
     try:
-        with Owner.of(*workspace.owner) as owner:
-            yield workspace, owner
-    finally:
-        workspace.close()
+        find_program()
+    except MountError as error:
+        raise _no_workspace(path, place, error.hint) from error
+    if not FUSE.exists():
+        raise _no_workspace(path, place, "modprobe fuse, or run with --device /dev/fuse")
+    return Workspace.open(place)
+
+
+def _no_workspace(path: Path | None, place: Path, hint: str | None) -> MountError:
+    text = "no branchfs mount found for current directory; use -w/--workspace"
+    if path is not None:
+        text = f"{path} is not inside a branchfs mount, and cannot be mounted here"
+    return MountError(text, path=str(place), hint=hint)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from branching.cli.failure import reported
 from branching.cli.options import JsonOption, WorkspaceOption
-from branching.cli.place import open_workspace
+from branching.cli.place import opened_workspace
 from branching.cli.report import print_json
 
 
 def status(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
     """Show the workspace and its open branches."""
     with reported(json=json):
-        space = open_workspace(workspace)
-        branches = space.branches()
-        space.close()
+        with opened_workspace(workspace) as space:
+            branches = space.branches()
         if json:
             print_json(
                 "status",

@@ -134,9 +134,14 @@ class BranchFS:
         self.abort(_record(made))
 
 
+def read_control_path(root: Path | int) -> str:
+    """Asks a mount's root, or a descriptor of it, for the control socket. OSError if it is none."""
+    return os.fsdecode(os.getxattr(root, CONTROL_XATTR))
+
+
 def _control_path(root: Path) -> str:
     try:
-        return os.fsdecode(os.getxattr(root, CONTROL_XATTR))
+        return read_control_path(root)
     except OSError as error:
         if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
             raise MountError(

@@ -1,4 +1,4 @@
-"""A workspace: an existing mount of a branching file system, found from any path inside it.
+"""A workspace: a mount of a branching file system, found from any path inside it, or made.
 
 Opened from a path inside a branch it stands for that branch: what is forked from it is nested in
 the branch and commits into it. So a candidate that races others itself gets the winner into its
@@ -8,14 +8,20 @@ own branch, not past it into main, where it would make itself stale.
 from __future__ import annotations
 
 import os
+import weakref
 from itertools import takewhile
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
 
-from branching.errors import BranchNotFoundError, MountError
+from branching.errors import BranchNotFoundError, MountError, add_note
 from branching.fs.backend import MAIN_ID, Backend, BranchRecord
 from branching.fs.branch import Branch, OnError, OnSuccess
 from branching.fs.branchfs import BranchFS
 from branching.fs.mounts import Mount, mounts_around
+
+if TYPE_CHECKING:
+    from branching.fs.on_demand import Held
 
 _BACKENDS = (BranchFS,)
 """Every file system we can branch, in the order they are asked."""
@@ -29,8 +35,65 @@ class Workspace:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._held: Held | None = None
         self._backend = _open(Path(path))
         self._branch = _branch_around(Path(path), self._backend)
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str]) -> Workspace:
+        """Opens the workspace of any directory; what is not mounted is mounted for the while.
+
+        Branches are kept in `.branching` in the directory; where it or one above it has that
+        already, that one is the workspace. Several processes may do this at once; the last one to
+        `close` unmounts. It takes the program `branchfs` and /dev/fuse; MountError without.
+        """
+        place = Path(directory)
+        if not place.is_dir():
+            raise MountError(f"{place} is not a directory", path=str(place))
+        if find_mount(place) is not None:
+            return cls(place)
+        from branching.fs.on_demand import hold
+
+        return cls._of(hold(place))
+
+    @classmethod
+    def mount(
+        cls,
+        base: str | os.PathLike[str],
+        *,
+        mountpoint: str | os.PathLike[str] | None = None,
+        storage: str | os.PathLike[str] | None = None,
+        branchfs_bin: str | os.PathLike[str] | None = None,
+        policy: Literal["first-winner", "snapshot", "serializable"] = "first-winner",
+    ) -> Workspace:
+        """Mounts `base` and opens it; `close`, or the end of a `with`, unmounts it.
+
+        It is mounted at `mountpoint`, by default a new directory; branches are kept in `storage`,
+        by default `.branching` in the base. Raises MountError when it cannot be mounted.
+        """
+        directory = Path(base).resolve()
+        if not directory.is_dir():
+            raise MountError(f"the base {base} is not a directory", path=str(base))
+        from branching.fs.on_demand import find_program, mount
+
+        program = find_program(branchfs_bin)
+        point = None if mountpoint is None else Path(mountpoint)
+        if point is not None:
+            point.mkdir(parents=True, exist_ok=True)
+        store = None if storage is None else Path(storage)
+        return cls._of(mount(directory, program=program, point=point, store=store, policy=policy))
+
+    @classmethod
+    def _of(cls, held: Held) -> Workspace:
+        try:
+            workspace = cls(held.point)
+        except BaseException:
+            held.close()
+            raise
+        workspace._held = held
+        # Who forgets to close it must not leave a mount behind.
+        weakref.finalize(workspace, held.close)
+        return workspace
 
     @property
     def path(self) -> Path:
@@ -111,8 +174,28 @@ class Workspace:
         return self._backend.branches()
 
     def close(self) -> None:
-        """Closes the connections to the file system. The mount and its branches stay."""
+        """Closes the connections to the file system. Its branches stay, and so does the mount,
+        unless it was made by `open` or `mount`: then MountError if it cannot be unmounted.
+        """
         self._backend.close()
+        if self._held is not None:
+            self._held.close()
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except MountError as failure:
+            if error is None:
+                raise
+            add_note(error, f"and its mount stays: {failure}")
 
     def __repr__(self) -> str:
         return f"Workspace({str(self.path)!r})"

@@ -42,7 +42,10 @@ def engine() -> Iterator[docker.DockerClient]:
     try:
         client = docker.from_env()
     except DockerException as error:
-        pytest.fail(f"the container tests need Docker, which does not answer: {error}. Hint: start it", pytrace=False)
+        pytest.fail(
+            f"the container tests need Docker, which does not answer: {error}. Hint: start it",
+            pytrace=False,
+        )
     yield client
     client.close()
 
@@ -52,7 +55,10 @@ def image(engine: docker.DockerClient) -> str:
     """The image, built from this tree by the wrapper's own command."""
     name = os.environ.get("BRANCHING_TEST_IMAGE", "branching")
     built = subprocess.run(
-        [WRAPPER, "--image", name, "build", ROOT], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [WRAPPER, "--image", name, "build", ROOT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     if built.returncode:
         pytest.fail(f"the image was not built:\n{built.stdout[-4000:]}", pytrace=False)
@@ -111,8 +117,12 @@ def leaves_nothing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[N
 def containers(client: docker.DockerClient, below: Path) -> list[str]:
     """Returns the containers that work on something below a directory."""
     found = client.containers.list(all=True, ignore_removed=True)
-    of_wrapper = [one.name for one in found if one.labels.get(WORKSPACE_LABEL, "").startswith(str(below))]
-    of_session = [one.name for one in found if one.labels.get("org.testcontainers.session-id") == SESSION_ID]
+    of_wrapper = [
+        one.name for one in found if one.labels.get(WORKSPACE_LABEL, "").startswith(str(below))
+    ]
+    of_session = [
+        one.name for one in found if one.labels.get("org.testcontainers.session-id") == SESSION_ID
+    ]
     return [*of_wrapper, *of_session]
 
 
@@ -121,7 +131,10 @@ def processes() -> list[str]:
     left = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            ours = place.name != str(os.getpid()) and SESSION.encode() in (place / "environ").read_bytes()
+            ours = (
+                place.name != str(os.getpid())
+                and SESSION.encode() in (place / "environ").read_bytes()
+            )
             if ours and (words := (place / "cmdline").read_bytes().replace(b"\0", b" ")):
                 left.append(f"{place.name} {words.decode()}")
         except OSError:
@@ -134,9 +147,15 @@ def stores(below: Path) -> list[str]:
     kept = ("branches", "layers", "journal", "trash")
     stores = list(below.rglob(".branching"))
     idle = [str(path) for path in stores if not any((path / "history").iterdir())]
-    return idle + [str(path) for store in stores for name in kept for path in (store / name).iterdir()]
+    return idle + [
+        str(path) for store in stores for name in kept for path in (store / name).iterdir()
+    ]
 
 
 def mounts(below: Path) -> list[str]:
     """Returns the host's mounts below a directory."""
-    return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {below}" in line]
+    return [
+        line
+        for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        if f" {below}" in line
+    ]

@@ -79,7 +79,19 @@ def test_only_variables_about_presentation_are_passed_on(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "with space", "prø✓", "a,b", 'quo"te', ',"', "line\nbreak", "colon:ro", "=", "back\\slash"]
+    "name",
+    [
+        "plain",
+        "with space",
+        "prø✓",
+        "a,b",
+        'quo"te',
+        ',"',
+        "line\nbreak",
+        "colon:ro",
+        "=",
+        "back\\slash",
+    ],
 )
 def test_docker_reads_back_the_path_that_was_meant(name: str) -> None:
     fields = next(csv.reader(io.StringIO(bind(Path("/p") / name, "/src")), strict=True))
@@ -91,7 +103,13 @@ def test_a_workspace_is_its_real_path(tmp_path: Path, monkeypatch: pytest.Monkey
     real.mkdir()
     (tmp_path / "link").symlink_to("real")
     monkeypatch.chdir(real)
-    for given in (Path(), Path(), Path("../link"), tmp_path / "link", tmp_path / "real" / ".." / "real"):
+    for given in (
+        Path(),
+        Path(),
+        Path("../link"),
+        tmp_path / "link",
+        tmp_path / "real" / ".." / "real",
+    ):
         assert checked_workspace(given) == real
 
 

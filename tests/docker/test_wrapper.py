@@ -29,7 +29,9 @@ RUN_SECONDS = 90
 def wrapper(image: str) -> Wrapper:
     """Runs the wrapper on a project."""
 
-    def run(project: Project, *arguments: str, input_text: str = "") -> subprocess.CompletedProcess[str]:
+    def run(
+        project: Project, *arguments: str, input_text: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [WRAPPER, "--image", image, "-w", project.root, *arguments],
             capture_output=True,
@@ -68,7 +70,9 @@ def client(image: str, project: Project) -> Iterator[subprocess.Popen[str]]:
     started.stdout.close()
 
 
-def test_what_succeeds_is_committed_and_belongs_to_the_owner(wrapper: Wrapper, project: Project) -> None:
+def test_what_succeeds_is_committed_and_belongs_to_the_owner(
+    wrapper: Wrapper, project: Project
+) -> None:
     before = project.tree()
     program = (
         "echo new >sub/new.txt; rm dangling; echo more >>kept.txt; "
@@ -78,7 +82,9 @@ def test_what_succeeds_is_committed_and_belongs_to_the_owner(wrapper: Wrapper, p
     after = project.tree()
     assert done.returncode == 0, done.stderr
     assert after.keys() == before.keys() - {"dangling"} | {"sub/new.txt", "soft", "empty"}
-    assert {(owner, group) for _, owner, group, *_ in after.values()} == {(project.owner, project.owner)}
+    assert {(owner, group) for _, owner, group, *_ in after.values()} == {
+        (project.owner, project.owner)
+    }
     assert (project.root / "kept.txt").read_text() == "as it was\nmore\n"
     unchanged = before.keys() - {".", "dangling", "kept.txt", "script.sh", "sub", "sub/hard.txt"}
     assert {name: after[name] for name in unchanged} == {name: before[name] for name in unchanged}
@@ -87,7 +93,9 @@ def test_what_succeeds_is_committed_and_belongs_to_the_owner(wrapper: Wrapper, p
 @pytest.mark.parametrize("code", [1, 7, 126, 127])
 def test_what_fails_changes_nothing(wrapper: Wrapper, project: Project, code: int) -> None:
     before = project.tree()
-    done = wrapper(project, "run", "--", "sh", "-c", f"rm -rf sub; echo x >kept.txt; touch new; exit {code}")
+    done = wrapper(
+        project, "run", "--", "sh", "-c", f"rm -rf sub; echo x >kept.txt; touch new; exit {code}"
+    )
     assert (done.returncode, project.tree()) == (code, before)
 
 
@@ -103,9 +111,23 @@ def test_the_owner_of_the_directory_runs_the_command_and_owns_its_files(
 
 
 @pytest.mark.parametrize(
-    "name", ["with space", "prøject ✓", "a,b", 'quo"te', "co:lon", "-dash", "=", "$HOME", "'single'", "new\nline"]
+    "name",
+    [
+        "with space",
+        "prøject ✓",
+        "a,b",
+        'quo"te',
+        "co:lon",
+        "-dash",
+        "=",
+        "$HOME",
+        "'single'",
+        "new\nline",
+    ],
 )
-def test_any_directory_name_will_do(wrapper: Wrapper, make_project: Callable[..., Project], name: str) -> None:
+def test_any_directory_name_will_do(
+    wrapper: Wrapper, make_project: Callable[..., Project], name: str
+) -> None:
     project = make_project(name)
     assert wrapper(project, "run", "--", "touch", "new file ✓").returncode == 0
     assert (project.root / "new file ✓").exists()
@@ -130,12 +152,17 @@ def test_a_pipe_is_not_made_a_terminal(wrapper: Wrapper, project: Project) -> No
     assert done.returncode == 1
 
 
-def test_a_terminal_is_a_terminal_and_control_c_ends_the_command(image: str, project: Project) -> None:
+def test_a_terminal_is_a_terminal_and_control_c_ends_the_command(
+    image: str, project: Project
+) -> None:
     before = project.tree()
     command = [str(WRAPPER), "--image", image, "-w", str(project.root), "run", "--", "sh", "-c"]
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execv(command[0], [*command, "test -t 0 && test -t 1 && touch half && echo is-a-terminal && sleep 600"])
+        os.execv(
+            command[0],
+            [*command, "test -t 0 && test -t 1 && touch half && echo is-a-terminal && sleep 600"],
+        )
     try:
         said = read_until(terminal, b"is-a-terminal")
         assert b"is-a-terminal" in said
@@ -164,7 +191,9 @@ def read_until(terminal: int, text: bytes | None) -> bytes:
     return said
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=str)
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=str
+)
 def test_a_signal_ends_the_command_and_drops_its_work(
     client: subprocess.Popen[str], project: Project, sent: signal.Signals, code: int
 ) -> None:
@@ -183,7 +212,9 @@ def test_control_c_without_a_terminal_of_the_containers_is_heard_once(
 
 
 @pytest.mark.parametrize("delay_seconds", [0.05, 0.2, 0.3, 0.4, 0.5])
-def test_control_c_while_things_start_leaves_nothing(image: str, project: Project, delay_seconds: float) -> None:
+def test_control_c_while_things_start_leaves_nothing(
+    image: str, project: Project, delay_seconds: float
+) -> None:
     """Repeated, as an impatient user does: docker itself loses a signal that comes before its container has begun."""
     before = project.tree()
     command = [
@@ -209,7 +240,9 @@ def test_control_c_while_things_start_leaves_nothing(image: str, project: Projec
     assert project.tree() == before
 
 
-def test_a_client_that_is_killed_takes_its_container_with_it(client: subprocess.Popen[str], project: Project) -> None:
+def test_a_client_that_is_killed_takes_its_container_with_it(
+    client: subprocess.Popen[str], project: Project
+) -> None:
     """The check for containers, processes and stores that follows every test is the assertion."""
     client.kill()
     assert client.wait(RUN_SECONDS) == -signal.SIGKILL
@@ -218,7 +251,14 @@ def test_a_client_that_is_killed_takes_its_container_with_it(client: subprocess.
 
 def test_the_last_to_finish_wins_when_it_alone_succeeds(wrapper: Wrapper, project: Project) -> None:
     before = project.tree()
-    failing = ("-c", "rm -rf sub; exit 1", "-c", "echo ruined >kept.txt; exit 2", "-c", "touch third; exit 3")
+    failing = (
+        "-c",
+        "rm -rf sub; exit 1",
+        "-c",
+        "echo ruined >kept.txt; exit 2",
+        "-c",
+        "touch third; exit 3",
+    )
     done = wrapper(project, "speculate", "--json", *failing, "-c", "sleep 2; touch won")
     told = json.loads(done.stdout)
     assert (done.returncode, told["committed"], told["winner"]) == (0, True, 3)
@@ -231,7 +271,16 @@ def test_the_last_to_finish_wins_when_it_alone_succeeds(wrapper: Wrapper, projec
 
 def test_a_winner_does_not_wait_for_the_losers(wrapper: Wrapper, project: Project) -> None:
     started = time.monotonic()
-    done = wrapper(project, "speculate", "-c", "touch won", "-c", "sleep 600", "-c", "setsid sleep 600 & sleep 600")
+    done = wrapper(
+        project,
+        "speculate",
+        "-c",
+        "touch won",
+        "-c",
+        "sleep 600",
+        "-c",
+        "setsid sleep 600 & sleep 600",
+    )
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - started < 30
     assert (project.root / "won").exists()
@@ -246,16 +295,16 @@ def test_a_winner_does_not_wait_for_the_losers(wrapper: Wrapper, project: Projec
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_when_all_fail_nothing_changes(wrapper: Wrapper, project: Project, arguments: tuple[str, ...]) -> None:
+def test_when_all_fail_nothing_changes(
+    wrapper: Wrapper, project: Project, arguments: tuple[str, ...]
+) -> None:
     before = project.tree()
     assert wrapper(project, *arguments).returncode == 1
     assert project.tree() == before
 
 
 def test_the_best_score_is_committed(wrapper: Wrapper, project: Project) -> None:
-    program = (
-        'echo "$BRANCHING_ATTEMPT" >attempt; case $BRANCHING_ATTEMPT in 1) echo 0.9 >&3 ;; *) echo 0.2 >&3 ;; esac'
-    )
+    program = 'echo "$BRANCHING_ATTEMPT" >attempt; case $BRANCHING_ATTEMPT in 1) echo 0.9 >&3 ;; *) echo 0.2 >&3 ;; esac'
     done = wrapper(project, "best-of-n", "-n", "3", "--json", "--", "sh", "-c", program)
     assert json.loads(done.stdout)["winner"] == {"index": 1, "score": 0.9}
     assert (project.root / "attempt").read_text() == "1\n"
@@ -264,7 +313,19 @@ def test_the_best_score_is_committed(wrapper: Wrapper, project: Project) -> None
 def test_the_critique_reaches_the_next_attempt(wrapper: Wrapper, project: Project) -> None:
     program = 'echo "$BRANCHING_FEEDBACK" >heard; test "$BRANCHING_FEEDBACK" = "attempt 1 was bad"'
     critique = 'echo "attempt $BRANCHING_ATTEMPT was bad"'
-    done = wrapper(project, "reflexion", "--retries", "4", "--critique", critique, "--json", "--", "sh", "-c", program)
+    done = wrapper(
+        project,
+        "reflexion",
+        "--retries",
+        "4",
+        "--critique",
+        critique,
+        "--json",
+        "--",
+        "sh",
+        "-c",
+        program,
+    )
     assert json.loads(done.stdout)["winner"] == 2
     assert (project.root / "heard").read_text() == "attempt 1 was bad\n"
 
@@ -307,7 +368,9 @@ def test_bad_input_is_one_sentence_a_code_and_no_change(
 
 def test_an_image_that_is_not_there_is_named(project: Project) -> None:
     done = subprocess.run(
-        [WRAPPER, "--image", "no-such-image:1", "-w", project.root, "run", "true"], capture_output=True, text=True
+        [WRAPPER, "--image", "no-such-image:1", "-w", project.root, "run", "true"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 125
     assert 'the image "no-such-image:1" is not on this machine.\nHint: ' in done.stderr
@@ -319,7 +382,9 @@ def test_help_of_a_command_comes_from_the_image(wrapper: Wrapper, project: Proje
     assert "--on-error" in done.stdout
 
 
-def test_fifty_thousand_files_are_branched_at_once_and_none_is_touched(wrapper: Wrapper, project: Project) -> None:
+def test_fifty_thousand_files_are_branched_at_once_and_none_is_touched(
+    wrapper: Wrapper, project: Project
+) -> None:
     many = project.root / "many"
     for directory in range(100):
         (many / f"{directory}").mkdir(parents=True)
@@ -328,7 +393,14 @@ def test_fifty_thousand_files_are_branched_at_once_and_none_is_touched(wrapper: 
     for path in (many, *many.rglob("*")):
         os.chown(path, project.owner, project.owner)
     before = project.tree()
-    done = wrapper(project, "run", "--", "sh", "-c", "test $(find many -type f | wc -l) = 50000 && touch many/0/new")
+    done = wrapper(
+        project,
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "test $(find many -type f | wc -l) = 50000 && touch many/0/new",
+    )
     assert done.returncode == 0, done.stderr
     after = project.tree()
     assert after.keys() - before.keys() == {"many/0/new"}

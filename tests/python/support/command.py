@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 60.0
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Done:
         return json.loads(self.out)
 
 
-def argv(*words: str) -> list[str]:
+def branching_argv(*words: str) -> list[str]:
     return [sys.executable, "-m", "branching", *words]
 
 
 def branching(cwd: Path, *words: str, stdin: str = "", **environment: str) -> Done:
     """Runs `branching WORDS` in `cwd` with pipes all around."""
     done = subprocess.run(
-        argv(*words),
+        branching_argv(*words),
         cwd=cwd,
         input=stdin,
         capture_output=True,
@@ -54,9 +54,13 @@ def branching(cwd: Path, *words: str, stdin: str = "", **environment: str) -> Do
 class Running:
     """A command that is still running, in pipes."""
 
-    def __init__(self, cwd: Path, words: Sequence[str]) -> None:
+    def __init__(self, cwd: Path, words: Sequence[str], argv: Sequence[str] | None = None) -> None:
         self.process = subprocess.Popen(
-            argv(*words), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            argv or branching_argv(*words),
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def wait_for_line(self, text: str) -> None:
@@ -84,7 +88,7 @@ class OnTerminal:
             try:
                 os.chdir(cwd)
                 os.environ.update({"TERM": "xterm", "COLUMNS": "100", **environment})
-                os.execv(sys.executable, argv(*words))
+                os.execv(sys.executable, branching_argv(*words))
             finally:
                 os._exit(99)
         self.seen = ""

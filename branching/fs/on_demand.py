@@ -1,0 +1,299 @@
+"""Mounts that are made when somebody needs them and go when nobody does.
+
+`hold(directory)` finds the mount of a directory or makes it, in a new directory of its own:
+
+    /tmp/branching-mount-k3x9q2     made by us, so ours to unmount
+    ~/project/.branching            the store beneath it, when branches are kept
+
+Several processes may work on one directory at once. The file system lets only one mount use a
+store, so they share it, and the last to leave unmounts. Who is there is told by locks: each holds
+a shared lock on the mount's root, and who can make it exclusive is alone. A kernel lock goes with
+its process, however that dies. A mount that was made by hand (`branchfs mount`) is used, and stays.
+
+Mounting and unmounting take turns by a lock on the base directory, or the last user could unmount
+what another one has just found. Somebody who mounts by hand takes no turn: so after locking the
+root is asked once more whether it is the mount's, and if it is not, all begins anew.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from branching.errors import MountError
+from branching.fs.branchfs import BranchFS, read_control_path
+from branching.fs.mounts import read_mounts
+
+PROGRAM = "branchfs"
+PROGRAM_VARIABLE = "BRANCHFS"
+"""Names the program where it is not on PATH."""
+PREFIX = "branching-mount-"
+"""Of the directories we mount at, and so the sign that a mount is to be unmounted."""
+STORE = ".branching"
+MOUNT_SECONDS_MAX = 60
+"""A mount takes milliseconds, unless a commit that a crash cut off is first rolled forward."""
+SETTLE_SECONDS_MAX = 10
+"""How long we wait for a mount that somebody makes by hand at the same moment."""
+BUSY_SECONDS_MAX = 2
+"""How long a mount may be busy although nobody is seen to use it."""
+_POLL_SECONDS = 0.01
+_GONE = (errno.ENOTCONN, errno.ENODATA, errno.EOPNOTSUPP, errno.ENOENT)
+"""What the root answers when the mount was taken away: a dead one, or the bare directory."""
+
+
+class Held:
+    """A mount in use by us."""
+
+    def __init__(self, point: Path, base: Path, program: Path | None, lease: int) -> None:
+        self.point = point
+        self._base = base
+        self._program = program
+        """Unmounts it, if it is to go with its last user."""
+        self._lease: int | None = lease
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        """Unmounts it if nobody else uses it. MountError if it cannot be unmounted."""
+        if self._pid != os.getpid():
+            return  # forked from the user: the mount is our parent's
+        if self._lease is None:
+            return
+        with _turn(self._base):
+            is_last = self._program is not None and _is_alone(self._lease)
+            os.close(self._lease)
+            self._lease = None
+            if self._program is not None and is_last:
+                self._unmount(self._program)
+
+    def _unmount(self, program: Path) -> None:
+        deadline = time.monotonic() + BUSY_SECONDS_MAX
+        while True:
+            try:
+                return _unmount(self.point, program)
+            except MountError:
+                # The kernel lets go of a file some time after it was closed. Who fails for good
+                # can try again later: the mount is still there, and still ours.
+                if time.monotonic() > deadline:
+                    self._lease = _lease(self.point)
+                    raise
+            time.sleep(_POLL_SECONDS)
+
+
+def find_program(name: str | os.PathLike[str] | None = None) -> Path:
+    """Returns the branchfs program. MountError where there is none."""
+    wanted = os.fspath(name or os.environ.get(PROGRAM_VARIABLE) or PROGRAM)
+    found = shutil.which(wanted)
+    if found is None:
+        raise MountError(
+            f"there is no program {wanted!r}, which mounts directories",
+            hint="cargo install --path branchfs; or work in a container: branching-docker",
+            path=wanted,
+        )
+    return Path(found)
+
+
+def base_around(directory: Path) -> Path:
+    """Returns the directory to branch for work in `directory`: where branches are kept already,
+    at or above it, else itself.
+
+    A store counts only if it belongs to the owner of the directory that it is in: in /tmp anybody
+    may leave one.
+    """
+    place = directory.resolve()
+    for candidate in (place, *place.parents):
+        try:
+            store, around = (candidate / STORE).lstat(), candidate.stat()
+        except OSError:
+            continue
+        if (candidate / STORE / "format").is_file() and store.st_uid == around.st_uid:
+            return candidate
+    return place
+
+
+def hold(directory: Path) -> Held:
+    """Finds or makes a mount for work in `directory`. MountError if neither can be done."""
+    program = find_program()
+    base = base_around(directory)
+    deadline = time.monotonic() + SETTLE_SECONDS_MAX
+    while True:
+        with _turn(base):
+            for point in _mounts_of(base):
+                lease = _lease(point)
+                if lease is not None:
+                    is_ours = point.name.startswith(PREFIX)
+                    return Held(point, base, program if is_ours else None, lease)
+            try:
+                return _mounted(base, program)
+            except MountError:
+                # Somebody mounts it by hand: the store is in use, by a mount that we shall see
+                # in a moment.
+                if time.monotonic() > deadline or not _is_in_use(base):
+                    raise
+        time.sleep(_POLL_SECONDS)
+
+
+def mount(
+    base: Path,
+    *,
+    program: Path,
+    point: Path | None = None,
+    store: Path | None = None,
+    policy: str = "first-winner",
+) -> Held:
+    """Mounts `base`, in a directory of our own unless `point` is given.
+
+    Raises MountError, and then there is no mount.
+    """
+    with _turn(base):
+        return _mounted(base, program, point=point, store=store, policy=policy)
+
+
+def _mounted(
+    base: Path,
+    program: Path,
+    *,
+    point: Path | None = None,
+    store: Path | None = None,
+    policy: str = "first-winner",
+) -> Held:
+    made = _make_point(base) if point is None else None
+    words = ["--policy", policy, *(("--store", os.fspath(store)) if store else ())]
+    try:
+        _run(program, "mount", "--base", os.fspath(base), *words, os.fspath(made or point or ""))
+        lease = _lease(made or point or Path())
+        if lease is None:
+            raise MountError(f"{base} was mounted, and the mount was gone at once", path=str(base))
+    except BaseException:
+        if made is not None:
+            made.rmdir()
+        raise
+    return Held(made or point or Path(), base, program, lease)
+
+
+def _unmount(point: Path, program: Path) -> None:
+    """Unmounts, and removes the directory if we made it."""
+    _run(program, "unmount", os.fspath(point))
+    if point.name.startswith(PREFIX):
+        point.rmdir()
+
+
+def _run(program: Path, *words: str) -> None:
+    try:
+        # A session of its own: Ctrl-C is for us, and must not break off a mount half-way.
+        done = subprocess.run(
+            [program, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=MOUNT_SECONDS_MAX,
+            start_new_session=True,
+            check=False,
+        )
+    except OSError as error:
+        raise MountError(
+            f"{program} cannot be run: {error.strerror}", path=os.fspath(program)
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise MountError(
+            f"{program} {words[0]} has not ended after {MOUNT_SECONDS_MAX} seconds",
+            path=words[-1],
+        ) from error
+    if done.returncode != 0:
+        said = done.stderr.strip().removeprefix("branchfs: ").removeprefix("Error: ")
+        raise MountError(f"{words[0]} failed: {said}", path=words[-1])
+
+
+def _make_point(base: Path) -> Path:
+    """Makes a directory to mount at, which the owner of the base can reach."""
+    places = [tempfile.gettempdir(), "/var/tmp"]
+    if os.geteuid() != 0 and (runtime := os.environ.get("XDG_RUNTIME_DIR")):
+        places.insert(0, runtime)
+    for place in map(Path, places):
+        # Inside the base the mount would show itself.
+        if os.access(place, os.W_OK) and not place.resolve().is_relative_to(base):
+            return Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+    raise MountError(
+        f"there is no directory outside of {base} to mount at",
+        hint="point TMPDIR to one, or mount by hand: branchfs mount --base DIR MOUNTPOINT",
+        path=str(base),
+    )
+
+
+def _mounts_of(base: Path) -> Iterator[Path]:
+    """Yields where `base` is mounted already, as far as we may see."""
+    for candidate in read_mounts():
+        if not BranchFS.serves(candidate):
+            continue
+        try:
+            backend = BranchFS(candidate)
+            is_same = backend.base == base or backend.base.samefile(base)
+            backend.close()
+        except (MountError, OSError):
+            continue  # a dead mount, or another user's
+        if is_same:
+            yield candidate.point
+
+
+def _lease(point: Path) -> int | None:
+    """Locks the mount's root for sharing. None if it is a mount no more."""
+    try:
+        lease = os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in _GONE:
+            return None
+        raise MountError(f"{point} cannot be opened: {error.strerror}", path=str(point)) from error
+    try:
+        fcntl.flock(lease, fcntl.LOCK_SH)
+        read_control_path(lease)
+    except OSError as error:
+        os.close(lease)
+        if error.errno in _GONE:
+            return None
+        raise MountError(f"{point} cannot be used: {error.strerror}", path=str(point)) from error
+    return lease
+
+
+@contextmanager
+def _turn(base: Path) -> Iterator[None]:
+    """Waits until nobody else mounts or unmounts `base`."""
+    try:
+        lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise MountError(f"{base} cannot be opened: {error.strerror}", path=str(base)) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _is_alone(lease: int) -> bool:
+    try:
+        fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_in_use(base: Path) -> bool:
+    """Tells whether some process has locked the base's store."""
+    try:
+        lock = os.open(base / STORE / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False

@@ -1,0 +1,256 @@
+"""Workspaces of directories that are no mounts: mounted when needed, unmounted by the last user."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support.branchfs import find_program, mounted
+from support.command import Running, branching
+
+from branching import MountError, Speculate, Workspace
+from branching.fs import on_demand
+from branching.fs.mounts import read_mounts
+from branching.fs.on_demand import PREFIX, base_around
+
+
+@pytest.fixture(autouse=True)
+def _program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHFS", find_program())
+
+
+@pytest.fixture
+def base(place: Path) -> Path:
+    """An ordinary directory."""
+    path = place / "pro ject"
+    path.mkdir()
+    (path / "seed.txt").write_text("seed\n")
+    return path
+
+
+def mounts_of_ours() -> list[Path]:
+    return [mount.point for mount in read_mounts() if mount.point.name.startswith(PREFIX)]
+
+
+class TestOpen:
+    def test_a_directory_is_mounted_for_the_while(self, base: Path) -> None:
+        """Issue, must 6"""
+        before = mounts_of_ours()
+        with Workspace.open(base) as workspace:
+            assert workspace.base == base
+            assert workspace.path not in before
+            assert (workspace.path / "seed.txt").read_text() == "seed\n"
+            with workspace.branch("b") as branch:
+                (branch.path / "made").write_text("x")
+        assert (base / "made").read_text() == "x"
+        assert mounts_of_ours() == before
+        assert not workspace.path.exists()
+
+    def test_several_share_the_mount_and_the_last_unmounts(self, base: Path) -> None:
+        first, second = Workspace.open(base), Workspace.open(base)
+        assert first.path == second.path
+        first.close()
+        with second.branch("b") as branch:
+            (branch.path / "made").write_text("x")
+        second.close()
+        second.close()  # a second time does nothing
+        assert not second.path.exists()
+        assert (base / "made").exists()
+
+    def test_many_at_once_in_many_processes(self, base: Path) -> None:
+        """Each finds or makes a mount while others close theirs."""
+        script = (
+            "import sys\nfrom branching import Workspace\n"
+            "for turn in range(4):\n"
+            "    with Workspace.open(sys.argv[1]) as w, w.branch(f'{sys.argv[2]}-{turn}',"
+            " on_success=None) as b:\n"
+            "        (b.path / 'x').write_text('x')\n"
+            "        b.abort()\n"
+        )
+        children = [
+            subprocess.Popen([sys.executable, "-c", script, str(base), str(number)])
+            for number in range(6)
+        ]
+        assert [child.wait(60) for child in children] == [0] * 6
+        assert not [point for point in mounts_of_ours() if base.parent in point.parents]
+
+    def test_a_mount_made_by_hand_is_used_and_stays(self, base: Path, place: Path) -> None:
+        with mounted(base, place / "mount") as point:
+            with Workspace.open(base) as workspace:
+                assert workspace.path == point
+            assert point.is_mount()
+
+    def test_inside_a_mount_it_is_that_mount(self, base: Path) -> None:
+        with Workspace.open(base) as outer, Workspace.open(outer.path) as inner:
+            assert inner.path == outer.path
+
+    def test_kept_branches_are_there_again(self, base: Path) -> None:
+        with Workspace.open(base) as workspace, workspace.branch("kept", on_success=None) as branch:
+            (branch.path / "made").write_text("x")
+        with Workspace.open(base) as workspace:
+            workspace.reopen("kept").commit()
+        assert (base / "made").read_text() == "x"
+
+    def test_who_forgets_to_close_leaves_no_mount(self, base: Path) -> None:
+        script = (
+            "import sys; from branching import Workspace\nprint(Workspace.open(sys.argv[1]).path)"
+        )
+        told = subprocess.run(
+            [sys.executable, "-c", script, str(base)], capture_output=True, text=True, check=True
+        )
+        assert not Path(told.stdout.strip()).exists()
+
+    def test_a_forked_child_does_not_unmount(self, base: Path) -> None:
+        with Workspace.open(base) as workspace:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    workspace.close()
+                finally:
+                    os._exit(0)
+            os.waitpid(pid, 0)
+            assert workspace.branches() == []
+            assert workspace.path.is_mount()
+
+    def test_a_pattern_on_it(self, base: Path) -> None:
+        def candidate(path: Path) -> bool:
+            (path / "made").write_text("x")
+            return True
+
+        with Workspace.open(base) as workspace:
+            assert Speculate([candidate])(workspace).committed
+        assert (base / "made").exists()
+
+    def test_what_is_missing_is_named(self, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(MountError, match="is not a directory"):
+            Workspace.open(base / "seed.txt")
+        monkeypatch.setenv("BRANCHFS", "/no/such/branchfs")
+        with pytest.raises(MountError, match="no program '/no/such/branchfs'") as caught:
+            Workspace.open(base)
+        assert "cargo install" in (caught.value.hint or "")
+        monkeypatch.setenv("BRANCHFS", "/bin/false")
+        with pytest.raises(MountError, match="mount failed"):
+            Workspace.open(base)
+
+
+class TestBase:
+    """Which directory is branched for work in a directory."""
+
+    def test_where_branches_are_kept_already(self, place: Path) -> None:
+        deep = place / "a" / "b" / "c"
+        deep.mkdir(parents=True)
+        assert base_around(deep) == deep
+        store = place / "a" / ".branching"
+        store.mkdir()
+        assert base_around(deep) == deep, "any directory can have that name"
+        (store / "format").write_text("branchfs 1\n")
+        assert base_around(deep) == place / "a"
+
+    def test_a_store_that_a_stranger_left_does_not_count(
+        self, place: Path, as_user: tuple[int, int]
+    ) -> None:
+        deep = place / "deep"
+        deep.mkdir()
+        store = place / ".branching"
+        store.mkdir()
+        (store / "format").write_text("branchfs 1\n")
+        os.chown(store, *as_user)
+        assert base_around(deep) == deep
+
+
+class TestMount:
+    def test_it_takes_the_options_of_the_published_package(self, base: Path, place: Path) -> None:
+        """2.19"""
+        with Workspace.mount(
+            base, mountpoint=place / "here", storage=place / "store", branchfs_bin=find_program()
+        ) as workspace:
+            assert workspace.path == place / "here"
+            assert workspace.store == place / "store"
+            with workspace.branch("b") as branch:
+                (branch.path / "made").write_text("x")
+        assert (base / "made").exists()
+        assert not (base / ".branching").exists()
+        assert not (place / "here").is_mount()
+
+    def test_it_mounts_in_a_directory_of_its_own(self, base: Path) -> None:
+        """2.19: `.close()` unmounts."""
+        workspace = Workspace.mount(base)
+        point = workspace.path
+        assert point.is_mount()
+        workspace.close()
+        assert not point.exists()
+
+    def test_failures_are_mount_errors_and_leave_nothing(self, base: Path, place: Path) -> None:
+        """2.19"""
+        with pytest.raises(MountError, match="is not a directory"):
+            Workspace.mount(place / "nowhere")
+        with Workspace.mount(base), pytest.raises(MountError, match="in use by another mount"):
+            Workspace.mount(base)
+        with pytest.raises(MountError, match="there is no program"):
+            Workspace.mount(base, branchfs_bin="/no/such")
+
+    def test_a_mount_in_use_is_told_and_can_be_closed_later(
+        self, base: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(on_demand, "BUSY_SECONDS_MAX", 0.1)
+        workspace = Workspace.mount(base)
+        with (workspace.path / "seed.txt").open(), pytest.raises(MountError, match="in use"):
+            workspace.close()
+        workspace.close()
+        assert not workspace.path.exists()
+
+
+class TestCommand:
+    def test_it_works_in_any_directory(self, base: Path) -> None:
+        done = branching(base, "run", "--", "sh", "-c", "cat seed.txt; echo x > made")
+        assert done.code == 0, done.err
+        assert done.out.startswith("seed\n")
+        assert (base / "made").read_text() == "x\n"
+
+    def test_a_kept_branch_is_found_by_the_next(self, base: Path) -> None:
+        """Also from a directory below."""
+        (base / "deep").mkdir()
+        words = ["run", "-b", "kept", "--on-success", "keep", "--", "touch", "made"]
+        assert branching(base, *words).code == 0
+        [entry] = branching(base / "deep", "ls", "--json").document["branches"]
+        assert entry["name"] == "kept"
+        assert branching(base / "deep", "abort", "kept").code == 0
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_unmounts_too(self, base: Path, number: signal.Signals) -> None:
+        before = mounts_of_ours()
+        run = Running(base, ["speculate", "-c", "echo up; sleep 60"])
+        run.wait_for_line("up")
+        run.signal(number)
+        assert run.done().code == 128 + number
+        assert mounts_of_ours() == before
+
+    def test_ctrl_c_at_any_moment_leaves_nothing(self, base: Path) -> None:
+        """Ever later, until it comes after the end."""
+        before = mounts_of_ours()
+        script = (
+            "import signal, sys\n"
+            "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+            "from branching.cli import main\n"
+            "print('up', file=sys.stderr, flush=True)\n"
+            "main()"
+        )
+        words = [sys.executable, "-c", script, "run", "--", "sleep", "0.1"]
+        codes: list[int] = []
+        while 0 not in codes:
+            run = Running(base, words=[], argv=words)
+            run.wait_for_line("up")
+            threading.Event().wait(0.02 * 1.3 ** len(codes))
+            run.signal(signal.SIGINT)
+            done = run.done()
+            codes.append(done.code)
+            assert done.code in (0, 130, -signal.SIGINT), done.err
+            assert mounts_of_ours() == before, codes
+        assert codes[0] != 0, "the signal never came in time"
+        with Workspace.open(base) as workspace:
+            assert workspace.branches() == []
