@@ -36,6 +36,10 @@ pub(crate) struct MountInfo {
     pub(crate) policy: Policy,
     /// Every branch shows a control file.
     pub(crate) control_files: bool,
+    /// What presents the branches of main.
+    pub(crate) driver: &'static str,
+    /// Why it is not another driver.
+    pub(crate) why_not: String,
 }
 
 /// The listening socket.
@@ -166,6 +170,7 @@ fn answer(line: &[u8], workspace: &Workspace, info: &MountInfo) -> Result<Value,
     }
     match request.verb.as_str() {
         "info" => Ok(describe(workspace, info)),
+        "unmount" => workspace.unmount(&info.mountpoint).map(|()| json!({})),
         "create" => {
             let name =
                 request.name.ok_or_else(|| Error::Usage("create needs a name".to_owned()))?;
@@ -234,7 +239,8 @@ fn describe(workspace: &Workspace, info: &MountInfo) -> Value {
         "mountpoint": path_text(&info.mountpoint),
         "base": path_text(workspace.base()),
         "store": path_text(workspace.store()),
-        "driver": "fuse",
+        "driver": info.driver,
+        "why_not": info.why_not,
         "policy": info.policy.name(),
         "control_files": info.control_files,
         "features": FEATURES,

@@ -166,7 +166,11 @@ fn to_errno(error: &Error) -> Errno {
         Error::NotFound(_) | Error::NothingKept(_) => Errno::NOENT,
         // What the published package takes for a conflict, and nothing else is.
         Error::Stale(_) | Error::Conflict { .. } => Errno::STALE,
-        Error::Frozen { .. } | Error::Busy { .. } | Error::Written { .. } => Errno::BUSY,
+        Error::Frozen { .. }
+        | Error::Busy { .. }
+        | Error::Written { .. }
+        | Error::InUse(_)
+        | Error::MountInUse => Errno::BUSY,
         Error::Unsupported(_) => Errno::OPNOTSUPP,
         Error::Io { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::IO),
         Error::Corrupt(_) => Errno::UCLEAN,

@@ -11,6 +11,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::control::{Control, MountInfo};
 use crate::control_files::ControlFiles;
+use crate::driver::{self, Choice, Circumstances, Driver};
 use crate::kernel::handler::Handler;
 use crate::kernel::{Session, unmount};
 use crate::workspace::{Policy, Settings, Workspace};
@@ -35,19 +36,22 @@ pub struct Options {
     pub control_files: bool,
     /// Let the kernel read and write files by itself where it can.
     pub passthrough: bool,
+    /// What presents a branch as a directory.
+    pub driver: Choice,
 }
 
 /// Mounts and serves until the mount is gone. `ready` is called once everything answers.
 ///
 /// # Errors
 /// Whatever stood in the way, as one sentence; nothing is mounted then.
-pub fn run(options: &Options, ready: impl FnOnce()) -> Result<()> {
+pub fn run(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
     if options.policy != Policy::FirstWinner {
         bail!(
             "the policy {} is not there yet; this version has first-winner",
             options.policy.name()
         );
     }
+    driver::clear_dead(&options.mountpoint)?;
     let mountpoint = std::fs::canonicalize(&options.mountpoint).with_context(|| {
         format!("the mountpoint {} cannot be used", options.mountpoint.display())
     })?;
@@ -67,15 +71,32 @@ pub fn run(options: &Options, ready: impl FnOnce()) -> Result<()> {
     raise_open_files_limit();
     let settings = Settings { history_commits_max: options.history_commits_max };
     let workspace = Arc::new(Workspace::open(&base, options.store.as_deref(), settings)?);
+    let circumstances = Circumstances {
+        has_first_winner: options.policy == Policy::FirstWinner,
+        has_control_files: options.control_files,
+    };
+    let places = (workspace.base(), workspace.store(), mountpoint.as_path());
+    let chosen = match driver::choose(options.driver, &circumstances, places) {
+        Ok(chosen) => chosen,
+        Err(error) => {
+            workspace.close()?;
+            return Err(error.into());
+        }
+    };
     let control = Control::listen()?;
     let socket = control.path().to_path_buf();
-    let info =
-        MountInfo { mountpoint, policy: options.policy, control_files: options.control_files };
+    let info = MountInfo {
+        mountpoint,
+        policy: options.policy,
+        control_files: options.control_files,
+        driver: chosen.driver.name(),
+        why_not: chosen.why_not,
+    };
     if options.control_files {
         let control_files = ControlFiles::new(Arc::downgrade(&workspace));
         workspace.filesystem.show_control_files(Box::new(control_files));
     }
-    let served = serve(&workspace, info, control, options.passthrough, ready);
+    let served = serve(&workspace, info, control, chosen.driver, options.passthrough, ready);
     // The socket's directory is shared with other mounts and stays.
     std::fs::remove_file(&socket)
         .with_context(|| format!("{} cannot be removed", socket.display()))?;
@@ -89,9 +110,13 @@ fn serve(
     workspace: &Arc<Workspace>,
     info: MountInfo,
     control: Control,
+    driver: Box<dyn Driver>,
     passthrough: bool,
-    ready: impl FnOnce(),
+    ready: impl FnOnce() + Send,
 ) -> Result<()> {
+    if driver.is_for(None) {
+        workspace.filesystem.expect_covers();
+    }
     let stacking = if passthrough { Some(stacking_below(workspace.store())?) } else { None };
     if passthrough {
         let probe = workspace.store().join("format");
@@ -103,18 +128,30 @@ fn serve(
     let (served, at) = (Arc::clone(workspace), info.mountpoint.clone());
     thread::Builder::new().name("control".to_owned()).spawn(move || control.serve(served, info))?;
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let mounted_at = at.clone();
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for _ in signals.forever() {
-            if let Err(error) = unmount(&at, true) {
+            if let Err(error) = unmount(&mounted_at, true) {
                 // Nobody is left to be told; the mount goes on.
-                eprintln!("branchfs: {} cannot be unmounted: {error}", at.display());
+                eprintln!("branchfs: {} cannot be unmounted: {error}", mounted_at.display());
             }
         }
     })?;
-    ready();
     let handler: Arc<dyn Handler> = workspace.filesystem.clone();
-    session.serve(&handler, REQUEST_THREADS)?;
-    Ok(())
+    thread::scope(|scope| {
+        // Branches are presented through the mount, which must be served meanwhile.
+        let presented = scope.spawn(|| {
+            let presented = workspace.present(driver);
+            match &presented {
+                Ok(()) => ready(),
+                Err(_) => unmount(&at, true)?,
+            }
+            anyhow::Ok(presented?)
+        });
+        let served = session.serve(&handler, REQUEST_THREADS);
+        presented.join().map_err(|_| anyhow::anyhow!("presenting the branches panicked"))??;
+        Ok(served?)
+    })
 }
 
 /// How many file systems files of ours may be stacked on: one more where the store is on a stacked one itself. Not more
@@ -198,6 +235,11 @@ pub fn stop(mountpoint: &Path, lazily: bool) -> Result<()> {
     let waiter = daemon.and_then(rustix::process::Pid::from_raw).and_then(|pid| {
         rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
     });
+    if !lazily && driver::covers(&std::fs::canonicalize(mountpoint)?) {
+        // The branches are mounts of their own: only the daemon can put them back where one of them is in use.
+        ask_to_unmount(&socket)?;
+        return waiter.map_or(Ok(()), |waiter| wait_for_end(mountpoint, &waiter));
+    }
     unmount(mountpoint, lazily).map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY) => anyhow::anyhow!(
             "{} is in use: end the processes that have files or their working directory in it, or unmount with --lazy",
@@ -205,16 +247,39 @@ pub fn stop(mountpoint: &Path, lazily: bool) -> Result<()> {
         ),
         _ => anyhow::anyhow!("{} cannot be unmounted: {error}", mountpoint.display()),
     })?;
-    if let (Some(waiter), false) = (waiter, lazily) {
-        const CLOSING_MAX: rustix::time::Timespec =
-            rustix::time::Timespec { tv_sec: 30, tv_nsec: 0 };
-        let mut poll = [rustix::event::PollFd::new(&waiter, rustix::event::PollFlags::IN)];
-        if rustix::event::poll(&mut poll, Some(&CLOSING_MAX))? == 0 {
-            bail!(
-                "{} is unmounted, but its daemon has not ended after 30 seconds",
-                mountpoint.display()
-            );
-        }
+    match waiter {
+        Some(waiter) if !lazily => wait_for_end(mountpoint, &waiter),
+        _ => Ok(()),
+    }
+}
+
+/// Asks the daemon to end. It may be gone before its answer is.
+fn ask_to_unmount(socket: &Path) -> Result<()> {
+    use std::io::{BufRead, BufReader};
+    let mut stream = std::os::unix::net::UnixStream::connect(socket)
+        .with_context(|| format!("the daemon does not answer at {}", socket.display()))?;
+    writeln!(stream, "{}", serde_json::json!({ "v": 1, "verb": "unmount" }))?;
+    let mut line = String::new();
+    let answered = BufReader::new(stream).read_line(&mut line);
+    let reply: serde_json::Value = match answered {
+        Ok(length) if length > 0 => serde_json::from_str(&line)?,
+        _ => return Ok(()),
+    };
+    match reply["error"]["message"].as_str() {
+        Some(message) => bail!("{message}, or unmount with --lazy"),
+        None => Ok(()),
+    }
+}
+
+/// Waits until a daemon whose mount is gone has left nothing behind.
+fn wait_for_end(mountpoint: &Path, daemon: &std::os::fd::OwnedFd) -> Result<()> {
+    const CLOSING_MAX: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 30, tv_nsec: 0 };
+    let mut poll = [rustix::event::PollFd::new(daemon, rustix::event::PollFlags::IN)];
+    if rustix::event::poll(&mut poll, Some(&CLOSING_MAX))? == 0 {
+        bail!(
+            "{} is unmounted, but its daemon has not ended after 30 seconds",
+            mountpoint.display()
+        );
     }
     Ok(())
 }

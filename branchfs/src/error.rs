@@ -70,6 +70,16 @@ pub enum Error {
         /// Those files.
         paths: Vec<PathBuf>,
     },
+    /// A branch is in use.
+    #[error(
+        "branch {0} is in use: end the processes that have files or their working directory in it"
+    )]
+    InUse(String),
+    /// The mount itself is in use.
+    #[error(
+        "the mount is in use: end the processes that have files or their working directory in it"
+    )]
+    MountInUse,
     /// This mount cannot do it.
     #[error("{0}")]
     Unsupported(String),
@@ -98,7 +108,7 @@ impl Error {
             Self::Stale(_) => "stale",
             Self::Conflict { .. } => "conflict",
             Self::Frozen { .. } => "frozen",
-            Self::Busy { .. } | Self::Written { .. } => "busy",
+            Self::Busy { .. } | Self::Written { .. } | Self::InUse(_) | Self::MountInUse => "busy",
             Self::Unsupported(_) => "unsupported",
             Self::Io { .. } => "io",
             Self::Corrupt(_) => "corrupt",
@@ -124,6 +134,8 @@ impl Error {
             Self::Usage(_)
             | Self::Name { .. }
             | Self::NotFound(_)
+            | Self::InUse(_)
+            | Self::MountInUse
             | Self::Unsupported(_)
             | Self::Io { .. } => None,
         }

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{
     Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
@@ -161,6 +161,7 @@ pub(crate) struct Filesystem {
     passthrough: OnceLock<String>,
     /// A file of the store, to try that out with.
     probe: OnceLock<OwnedFd>,
+    has_covers: AtomicBool,
     /// Set where the mount has control files.
     control_file: OnceLock<Box<dyn ControlFile>>,
 }
@@ -189,6 +190,7 @@ impl Filesystem {
             kernel: OnceLock::new(),
             passthrough: OnceLock::new(),
             probe: OnceLock::new(),
+            has_covers: AtomicBool::new(false),
             control_file: OnceLock::new(),
         }
     }
@@ -350,7 +352,7 @@ impl Filesystem {
         if mounted.parent != MAIN {
             let _ = kernel.invalidate_entry(NodeId(mounted.parent << INDEX_BITS | ROOT), &at);
         }
-        let epoch = kernel.increment_epoch().is_ok();
+        let epoch = self.increment_epoch(&**kernel);
         let nodes: Vec<_> = mounted
             .lock()
             .nodes
@@ -363,6 +365,16 @@ impl Filesystem {
             }
             let _ = kernel.invalidate_node(NodeId(mounted.slot << INDEX_BITS | index));
         }
+    }
+
+    /// From now on branches are covered by other mounts, which the kernel takes away with the names they lie on: no
+    /// epoch may end the life of all names at once.
+    pub(crate) fn expect_covers(&self) {
+        self.has_covers.store(true, Ordering::Relaxed);
+    }
+
+    fn increment_epoch(&self, kernel: &dyn Kernel) -> bool {
+        !self.has_covers.load(Ordering::Relaxed) && kernel.increment_epoch().is_ok()
     }
 
     /// Lets the kernel forget what it keeps of main's root after a commit; the rest of main is asked for each time.
@@ -378,7 +390,7 @@ impl Filesystem {
             return;
         };
         // Names that did not exist are cached too and known to nobody here: only an epoch reaches them.
-        let _ = kernel.increment_epoch();
+        self.increment_epoch(&**kernel);
         for (index, name) in outdated {
             if let Some((parent, name)) = name {
                 let _ = kernel.invalidate_entry(NodeId(slot << INDEX_BITS | parent), name);
@@ -390,6 +402,7 @@ impl Filesystem {
     /// Names that are absent may be remembered by the kernel only if it can be made to forget all of them at once.
     fn may_cache_absence(&self, mounted: &Mounted) -> bool {
         mounted.slot != MAIN
+            && !self.has_covers.load(Ordering::Relaxed)
             && self.capabilities.get().is_some_and(|capabilities| capabilities.epoch)
     }
 

@@ -302,6 +302,11 @@ impl Layer {
         lock(&self.own().log).writes.seen(base_path, expected)
     }
 
+    /// Makes durable what was noted so far.
+    pub(crate) fn sync_log(&self) -> Result<()> {
+        lock(&self.own().log).writes.sync()
+    }
+
     /// Notes that the object `ino` of this layer goes on showing the inode number of its origin.
     pub(crate) fn set_origin(&self, ino: u64, shown: u64) -> Result<()> {
         let mut log = lock(&self.own().log);

@@ -7,6 +7,7 @@ mod commit;
 mod control;
 mod control_files;
 mod daemon;
+mod driver;
 mod error;
 mod filesystem;
 mod kernel;
@@ -20,5 +21,6 @@ mod view;
 mod workspace;
 
 pub use daemon::{BACKGROUND, Options, announce, control_socket, run, start, stop};
+pub use driver::Choice;
 pub use error::Error;
 pub use workspace::{HISTORY_COMMITS_DEFAULT, Policy};

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use branchfs::{Options, Policy};
-use clap::{Parser, Subcommand, ValueEnum};
+use branchfs::{Choice, Options, Policy};
+use clap::{Parser, Subcommand};
 use serde_json::{Value, json};
 
 /// Copy-on-write branches over an ordinary directory: fork, explore, commit.
@@ -38,7 +38,7 @@ enum Command {
         storage: Option<PathBuf>,
         /// What presents a branch as a directory
         #[arg(long, value_enum, default_value = "auto", env = "BRANCHFS_DRIVER")]
-        driver: Driver,
+        driver: Choice,
         /// What happens to the siblings of a committed branch
         #[arg(long, value_enum, default_value = "first-winner")]
         policy: Policy,
@@ -169,16 +169,6 @@ struct Published {
     storage: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Driver {
-    /// The fastest that has full semantics here
-    Auto,
-    /// The kernel's FUSE
-    Fuse,
-    /// The kernel's overlayfs
-    Overlay,
-}
-
 /// How the program ends.
 enum Exit {
     Success,
@@ -219,9 +209,6 @@ fn run(command: Command) -> Result<()> {
             foreground,
             mountpoint,
         } => {
-            if matches!(driver, Driver::Overlay) {
-                bail!("the overlay driver is not there yet; use --driver fuse");
-            }
             let control_files = control_files || storage.is_some();
             let store = store.or(storage);
             let (history_commits_max, passthrough) = (history, !no_passthrough);
@@ -233,6 +220,7 @@ fn run(command: Command) -> Result<()> {
                 history_commits_max,
                 control_files,
                 passthrough,
+                driver,
             };
             mount(&options, foreground)
         }

@@ -168,6 +168,10 @@ impl WriteSet {
         self.append(&Record::Origin { ino, shown: None })
     }
 
+    pub(crate) fn sync(&self) -> Result<(), Errno> {
+        self.file.sync_data().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    }
+
     /// One `write`, so that records of a crash are whole but for the last. A full disk may take half a line: that half
     /// is taken back, or it would end the log for every later reader.
     fn append(&mut self, record: &Record) -> Result<(), Errno> {

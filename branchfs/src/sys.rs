@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, open_tree};
@@ -107,6 +107,36 @@ pub(crate) fn is_being_written(file: BorrowedFd<'_>, owner: u32) -> Option<bool>
             answer.ok()
         }
         answer => answer.ok(),
+    }
+}
+
+/// Opens the object that the handle `bytes` of a file system's own type `kind` names, for looking at it alone. `on` is an
+/// open directory of that file system.
+///
+/// Fails with `ESTALE` where the object is gone, and with `EPERM` without `CAP_DAC_READ_SEARCH`.
+pub(crate) fn open_by_handle(on: impl AsFd, kind: i32, bytes: &[u8]) -> Result<OwnedFd, Errno> {
+    /// `struct file_handle` of `open_by_handle_at(2)`, with room for the longest handle there is.
+    #[repr(C)]
+    struct FileHandle {
+        handle_bytes: u32,
+        handle_type: i32,
+        f_handle: [u8; libc::MAX_HANDLE_SZ as usize],
+    }
+    let mut f_handle = [0; libc::MAX_HANDLE_SZ as usize];
+    f_handle.get_mut(..bytes.len()).ok_or(Errno::INVAL)?.copy_from_slice(bytes);
+    let handle_bytes = u32::try_from(bytes.len()).map_err(|_| Errno::INVAL)?;
+    let mut handle = FileHandle { handle_bytes, handle_type: kind, f_handle };
+    // SAFETY: the kernel reads `handle_bytes` bytes of `f_handle`, which has at least as many, and `handle` outlives the
+    // call. A descriptor that it returns is owned by nobody else.
+    unsafe {
+        let opened = libc::syscall(
+            libc::SYS_open_by_handle_at,
+            on.as_fd().as_raw_fd(),
+            &raw mut handle,
+            libc::O_PATH | libc::O_CLOEXEC,
+        );
+        let opened = i32::try_from(opened).map_err(|_| Errno::IO)?;
+        if opened < 0 { Err(last_error()) } else { Ok(OwnedFd::from_raw_fd(opened)) }
     }
 }
 

@@ -287,6 +287,12 @@ fn beneath() -> ResolveFlags {
     ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS
 }
 
+/// What an open object is now.
+pub(crate) fn stat_of(file: impl AsFd) -> Result<Statx> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    rustix::fs::statx(file, "", flags, StatxFlags::BASIC_STATS)
+}
+
 /// `/proc/self/fd/N`: names an open file for calls that take only paths.
 pub(crate) fn descriptor_path(file: BorrowedFd<'_>) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))

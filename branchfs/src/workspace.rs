@@ -9,6 +9,7 @@
 
 mod commits;
 mod history;
+mod presentation;
 mod probe;
 mod selector;
 mod store;
@@ -21,13 +22,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
 use crate::commit::{self, Change, Disk, Kind};
+use crate::driver::Driver;
 use crate::error::{Context, Error};
 use crate::filesystem::{Filesystem, MAIN, Slot};
 use crate::layer::{Layer, LayerId, copy_metadata};
@@ -161,6 +163,7 @@ pub(crate) struct Workspace {
     pub(crate) filesystem: Arc<Filesystem>,
     branches: Mutex<BTreeMap<BranchId, Branch>>,
     settings: Settings,
+    driver: OnceLock<Box<dyn Driver>>,
     /// The last number given to a branch, a layer or a transaction.
     last_number: AtomicU64,
 }
@@ -228,6 +231,7 @@ impl Workspace {
             filesystem: Arc::new(Filesystem::new(Arc::new(Layer::base(writable)))),
             branches: Mutex::new(BTreeMap::new()),
             settings,
+            driver: OnceLock::new(),
             last_number: AtomicU64::new(0),
             base_path,
             store_path,
@@ -425,6 +429,7 @@ impl Workspace {
         let id = self.next_number();
         let path = self.layer_path(id);
         self.freeze_for_fork(parent_slot)?;
+        self.freeze_presented(parent_id).inspect_err(|_| self.thaw(parent_slot, 1))?;
         let made = self.make_layer(id, &path, &parent_stack).and_then(|layer| {
             layer.limit(quota.clone()).at(&path)?;
             let record = Record {
@@ -442,6 +447,7 @@ impl Workspace {
         let (layer, record) = made.inspect_err(|_| {
             self.throw_away(&path, "unmade");
             self.thaw(parent_slot, 1);
+            self.thaw_presented(&branches);
         })?;
         let mut stack = vec![Arc::new(layer)];
         stack.extend(parent_stack);
@@ -450,6 +456,10 @@ impl Workspace {
         let slot = self.filesystem.add(OsStr::new(name), parent_slot, stack.clone());
         drop(gate);
         branches.insert(id, Branch { record, slot, stack, quota });
+        if let Err(error) = self.present_new(&branches[&id]) {
+            self.abort_one(&mut branches, id)?;
+            return Err(error);
+        }
         Self::info(&branches, id)
     }
 
@@ -487,6 +497,7 @@ impl Workspace {
             .ok_or_else(|| Error::Usage("main cannot be aborted".to_owned()))?;
         let id = branch.record.id;
         self.abort_one(&mut branches, id)?;
+        self.thaw_presented(&branches);
         drop(branches);
         self.empty_trash();
         Ok(())
@@ -517,6 +528,7 @@ impl Workspace {
 
     /// Takes a branch out of the mount and its files into the trash.
     fn retire_branch(&self, branch: &Branch) -> Result<(), Error> {
+        self.driver().detach(branch.record.id);
         let mounted = {
             let _gate = self.filesystem.close_gate();
             self.filesystem.remove(branch.slot)

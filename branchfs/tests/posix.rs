@@ -25,8 +25,11 @@ allow_remount = false
 entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 "#;
 
-/// The C library asks a table of file system types for LINK_MAX, and FUSE is not in it.
-const UNKNOWN_TO_THE_C_LIBRARY: &str = "link::link_count_max";
+/// The C library asks a table of file system types for LINK_MAX, and FUSE is not in it; overlayfs needs one link itself.
+const LINK_MAX: &str = "link::link_count_max";
+
+/// The kernel's overlayfs keeps the device 0:0, which these cases make, for itself: EPERM.
+const WITH_DEVICE_0_0: &str = "::char";
 
 /// Names of the cases that pass in `directory`.
 fn passing(directory: &Path, configuration: &Path) -> BTreeSet<String> {
@@ -56,8 +59,11 @@ fn every_case_that_passes_natively_passes_in_a_branch() {
     let native = passing(&mount.directory.path().join("native"), &configuration);
     let ours = passing(&branch.join("t"), &configuration);
     assert!(native.len() > 350, "the suite ran: {} cases passed natively", native.len());
-    let missing: Vec<_> =
-        native.difference(&ours).filter(|case| *case != UNKNOWN_TO_THE_C_LIBRARY).collect();
+    let is_excepted = |case: &&String| match common::driver() {
+        "overlay" => case.ends_with(WITH_DEVICE_0_0) || *case == LINK_MAX,
+        _ => *case == LINK_MAX,
+    };
+    let missing: Vec<_> = native.difference(&ours).filter(|case| !is_excepted(case)).collect();
     assert!(missing.is_empty(), "pass natively and not in a branch: {missing:#?}");
     println!("native {}, branch {}", native.len(), ours.len());
 }

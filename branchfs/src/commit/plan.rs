@@ -27,6 +27,7 @@ use super::step::{Disk, Mark, Place, Step};
 use crate::error::{Context, Error};
 use crate::overlay::{DEVICE_XATTR, METACOPY_XATTR, Namespace, may_be_whiteout, parse_redirect};
 use crate::seen::{Expected, Identity};
+use crate::view::is_hidden;
 
 /// What is to be committed.
 #[derive(Clone, Debug)]
@@ -286,6 +287,9 @@ impl Planner<'_> {
         sources: &[Source],
         existing: &Place,
     ) -> Result<(), Error> {
+        if is_hidden(path) {
+            return Ok(()); // the store, which the kernel's layers hide by a whiteout
+        }
         let (now, then) = (sources[0].now.join(name), sources[0].then.join(name));
         let Some(stat) = self.disk.stat(&now)? else {
             return Ok(());
@@ -569,15 +573,15 @@ impl Planner<'_> {
         Ok(apart)
     }
 
-    /// An object comes into the base without the marks that it bears in the layer. What makes a directory opaque or
-    /// redirects it is seen to where that is planned.
+    /// An object comes into the base without the marks that it bears in the layer. What makes a directory opaque is seen
+    /// to where that is planned.
     fn strip_marks(&mut self, now: &Place, path: &Path, kind: FileType) -> Result<(), Error> {
         if kind != FileType::CharacterDevice && !self.request.by_kernel {
             return Ok(());
         }
         let namespace = self.request.namespace;
         for (name, value) in self.disk.marks(now)? {
-            if [namespace.opaque(), namespace.redirect()].iter().any(|kept| name == *kept) {
+            if name == namespace.opaque() {
                 continue;
             }
             let name = name.to_string_lossy().into_owned(); // names of attributes are ASCII

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::{Branch, BranchId, Committed, Selector, Workspace, children_of, now, rivals_of};
 use crate::commit::{self, Decided, Disk, Header, Kind, Plan, Request, VERSION};
+use crate::driver::{self, Completion};
 use crate::error::{Context, Error};
 use crate::filesystem::{MAIN, Slot};
 use crate::layer::Layer;
@@ -52,7 +53,9 @@ impl Workspace {
             return Ok(Committed { changes: plan.changes, stale: Vec::new() });
         }
         mounted.freeze();
-        let closed = self.wait_for_writers(branch);
+        let closed = self
+            .wait_for_writers(branch)
+            .and_then(|()| self.driver().freeze(id, Completion::ForCommit));
         let outcome = closed.and_then(|()| match parent {
             0 => self.commit_to_base(&mut branches, id, force),
             parent => self.commit_to_branch(&mut branches, id, parent),
@@ -60,6 +63,7 @@ impl Workspace {
         if outcome.is_err() {
             mounted.thaw();
         }
+        self.thaw_presented(&branches);
         outcome
     }
 
@@ -73,6 +77,7 @@ impl Workspace {
                 seen.entry(path).or_insert(expected);
             }
         }
+        self.seen_by_kernel(branch, &mut seen)?;
         let disk = self.disk()?;
         let layers = branch
             .record
@@ -85,7 +90,7 @@ impl Workspace {
             namespace: self.namespace,
             seen,
             forked: branch.record.created,
-            by_kernel: false,
+            by_kernel: self.is_by_kernel(branch),
             own: self.own_intervals(&disk)?,
         };
         commit::plan(&disk, &request)
@@ -183,6 +188,7 @@ impl Workspace {
     /// What was committed has one link too many as long as its layer keeps one of its own.
     pub(super) fn unlink_kept(&self, record: &super::Record) -> Result<(), Error> {
         for layer in &record.layers {
+            driver::drop_index(&self.layer_path(*layer))?;
             let links = self.layer_path(*layer).join("links");
             match fs::remove_dir_all(&links) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -256,6 +262,7 @@ impl Workspace {
         let child = branches.get(&id).ok_or_else(|| Error::NotFound(id.to_string()))?;
         let (child_layers, child_stack) = (child.record.layers.clone(), child.stack.clone());
         let above = branches.get(&parent).ok_or_else(|| Error::NotFound(parent.to_string()))?;
+        self.leave_to_fuse(above)?; // the kernel cannot mount what several layers make up
         let mut record = above.record.clone();
         record.layers = child_layers.into_iter().chain(record.layers).collect();
         // One rename of one record is the commit; what it names must be on disk first.
@@ -303,6 +310,7 @@ impl Workspace {
 
     fn tell_stale(&self, branches: &BTreeMap<BranchId, Branch>, stale: &[BranchId]) {
         for id in stale {
+            self.driver().detach(*id);
             if let Ok(mounted) = self.filesystem.mounted(branches[id].slot) {
                 self.filesystem.invalidate(&mounted);
             }

@@ -17,6 +17,11 @@ use std::process::{Command, Output, Stdio};
 /// The program under test.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_branchfs");
 
+/// What presents the branches: `tests/overlay.rs` holds the other test files as modules, and runs them over overlayfs.
+pub fn driver() -> &'static str {
+    if module_path!().starts_with("overlay::") { "overlay" } else { "fuse" }
+}
+
 /// A base and its mount; unmounted and removed at the end.
 pub struct Mount {
     pub directory: tempfile::TempDir,
@@ -70,7 +75,9 @@ impl Mount {
 
     /// Mounts with more options.
     pub fn mount_with(&self, options: &[&str]) {
-        succeed(&self.run(&[&["mount"], options, &["--base"]].concat(), &[&self.base()]));
+        let first = ["mount", "--driver", driver()];
+        let words: Vec<&str> = first.iter().chain(options).chain(&["--base"]).copied().collect();
+        succeed(&self.run(&words, &[&self.base()]));
     }
 
     pub fn unmount(&self) {
@@ -274,6 +281,20 @@ fn xattrs(path: &Path) -> BTreeMap<OsString, Vec<u8>> {
             (name.to_os_string(), value[..length].to_vec())
         })
         .collect()
+}
+
+/// The same with the names that an object has in this tree for its number of links: the history may keep another one.
+pub fn snapshot_by_names(root: &Path) -> BTreeMap<PathBuf, Object> {
+    let mut tree = snapshot(root);
+    let inode = |path: &PathBuf| fs::symlink_metadata(root.join(path)).unwrap().ino();
+    let mut names: BTreeMap<u64, u64> = BTreeMap::new();
+    for path in tree.keys() {
+        *names.entry(inode(path)).or_default() += 1;
+    }
+    for (path, object) in tree.iter_mut().filter(|(_, object)| object.nlink > 0) {
+        object.nlink = names[&inode(path)];
+    }
+    tree
 }
 
 /// Compares two trees and names the first differences.

@@ -1,0 +1,402 @@
+//! A layer that the kernel's overlayfs writes: what is in it, and how it becomes one that others can read.
+//!
+//! Beside `upper/` such a layer has `overlay/`, the kernel's work directory with its index of hard links. In `upper/` the
+//! kernel leaves
+//!
+//! | what | made plain by |
+//! |---|---|
+//! | a redirect relative to the parent's origin | writing the whole path; both mean the same to the kernel |
+//! | a file without content (metacopy) | opening it for writing, which copies the content up |
+//! | a hard link of the base that has other names, which show it through the index | a change of nothing at each of them |
+//! | the mark `origin`: the file handle of what was copied up | the drift check reads it ([`seen`]) |
+//!
+//! The first three are done while the branch can still be written, then writing is stopped, then it is looked whether
+//! anything came in between: nothing is ever changed below the kernel that it would notice.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags, Statx, XattrFlags};
+use rustix::io::Errno;
+
+use super::Completion;
+use super::kernel_mount::{KernelMount, Layers};
+use crate::error::{Context, Error};
+use crate::layer::{Layer, times};
+use crate::overlay::{DEVICE_XATTR, METACOPY_XATTR, Namespace, is_private_xattr};
+use crate::seen::{Expected, Identity};
+use crate::tree::{Result, Tree, xattr_names};
+
+const ORIGIN_XATTR: &str = "trusted.overlay.origin";
+const LINKS_XATTR: &str = "trusted.overlay.nlink";
+
+/// The kernel's work directory in a layer; its presence says who writes the layer.
+pub(crate) const WORK: &str = "overlay";
+
+/// Whether the kernel writes the layer in `directory`.
+pub(crate) fn is_by_kernel(directory: &Path) -> bool {
+    directory.join(WORK).is_dir()
+}
+
+/// Brings a layer into the form that others read although no mount of it is there: one is made for the while.
+///
+/// # Errors
+/// `Unsupported` where the kernel is needed for that and cannot mount it here.
+pub(crate) fn settle_alone(
+    directory: &Path,
+    base: &Path,
+    name: &str,
+) -> std::result::Result<(), Error> {
+    let unsettled = Unsettled::of(directory, &open_directory(base)?, Completion::Whole)?;
+    if unsettled.is_empty() {
+        return Ok(());
+    }
+    let (upper, work) = (directory.join("upper"), directory.join(WORK));
+    let mount = KernelMount::make(Layers { lower: base, upper: &upper, work: &work });
+    let mount = mount.map_err(|error| {
+        Error::Unsupported(format!(
+            "branch {name} was written by the overlay driver, which cannot be used here to complete it ({error}): mount where it can be, or abort the branch there"
+        ))
+    })?;
+    let root = rustix::io::dup(mount.root()).at(directory)?;
+    unsettled.settle(directory, &Tree::new(root))
+}
+
+/// Ends the kernel's share in a layer whose content has been committed: its index holds one more link of each object.
+pub(crate) fn drop_index(directory: &Path) -> std::result::Result<(), Error> {
+    let work = directory.join(WORK);
+    match std::fs::remove_dir_all(&work) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).at(&work),
+        _ => Ok(()),
+    }
+}
+
+/// An object of the layer.
+struct Object {
+    /// In the layer, and so in the branch.
+    path: PathBuf,
+    /// What the kernel looks for in the layers below.
+    below: PathBuf,
+    kind: FileType,
+}
+
+/// Calls `visit` for every object of a layer, directories before what they hold.
+fn walk(upper: &Tree, visit: &mut dyn FnMut(&Object) -> Result<()>) -> Result<()> {
+    let mut pending = vec![(PathBuf::new(), PathBuf::new())];
+    while let Some((directory, below)) = pending.pop() {
+        let entries = match upper.list(&directory) {
+            Err(Errno::NOENT) => continue, // it was moved or removed meanwhile
+            other => other?,
+        };
+        for entry in entries {
+            let path = directory.join(&entry.name);
+            let below = match redirect(upper, &path, entry.kind)? {
+                Some(redirect) => match redirect.strip_prefix(b"/") {
+                    Some(whole) => PathBuf::from(OsStr::from_bytes(whole)),
+                    None => below.join(OsStr::from_bytes(&redirect)),
+                },
+                None => below.join(&entry.name),
+            };
+            let object = Object { path, below, kind: entry.kind };
+            match visit(&object) {
+                Err(Errno::NOENT) => continue,
+                other => other?,
+            }
+            if entry.kind == FileType::Directory {
+                pending.push((object.path, object.below));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn redirect(upper: &Tree, path: &Path, kind: FileType) -> Result<Option<Vec<u8>>> {
+    if kind != FileType::Directory && kind != FileType::RegularFile {
+        return Ok(None);
+    }
+    mark(upper, path, Namespace::Trusted.redirect())
+}
+
+fn mark(tree: &Tree, path: &Path, name: &str) -> Result<Option<Vec<u8>>> {
+    match tree.get_xattr(path, OsStr::new(name)) {
+        Ok(value) => Ok(Some(value)),
+        Err(Errno::NODATA | Errno::NOENT | Errno::OPNOTSUPP) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// What keeps others than the kernel from reading a layer.
+#[derive(Debug, Default)]
+pub(crate) struct Unsettled {
+    /// Directories with a relative redirect, and what it means.
+    relative: Vec<(PathBuf, PathBuf)>,
+    /// Files without content.
+    incomplete: Vec<PathBuf>,
+    /// Inode numbers in the base of objects that have names which are not in the layer.
+    lacking: BTreeSet<u64>,
+}
+
+impl Unsettled {
+    /// Looks through the layer in `directory`. Cost: its objects, and its index.
+    pub(crate) fn of(
+        directory: &Path,
+        base: &OwnedFd,
+        completion: Completion,
+    ) -> std::result::Result<Self, Error> {
+        let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+        let mut unsettled = Self::default();
+        let walked = walk(&upper, &mut |object| {
+            let redirect = redirect(&upper, &object.path, object.kind)?;
+            if object.kind == FileType::Directory {
+                if redirect.is_some_and(|redirect| !redirect.starts_with(b"/")) {
+                    unsettled.relative.push((object.path.clone(), object.below.clone()));
+                }
+            } else if object.kind == FileType::RegularFile
+                && (completion == Completion::Whole || redirect.is_some())
+                && mark(&upper, &object.path, METACOPY_XATTR)?.is_some()
+            {
+                unsettled.incomplete.push(object.path.clone());
+            }
+            Ok(())
+        });
+        walked.at(directory)?;
+        unsettled.find_lacking(&directory.join(WORK).join("index"), base, completion)?;
+        Ok(unsettled)
+    }
+
+    /// The index names each copied-up object that has several names below; it holds one more link of it.
+    fn find_lacking(
+        &mut self,
+        index: &Path,
+        base: &OwnedFd,
+        completion: Completion,
+    ) -> std::result::Result<(), Error> {
+        let tree = match Tree::open_root(index) {
+            Err(Errno::NOENT) => return Ok(()),
+            other => other.at(index)?,
+        };
+        for entry in tree.list(Path::new("")).at(index)? {
+            let name = Path::new(&entry.name);
+            let (Some(links), Some(origin)) = (
+                mark(&tree, name, LINKS_XATTR).at(index)?,
+                mark(&tree, name, ORIGIN_XATTR).at(index)?,
+            ) else {
+                continue;
+            };
+            let is_incomplete = mark(&tree, name, METACOPY_XATTR).at(index)?.is_some();
+            if is_incomplete && completion == Completion::ForCommit {
+                continue; // its attributes are set on the base's object, which keeps all its names
+            }
+            let Ok(lower) = open_origin(base, &origin) else { continue };
+            let below = crate::tree::stat_of(&lower).at(index)?;
+            let here = tree.stat(name).at(index)?.stx_nlink;
+            if shown_links(&links, here, below.stx_nlink) > i64::from(here) - 1 {
+                self.lacking.insert(below.stx_ino);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.relative.is_empty() && self.incomplete.is_empty() && self.lacking.is_empty()
+    }
+
+    /// Brings the layer in `directory` into the form that others read, through `branch`, the mounted overlayfs.
+    pub(crate) fn settle(&self, directory: &Path, branch: &Tree) -> std::result::Result<(), Error> {
+        let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+        for (path, below) in &self.relative {
+            let mut value = b"/".to_vec();
+            value.extend_from_slice(below.as_os_str().as_bytes());
+            let name = OsStr::new(Namespace::Trusted.redirect());
+            unless_gone(upper.set_xattr(path, name, &value, XattrFlags::empty())).at(path)?;
+        }
+        for path in &self.incomplete {
+            unless_gone(complete(branch, path)).at(path)?;
+        }
+        if !self.lacking.is_empty() {
+            self.join_links(branch, Path::new("")).at(directory)?;
+        }
+        Ok(())
+    }
+
+    /// Touches every other name of the objects in question, so that the kernel links it in the layer too. Walks the
+    /// whole branch, but only where it changed an object one of whose names it never used.
+    fn join_links(&self, branch: &Tree, directory: &Path) -> Result<()> {
+        for entry in branch.list(directory)? {
+            let path = directory.join(&entry.name);
+            if entry.kind == FileType::Directory {
+                unless_gone(self.join_links(branch, &path))?;
+                continue;
+            }
+            match branch.stat(&path) {
+                Ok(stat) if stat.stx_nlink > 1 && self.lacking.contains(&stat.stx_ino) => {
+                    unless_gone(change_nothing(branch, &path, &stat))?;
+                }
+                Ok(_) | Err(Errno::NOENT) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is gone by now needs nothing any more: it is looked again once writing has stopped.
+fn unless_gone(outcome: Result<()>) -> Result<()> {
+    match outcome {
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
+        other => other,
+    }
+}
+
+/// The number of links that the kernel shows: `U+1` counts from those in the layer, `L-1` from those below.
+fn shown_links(value: &[u8], here: u32, below: u32) -> i64 {
+    let text = String::from_utf8_lossy(value);
+    let difference = text.get(1..).and_then(|digits| digits.parse::<i64>().ok()).unwrap_or(0);
+    let from = if text.starts_with('L') { below } else { here };
+    i64::from(from) + difference
+}
+
+/// Opening for writing copies the content up; that it was opened must not show.
+fn complete(branch: &Tree, path: &Path) -> Result<()> {
+    let before = branch.stat(path)?;
+    let file = branch.open(path, OFlags::WRONLY | OFlags::NONBLOCK)?;
+    rustix::fs::futimens(&file, &times(&before))
+}
+
+fn change_nothing(branch: &Tree, path: &Path, stat: &Statx) -> Result<()> {
+    if FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::Symlink {
+        return branch.set_owner(path, Some(stat.stx_uid), Some(stat.stx_gid));
+    }
+    branch.set_mode(path, u32::from(stat.stx_mode))
+}
+
+/// Opens the object that a mark `origin` names: version, magic, length, flags, type, 16 bytes of the file system's
+/// number, and the file system's own handle (`struct ovl_fb`).
+fn open_origin(base: &OwnedFd, origin: &[u8]) -> Result<OwnedFd> {
+    const MAGIC: u8 = 0xfb;
+    const TYPE: usize = 4;
+    const HANDLE: usize = 21;
+    match (origin.get(1), origin.get(TYPE), origin.get(HANDLE..)) {
+        (Some(&MAGIC), Some(kind), Some(handle)) => {
+            crate::sys::open_by_handle(base, i32::from(*kind), handle)
+        }
+        _ => Err(Errno::NODATA),
+    }
+}
+
+/// What the layer in `directory` depends on in the base: whatever was copied up must still be there, unchanged since the
+/// fork. Finer than that the kernel does not tell: a change that others made between the fork and the copy-up counts as
+/// drift too.
+pub(crate) fn seen(
+    directory: &Path,
+    base: &Path,
+    forked: i64,
+) -> std::result::Result<BTreeMap<PathBuf, Expected>, Error> {
+    let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+    let below = Tree::open_root(base).at(base)?;
+    let opened = open_directory(base)?;
+    let mut seen = BTreeMap::new();
+    let walked = walk(&upper, &mut |object| {
+        if let Some(origin) = mark(&upper, &object.path, ORIGIN_XATTR)? {
+            let expected = expect(&open_origin(&opened, &origin), object, &below, forked)?;
+            if let Some(expected) = expected {
+                seen.insert(object.below.clone(), expected);
+            }
+        }
+        Ok(())
+    });
+    walked.at(directory)?;
+    Ok(seen)
+}
+
+/// What the path below must be, given what was copied up. `None`: it was renamed inside the branch, and its old name is
+/// gone there, which is checked by itself.
+fn expect(
+    origin: &Result<OwnedFd>,
+    object: &Object,
+    base: &Tree,
+    forked: i64,
+) -> Result<Option<Expected>> {
+    let never = Identity { kind: 0, ino: 0, size: 0, mtime: 0, ctime: 0 };
+    let origin = match origin {
+        Ok(origin) => Identity::of(&crate::tree::stat_of(origin)?),
+        Err(Errno::STALE) => return Ok(Some(Expected::Present(never))), // deleted by others
+        Err(Errno::NODATA) => return Ok(None), // copied up from where files have no handle
+        Err(error) => return Err(*error),
+    };
+    let now = match base.stat(&object.below) {
+        Ok(stat) => Some(Identity::of(&stat)),
+        Err(Errno::NOENT | Errno::NOTDIR) => None,
+        Err(error) => return Err(error),
+    };
+    let is_same = now.is_some_and(|now| now.ino == origin.ino);
+    Ok(if object.kind == FileType::Directory {
+        Some(Expected::Present(if is_same { origin } else { never }))
+    } else if origin.ctime > forked {
+        Some(Expected::Present(never))
+    } else {
+        is_same.then_some(Expected::Present(origin))
+    })
+}
+
+/// Turns a settled layer that the kernel writes no more into one that the FUSE view goes on writing: what the marks say
+/// goes into the layer's log, then they go, then the kernel's directory. May be cut anywhere and done again.
+pub(crate) fn make_plain(
+    directory: &Path,
+    base: &Path,
+    forked: i64,
+    layer: &Layer,
+) -> std::result::Result<(), Error> {
+    for (path, expected) in seen(directory, base, forked)? {
+        layer.saw(&path, expected).at(directory)?;
+    }
+    let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+    let opened = open_directory(base)?;
+    let walked = walk(&upper, &mut |object| {
+        if object.kind != FileType::Directory {
+            if let Some(Ok(origin)) = mark(&upper, &object.path, ORIGIN_XATTR)?
+                .map(|origin| open_origin(&opened, &origin))
+            {
+                let shown = crate::tree::stat_of(origin)?.stx_ino;
+                layer.set_origin(upper.stat(&object.path)?.stx_ino, shown)?;
+            }
+        }
+        Ok(())
+    });
+    walked.at(directory)?;
+    layer.sync_log().at(directory)?;
+    let strip = |path: &Path| {
+        let list = upper.list_xattrs(path)?;
+        let kept = [Namespace::Trusted.opaque(), Namespace::Trusted.redirect(), DEVICE_XATTR];
+        for name in xattr_names(&list).filter(|name| is_private_xattr(name)) {
+            if !kept.iter().any(|kept| name == *kept) {
+                upper.remove_xattr(path, name)?;
+            }
+        }
+        Ok(())
+    };
+    strip(Path::new("")).at(directory)?;
+    walk(&upper, &mut |object| strip(&object.path)).at(directory)?;
+    drop_index(directory)
+}
+
+/// A descriptor that file handles can be opened with.
+pub(crate) fn open_directory(path: &Path) -> std::result::Result<OwnedFd, Error> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).at(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_counted_from_above_or_below() {
+        assert_eq!(shown_links(b"U+0", 2, 9), 2);
+        assert_eq!(shown_links(b"U-1", 3, 9), 2);
+        assert_eq!(shown_links(b"L-1", 3, 9), 8);
+    }
+}

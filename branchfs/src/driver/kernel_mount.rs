@@ -1,0 +1,90 @@
+//! One kernel overlayfs, by the system calls of the new mount interface.
+//!
+//! The file system is held by a mount that is attached nowhere. What is attached are clones of it, so that they can be
+//! unmounted (and found busy) without our own descriptor in the way, and so that an unmounted one does not end the file
+//! system then and there: the end of an overlayfs syncs the whole file system below it, which may take seconds.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::{Errno, Result};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags,
+    UnmountFlags,
+};
+
+/// Shown as the source of our overlay mounts. Not "branchfs": that is the mount they lie in.
+pub(crate) const SOURCE: &str = "branchfs-branch";
+
+/// An overlayfs, alive as long as this or a mount of it.
+#[derive(Debug)]
+pub(crate) struct KernelMount {
+    mount: OwnedFd,
+}
+
+/// What an overlayfs is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layers<'p> {
+    pub(crate) lower: &'p Path,
+    pub(crate) upper: &'p Path,
+    pub(crate) work: &'p Path,
+}
+
+impl KernelMount {
+    /// Makes a file system. Every option is asked for; the kernel drops what it cannot give without a word, see
+    /// [`super::overlay::probe`].
+    pub(crate) fn make(layers: Layers<'_>) -> Result<Self> {
+        let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        rustix::mount::fsconfig_set_string(&context, "source", SOURCE)?;
+        set_directory(&context, "lowerdir+", layers.lower)?;
+        set_directory(&context, "upperdir", layers.upper)?;
+        set_directory(&context, "workdir", layers.work)?;
+        for option in ["index", "redirect_dir", "metacopy"] {
+            rustix::mount::fsconfig_set_string(&context, option, "on")?;
+        }
+        rustix::mount::fsconfig_create(&context)?;
+        let flags = FsMountFlags::FSMOUNT_CLOEXEC;
+        let mount = rustix::mount::fsmount(&context, flags, MountAttrFlags::empty())?;
+        Ok(Self { mount })
+    }
+
+    /// Mounts it at a directory.
+    pub(crate) fn attach(&self, at: &Path) -> Result<()> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_EMPTY_PATH;
+        let clone = rustix::mount::open_tree(&self.mount, "", flags)?;
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        rustix::mount::move_mount(&clone, "", CWD, at, flags)
+    }
+
+    /// Lets nobody write any more, through whichever mount of it; `BUSY` while a file is open for writing. Or lets them.
+    pub(crate) fn set_read_only(&self, is_read_only: bool) -> Result<()> {
+        let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH;
+        let context = rustix::mount::fspick(&self.mount, "", flags)?;
+        rustix::mount::fsconfig_set_flag(&context, if is_read_only { "ro" } else { "rw" })?;
+        rustix::mount::fsconfig_reconfigure(&context)
+    }
+
+    /// Its root directory.
+    pub(crate) fn root(&self) -> BorrowedFd<'_> {
+        self.mount.as_fd()
+    }
+}
+
+/// By descriptor, which allows any name and shows the path in the table of mounts; before Linux 6.13 by path.
+fn set_directory(context: &OwnedFd, key: &str, path: &Path) -> Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(path, flags, Mode::empty())?;
+    match rustix::mount::fsconfig_set_fd(context, key, &directory) {
+        Err(Errno::INVAL) => rustix::mount::fsconfig_set_string(context, key, path),
+        other => other,
+    }
+}
+
+/// Takes away the topmost mount at `at`. `lazily`: although it is in use.
+pub(crate) fn unmount(at: &Path, lazily: bool) -> Result<()> {
+    let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    rustix::mount::unmount(at, flags | UnmountFlags::NOFOLLOW)
+}

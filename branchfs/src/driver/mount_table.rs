@@ -1,0 +1,105 @@
+//! The kernel's table of mounts, as this process sees it (`/proc/self/mountinfo`).
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use super::kernel_mount::SOURCE;
+use crate::error::{Context, Error};
+
+const TABLE: &str = "/proc/self/mountinfo";
+
+/// One mount.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) point: PathBuf,
+    pub(crate) kind: String,
+    pub(crate) source: String,
+    /// Of the file system, not of the mount alone.
+    pub(crate) options: String,
+}
+
+/// All mounts, oldest first.
+pub(crate) fn read() -> Result<Vec<Entry>, Error> {
+    let table = std::fs::read(TABLE).at(TABLE)?;
+    Ok(table.split(|byte| *byte == b'\n').filter_map(parse).collect())
+}
+
+/// `36 35 98:0 /root /point rw,noatime optional… - type source options`
+fn parse(line: &[u8]) -> Option<Entry> {
+    let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+    let dash = fields.iter().position(|field| *field == b"-")?;
+    let text = |at: usize| fields.get(at).map(|field| String::from_utf8_lossy(field).into_owned());
+    Some(Entry {
+        point: unescape(fields.get(4)?),
+        kind: text(dash + 1)?,
+        source: text(dash + 2)?,
+        options: text(dash + 3)?,
+    })
+}
+
+/// The kernel writes space, tab, newline and backslash as three octal digits.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, after)) = rest.split_first() {
+        let octal = rest.get(1..4).and_then(|digits| std::str::from_utf8(digits).ok());
+        match octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) if *first == b'\\' => {
+                bytes.push(byte);
+                rest = &rest[4..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+/// Whether branches below a mountpoint are covered by mounts of their own, which must go first.
+pub(crate) fn covers(mountpoint: &Path) -> bool {
+    let is_ours = |entry: &Entry| entry.source == SOURCE && entry.point.starts_with(mountpoint);
+    read().is_ok_and(|entries| entries.iter().any(is_ours))
+}
+
+/// Takes away what a daemon that was killed has left mounted at `mountpoint`: a connection that nobody answers, and the
+/// branches mounted below it. Anything else is left alone.
+pub(crate) fn clear_dead(mountpoint: &Path) -> Result<(), Error> {
+    let is_dead = std::fs::metadata(mountpoint)
+        .is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN));
+    if !is_dead {
+        return Ok(());
+    }
+    let place = match (mountpoint.parent(), mountpoint.file_name()) {
+        // The mountpoint itself cannot be resolved any more, but what it lies in can.
+        (Some(parent), Some(name)) => {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            std::fs::canonicalize(parent).at(parent)?.join(name)
+        }
+        _ => mountpoint.to_path_buf(),
+    };
+    let is_ours = |entry: &Entry| entry.point == place && entry.kind == "fuse.branchfs";
+    if read()?.iter().any(is_ours) {
+        crate::kernel::unmount(&place, true).at(&place)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
+    use super::*;
+
+    #[test]
+    fn a_line_is_read_with_its_escapes() {
+        let line =
+            br"51 27 0:40 / /tmp/t\303\251\040st\134040 rw shared:1 - overlay branch rw,index=on";
+        let entry = parse(line).unwrap();
+        assert_eq!(entry.point.as_os_str().as_bytes(), b"/tmp/t\xc3\xa9 st\\040");
+        assert_eq!(entry.kind, "overlay");
+        assert_eq!(entry.options, "rw,index=on");
+    }
+}

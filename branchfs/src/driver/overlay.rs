@@ -1,0 +1,342 @@
+//! The overlay driver: each branch of main is a kernel overlayfs over `MOUNTPOINT/@name`.
+//!
+//! Upper directory, lower directory and work directory are the layer's `upper/`, the base, and the layer's `overlay/`. A
+//! nested branch is left to the FUSE view: the kernel refuses lower directories that lie in one another, as a parent's
+//! layer in the store does in the base, and a lower directory that somebody still has mounted as an upper one.
+//!
+//! Only where the kernel gives all of `index`, `redirect_dir` and `metacopy` is it used: without the index, which takes
+//! `CAP_DAC_READ_SEARCH` and is dropped without a word where that is missing, hard links of the base fall apart.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode};
+use rustix::io::Errno;
+
+use super::kernel_layer::{Unsettled, WORK, open_directory};
+use super::kernel_mount::{KernelMount, Layers, unmount};
+use super::{Completion, Driver, mount_table, open_files};
+use crate::error::{Context, Error};
+use crate::layer::times;
+use crate::tree::Tree;
+use crate::view::HIDDEN;
+use crate::workspace::{BranchId, directory_name};
+
+/// How long a commit or a fork waits for files that are being closed.
+const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// How long a start waits for the end of what an earlier daemon had mounted.
+const EARLIER_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// How often a branch is settled anew because somebody renamed in it just then.
+const ROUNDS_MAX: usize = 5;
+
+/// A branch that is presented.
+#[derive(Clone, Debug)]
+struct Presented {
+    name: String,
+    mount: Arc<KernelMount>,
+    is_frozen: bool,
+}
+
+/// The driver of one mount.
+#[derive(Debug)]
+pub(crate) struct Overlay {
+    base: PathBuf,
+    store: PathBuf,
+    mountpoint: PathBuf,
+    /// Leaf lock, never held over a system call that may wait for the mount.
+    presented: Mutex<HashMap<BranchId, Presented>>,
+}
+
+impl Overlay {
+    pub(crate) fn new(base: &Path, store: &Path, mountpoint: &Path) -> Self {
+        Self {
+            base: base.to_path_buf(),
+            store: store.to_path_buf(),
+            mountpoint: mountpoint.to_path_buf(),
+            presented: Mutex::default(),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<BranchId, Presented>> {
+        // Each use inserts, removes or sets one entry: nothing is half-done when one panics.
+        self.presented.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn presented(&self, branch: BranchId) -> Option<Presented> {
+        self.table().get(&branch).cloned()
+    }
+
+    fn set_frozen(&self, branch: BranchId, is_frozen: bool) {
+        if let Some(presented) = self.table().get_mut(&branch) {
+            presented.is_frozen = is_frozen;
+        }
+    }
+
+    fn layer(&self, branch: BranchId) -> PathBuf {
+        self.store.join("layers").join(branch.to_string())
+    }
+
+    fn directory(&self, name: &str) -> PathBuf {
+        self.mountpoint.join(directory_name(name))
+    }
+
+    fn make(&self, branch: BranchId, name: &str) -> Result<KernelMount, Error> {
+        let layer = self.layer(branch);
+        let (upper, work) = (layer.join("upper"), layer.join(WORK));
+        hide_store(&upper)?;
+        let owner = fs::metadata(&layer).at(&layer)?;
+        make_directory(&work, &owner)?;
+        let layers = Layers { lower: &self.base, upper: &upper, work: &work };
+        let mount = make_patiently(layers).map_err(|error| match error {
+            Errno::BUSY => Error::Unsupported(format!(
+                "branch {name} is still in use by processes of an earlier mount: end them, then mount again"
+            )),
+            error => Error::Io { path: layer.clone(), source: error.into() },
+        })?;
+        // Made by the kernel as root's, and closed to everyone: the owner must be able to remove the store.
+        for directory in ["work", "index"].map(|name| work.join(name)) {
+            std::os::unix::fs::chown(&directory, Some(owner.uid()), Some(owner.gid()))
+                .at(&directory)?;
+            fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).at(&directory)?;
+        }
+        Ok(mount)
+    }
+
+    /// One attempt to stop all writing with the layer in good form; `false` asks for another one.
+    fn try_freeze(
+        &self,
+        branch: BranchId,
+        mount: &KernelMount,
+        base: &OwnedFd,
+        completion: Completion,
+    ) -> Result<bool, Error> {
+        let layer = self.layer(branch);
+        mount.set_read_only(true).at(&layer)?;
+        let thaw = |error: Error| match mount.set_read_only(false) {
+            Ok(()) => error,
+            Err(second) => Error::Corrupt(format!("{error}; the branch stays read-only: {second}")),
+        };
+        let unsettled = Unsettled::of(&layer, base, completion).map_err(thaw)?;
+        if unsettled.is_empty() {
+            return Ok(true);
+        }
+        mount.set_read_only(false).at(&layer)?;
+        let root = rustix::io::dup(mount.root()).at(&layer)?;
+        unsettled.settle(&layer, &Tree::new(root))?;
+        Ok(false)
+    }
+
+    fn refuse_own_store(&self, branch: BranchId) -> Result<(), Error> {
+        let hidden = self.layer(branch).join("upper").join(HIDDEN);
+        match fs::symlink_metadata(&hidden) {
+            Ok(found) if found.rdev() != 0 || !is_character_device(&found) => {
+                Err(Error::Unsupported(format!(
+                    "the branch has a {HIDDEN} of its own, which is the store's name: remove or rename it"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Driver for Overlay {
+    fn name(&self) -> &'static str {
+        "overlay"
+    }
+
+    fn is_for(&self, is_by_kernel: Option<bool>) -> bool {
+        is_by_kernel != Some(false) // what we wrote has no marks that the kernel would know it by
+    }
+
+    fn attach(&self, branch: BranchId, name: &str) -> Result<(), Error> {
+        let mount = Arc::new(self.make(branch, name)?);
+        let directory = self.directory(name);
+        mount.attach(&directory).at(&directory)?;
+        let presented = Presented { name: name.to_owned(), mount, is_frozen: false };
+        self.table().insert(branch, presented);
+        Ok(())
+    }
+
+    fn freeze(&self, branch: BranchId, completion: Completion) -> Result<(), Error> {
+        let Some(Presented { name, mount, is_frozen: false }) = self.presented(branch) else {
+            return Ok(());
+        };
+        self.refuse_own_store(branch)?;
+        let base = open_directory(&self.base)?;
+        let deadline = Instant::now() + WRITERS_WAIT_MAX;
+        let mut rounds = 0;
+        loop {
+            match self.try_freeze(branch, &mount, &base, completion) {
+                Ok(true) => break,
+                Ok(false) if rounds < ROUNDS_MAX => rounds += 1,
+                Ok(false) => return Err(Error::Busy { name, paths: Vec::new() }),
+                Err(Error::Io { source, .. })
+                    if source.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline =>
+                {
+                    thread::sleep(Duration::from_millis(2));
+                }
+                Err(Error::Io { source, .. }) if source.raw_os_error() == Some(libc::EBUSY) => {
+                    return Err(Error::Busy { name, paths: open_files::written(mount.root()) });
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.set_frozen(branch, true);
+        Ok(())
+    }
+
+    fn thaw(&self, branch: BranchId) -> Result<(), Error> {
+        let Some(Presented { mount, is_frozen: true, .. }) = self.presented(branch) else {
+            return Ok(());
+        };
+        mount.set_read_only(false).at(self.layer(branch))?;
+        self.set_frozen(branch, false);
+        Ok(())
+    }
+
+    fn frozen(&self) -> Vec<BranchId> {
+        let table = self.table();
+        table.iter().filter(|(_, presented)| presented.is_frozen).map(|(id, _)| *id).collect()
+    }
+
+    fn detach(&self, branch: BranchId) {
+        let Some(presented) = self.table().remove(&branch) else { return };
+        // The kernel may have taken it away already, with the name in the mount.
+        let _ = unmount(&self.directory(&presented.name), true);
+        // The last descriptor ends the file system, which syncs: nobody waits for that.
+        let _ = thread::Builder::new().name("detach".to_owned()).spawn(move || drop(presented));
+    }
+
+    fn release(&self, then: &dyn Fn() -> Result<(), Error>) -> Result<(), Error> {
+        let presented: Vec<Presented> = self.table().values().cloned().collect();
+        let mut uncovered = Vec::new();
+        let mut uncover = || {
+            for one in &presented {
+                let directory = self.directory(&one.name);
+                match unmount(&directory, false) {
+                    Ok(()) => uncovered.push(one),
+                    Err(Errno::BUSY) => return Err(Error::InUse(one.name.clone())),
+                    Err(error) => return Err(error).at(&directory),
+                }
+            }
+            then()
+        };
+        let done = uncover();
+        if done.is_err() {
+            for one in uncovered {
+                let directory = self.directory(&one.name);
+                one.mount.attach(&directory).at(&directory)?;
+            }
+        }
+        done
+    }
+}
+
+/// The kernel ends the file systems of a daemon that was killed in the background, and syncs them before.
+fn make_patiently(layers: Layers<'_>) -> rustix::io::Result<KernelMount> {
+    let deadline = Instant::now() + EARLIER_WAIT_MAX;
+    loop {
+        match KernelMount::make(layers) {
+            Err(Errno::BUSY) if Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(5))
+            }
+            other => return other,
+        }
+    }
+}
+
+/// The store's name is hidden in every branch.
+fn hide_store(upper: &Path) -> Result<(), Error> {
+    let hidden = upper.join(HIDDEN);
+    let tree = Tree::open_root(upper).at(upper)?;
+    let root = Path::new("");
+    let before = tree.stat(root).at(upper)?;
+    match rustix::fs::mknodat(CWD, &hidden, FileType::CharacterDevice, Mode::empty(), 0) {
+        Err(Errno::EXIST) => return Ok(()),
+        other => other.at(&hidden)?,
+    }
+    // That the name is hidden is no change of the directory.
+    rustix::fs::utimensat(CWD, upper, &times(&before), AtFlags::empty()).at(upper)
+}
+
+fn is_character_device(found: &fs::Metadata) -> bool {
+    std::os::unix::fs::FileTypeExt::is_char_device(&found.file_type())
+}
+
+fn make_directory(path: &Path, owner: &fs::Metadata) -> Result<(), Error> {
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(()),
+        other => other.at(path)?,
+    }
+    std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid())).at(path)
+}
+
+/// Whether the kernel gives all that is asked for over this base and store: it is tried, at the mountpoint that is still
+/// an ordinary directory, and read back from the table of mounts. The reason where not.
+pub(crate) fn probe(base: &Path, store: &Path, mountpoint: &Path) -> Result<(), String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err("only root may mount it".to_owned());
+    }
+    let scratch = store.join(format!("probe-{}", std::process::id()));
+    let tried = try_options(base, &scratch, mountpoint);
+    let removed = fs::remove_dir_all(&scratch).at(&scratch).map_err(|error| error.to_string());
+    let options = tried?;
+    removed?;
+    let lacks = |option: &&str| !options.split(',').any(|given| given == *option);
+    let missing: Vec<_> =
+        ["index=on", "redirect_dir=on", "metacopy=on"].into_iter().filter(lacks).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let capability = if may_open_by_handle() {
+        "the file system cannot do it"
+    } else {
+        "the capability DAC_READ_SEARCH is missing: docker run --cap-add DAC_READ_SEARCH"
+    };
+    Err(format!("the kernel gives no {} here ({capability})", missing.join(", ")))
+}
+
+fn try_options(base: &Path, scratch: &Path, mountpoint: &Path) -> Result<String, String> {
+    let (upper, work) = (scratch.join("upper"), scratch.join("work"));
+    for directory in [&upper, &work] {
+        fs::create_dir_all(directory).at(directory).map_err(|error| error.to_string())?;
+    }
+    let mount =
+        KernelMount::make(Layers { lower: base, upper: &upper, work: &work }).map_err(refusal)?;
+    mount.attach(mountpoint).map_err(refusal)?;
+    let table = mount_table::read();
+    unmount(mountpoint, true).map_err(refusal)?;
+    let table = table.map_err(|error| error.to_string())?;
+    let found = table.into_iter().rev().find(|entry| entry.point == mountpoint);
+    Ok(found.map(|entry| entry.options).unwrap_or_default())
+}
+
+fn refusal(error: Errno) -> String {
+    match error {
+        Errno::PERM => "mounting is not permitted (docker run --cap-add SYS_ADMIN)".to_owned(),
+        Errno::NODEV => "the kernel has no overlayfs (modprobe overlay)".to_owned(),
+        Errno::NOSYS => "the kernel has no fsopen: Linux 6.5 is needed".to_owned(),
+        Errno::INVAL => {
+            "the store's file system cannot carry it, or the kernel is older than Linux 6.5"
+                .to_owned()
+        }
+        error => format!("the kernel says {error}"),
+    }
+}
+
+fn may_open_by_handle() -> bool {
+    const DAC_READ_SEARCH: u32 = 2;
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask >> DAC_READ_SEARCH & 1 == 1)
+}

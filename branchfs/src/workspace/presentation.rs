@@ -1,0 +1,126 @@
+//! How the driver follows what happens to branches: the workspace decides, [`crate::driver`] presents.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::{Branch, BranchId, Workspace, children_of};
+use crate::driver::{self, Completion, Driver, Fuse};
+use crate::error::{Context, Error};
+use crate::seen::Expected;
+
+impl Workspace {
+    /// The driver; the FUSE view alone until there is one.
+    pub(crate) fn driver(&self) -> &dyn Driver {
+        self.driver.get().map_or(&Fuse, AsRef::as_ref)
+    }
+
+    /// Lets `driver` present all branches there are and will be.
+    ///
+    /// # Errors
+    /// A branch that it wrote before cannot be presented now.
+    pub(crate) fn present(&self, driver: Box<dyn Driver>) -> Result<(), Error> {
+        let branches = self.lock();
+        let _ = self.driver.set(driver); // set once, at start
+        for branch in branches.values().filter(|branch| !branch.record.is_stale) {
+            let is_by_kernel = self.is_by_kernel(branch);
+            if self.is_presented(branch, Some(is_by_kernel)) {
+                self.driver().attach(branch.record.id, &branch.record.name)?;
+            } else if is_by_kernel {
+                self.leave_to_fuse(branch)?;
+            }
+        }
+        for branch in branches.values() {
+            if !children_of(&branches, branch.record.id).is_empty() {
+                self.driver().freeze(branch.record.id, Completion::Whole)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Only a branch of main with a single layer can be a kernel mount.
+    fn is_presented(&self, branch: &Branch, is_by_kernel: Option<bool>) -> bool {
+        let record = &branch.record;
+        record.parent == 0
+            && branch.quota.is_none() // nobody counts what the kernel writes
+            && record.layers == [record.id]
+            && self.driver().is_for(is_by_kernel)
+    }
+
+    /// Whether the kernel wrote the branch's layer.
+    pub(super) fn is_by_kernel(&self, branch: &Branch) -> bool {
+        branch.record.layers.iter().any(|layer| driver::is_by_kernel(&self.layer_path(*layer)))
+    }
+
+    /// A branch that was just made.
+    pub(super) fn present_new(&self, branch: &Branch) -> Result<(), Error> {
+        if !self.is_presented(branch, None) {
+            return Ok(());
+        }
+        self.driver().attach(branch.record.id, &branch.record.name)
+    }
+
+    /// Lets the FUSE view go on with a branch that the kernel wrote.
+    pub(super) fn leave_to_fuse(&self, branch: &Branch) -> Result<(), Error> {
+        let record = &branch.record;
+        self.driver().detach(record.id);
+        for layer in &branch.stack {
+            let directory = self.layer_path(layer.id.0);
+            if record.layers.contains(&layer.id.0) && driver::is_by_kernel(&directory) {
+                driver::settle_alone(&directory, &self.base_path, &record.name)?;
+                driver::make_plain(&directory, &self.base_path, record.created, layer)?;
+            }
+        }
+        let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
+        mounted.lock().restack(branch.stack.clone());
+        Ok(())
+    }
+
+    /// Stops all writing in a branch that is about to be forked.
+    pub(super) fn freeze_presented(&self, parent: BranchId) -> Result<(), Error> {
+        match self.driver().freeze(parent, Completion::Whole) {
+            Err(Error::Busy { name, paths }) => Err(Error::Written { name, paths }),
+            other => other,
+        }
+    }
+
+    /// Lets those branches be written again that have no live children any more.
+    pub(super) fn thaw_presented(&self, branches: &BTreeMap<BranchId, Branch>) {
+        for id in self.driver().frozen() {
+            if children_of(branches, id).is_empty() {
+                // A branch that stays read-only says so to whoever writes there; the verb itself has succeeded.
+                if let Err(error) = self.driver().thaw(id) {
+                    eprintln!("branchfs: {error}");
+                }
+            }
+        }
+    }
+
+    /// Ends the mount, if nobody uses it or a branch.
+    ///
+    /// # Errors
+    /// `InUse`; everything goes on then.
+    pub(crate) fn unmount(&self, mountpoint: &Path) -> Result<(), Error> {
+        let _branches = self.lock(); // no branch may come or go meanwhile
+        self.driver().release(&|| match crate::kernel::unmount(mountpoint, false) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(Error::MountInUse),
+            other => other.at(mountpoint),
+        })
+    }
+
+    /// What the branch's kernel-written layers depend on in the base.
+    pub(super) fn seen_by_kernel(
+        &self,
+        branch: &Branch,
+        seen: &mut BTreeMap<PathBuf, Expected>,
+    ) -> Result<(), Error> {
+        for layer in branch.record.layers.iter().rev().map(|layer| self.layer_path(*layer)) {
+            if driver::is_by_kernel(&layer) {
+                let found = driver::seen(&layer, &self.base_path, branch.record.created)?;
+                for (path, expected) in found {
+                    seen.entry(path).or_insert(expected);
+                }
+            }
+        }
+        Ok(())
+    }
+}
