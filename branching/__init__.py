@@ -26,7 +26,15 @@ if TYPE_CHECKING:
         ProcessBranchError,
         SetupError,
     )
-    from branching.fs import Branch, BranchRecord, Change, DiffSummary, Workspace
+    from branching.fs import (
+        Branch,
+        BranchRecord,
+        Change,
+        CommitRecord,
+        DiffSummary,
+        Reversal,
+        Workspace,
+    )
     from branching.patterns import (
         BeamSearch,
         BestOfN,
@@ -56,6 +64,7 @@ __all__ = [
     "Cascaded",
     "Change",
     "CommitError",
+    "CommitRecord",
     "ConflictError",
     "DiffSummary",
     "Event",
@@ -66,6 +75,7 @@ __all__ = [
     "ProcessBranchError",
     "Reflexion",
     "ResourceLimits",
+    "Reversal",
     "SetupError",
     "Speculate",
     "SpeculationOutcome",
@@ -79,7 +89,9 @@ _HOME = {
     "Branch": "branching.fs",
     "BranchRecord": "branching.fs",
     "Change": "branching.fs",
+    "CommitRecord": "branching.fs",
     "DiffSummary": "branching.fs",
+    "Reversal": "branching.fs",
     "Workspace": "branching.fs",
     "BeamSearch": "branching.patterns",
     "BestOfN": "branching.patterns",

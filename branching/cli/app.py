@@ -13,8 +13,11 @@ from branching.cli.best_of_n import best_of_n
 from branching.cli.cascaded import cascaded
 from branching.cli.commit import commit
 from branching.cli.diff import diff
+from branching.cli.history import history
 from branching.cli.log import log
 from branching.cli.ls import ls
+from branching.cli.prune import prune
+from branching.cli.redo import redo
 from branching.cli.reflexion import reflexion
 from branching.cli.run import run
 from branching.cli.shell import shell
@@ -22,6 +25,7 @@ from branching.cli.speculate import speculate
 from branching.cli.status import status
 from branching.cli.tournament import tournament
 from branching.cli.tree_of_thoughts import tree_of_thoughts
+from branching.cli.undo import undo
 
 # Options of ours end at the first word of the command that is run: its own options are its own.
 _WRAPS_A_COMMAND = {"allow_interspersed_args": False}
@@ -48,6 +52,10 @@ app.command("ls")(ls)
 app.command("diff")(diff)
 app.command("commit")(commit)
 app.command("abort")(abort)
+app.command("undo")(undo)
+app.command("redo")(redo)
+app.command("history")(history)
+app.command("prune")(prune)
 
 
 def _show_version(wanted: bool) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from branching.cli.search import Search
-    from branching.fs import Change
+    from branching.fs import Change, Reversal
     from branching.patterns import SpeculationOutcome, SpeculationResult
 
 JSON_VERSION = 1
@@ -145,6 +145,16 @@ def change_lines(changes: Sequence[Change]) -> list[str]:
         + (f" (from {change.origin})" if change.origin else "")
         for change in changes
     ]
+
+
+def print_reversal(command: str, action: str, reversal: Reversal, *, json: bool) -> None:
+    """Prints what an undo or a redo did."""
+    if json:
+        facts = change_facts(reversal.changes)
+        print_json(command, action=action, commit=vars(reversal.commit), changes=facts)
+        return
+    print(f"branch: {reversal.commit.branch}\naction: {action}")
+    print("".join(f"  {line}\n" for line in change_lines(reversal.changes)), end="")
 
 
 def exit_code(outcome: SpeculationOutcome) -> int:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from branching.fs.backend import BranchRecord, Change, DiffSummary
+from branching.fs.backend import BranchRecord, Change, CommitRecord, DiffSummary, Reversal
 from branching.fs.branch import Branch
 from branching.fs.workspace import Workspace
 
-__all__ = ["Branch", "BranchRecord", "Change", "DiffSummary", "Workspace"]
+__all__ = [
+    "Branch",
+    "BranchRecord",
+    "Change",
+    "CommitRecord",
+    "DiffSummary",
+    "Reversal",
+    "Workspace",
+]

@@ -92,6 +92,32 @@ class DiffSummary:
         return ", ".join(f"{count} {kind}" for kind, count in counts if count) or "no changes"
 
 
+@dataclass(frozen=True, kw_only=True)
+class CommitRecord:
+    """A commit to the workspace itself that is kept in its history."""
+
+    id: int
+    branch: str
+    """Name of the branch that was committed."""
+    committed: float
+    """Unix time."""
+    undone: float | None
+    """When it was taken back; None if it stands."""
+    changes: int
+    """How many paths it changed."""
+    bytes: int
+    """What keeping it takes on disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reversal:
+    """What an undo did, or a redo; or would do."""
+
+    commit: CommitRecord
+    changes: list[Change]
+    """What it changed in the workspace."""
+
+
 class Backend(Protocol):
     """One mount of a branching file system."""
 
@@ -136,6 +162,18 @@ class Backend(Protocol):
 
     def diff(self, branch: BranchRecord) -> list[Change]:
         """Lists what the branch changed, by path."""
+
+    def history(self) -> list[CommitRecord]:
+        """Lists the commits to main that can be taken back or made again, the oldest first."""
+
+    def undo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
+        """Takes the last commit to main back, all or nothing. CommitError or ConflictError."""
+
+    def redo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
+        """Makes the commit that was undone last again. CommitError or ConflictError."""
+
+    def prune(self, keep: int = 0) -> tuple[int, int]:
+        """Forgets all but the newest `keep` commits; returns how many, and their bytes."""
 
     def branches(self) -> list[BranchRecord]:
         """Lists the open branches, the oldest first."""

@@ -20,7 +20,7 @@ from branching.errors import (
     ConflictError,
     MountError,
 )
-from branching.fs.backend import BranchRecord, Change
+from branching.fs.backend import BranchRecord, Change, CommitRecord, Reversal
 from branching.fs.control import ControlSocket, DaemonGone, Fields, Refused
 from branching.fs.mounts import Mount
 
@@ -122,6 +122,38 @@ class BranchFS:
         with _translated(BranchError, what, self._root, branch=branch.name):
             return _changes(self._control.request("diff", {"branch": branch.id}))
 
+    def history(self) -> list[CommitRecord]:
+        with _translated(MountError, "the history cannot be listed", self._root):
+            listed = self._control.request("history", {})
+        return [_commit_record(entry) for entry in cast("list[Fields]", listed["entries"])]
+
+    def undo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
+        return self._reverse("undo", "nothing was undone", force=force, dry_run=dry_run)
+
+    def redo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
+        return self._reverse("redo", "nothing was redone", force=force, dry_run=dry_run)
+
+    def _reverse(self, verb: str, what: str, *, force: bool, dry_run: bool) -> Reversal:
+        fields: Fields = {"force": force, "dry_run": dry_run}
+        with _translated(CommitError, what, self._root):
+            try:
+                done = _patiently(lambda: self._control.request(verb, fields))
+            except Refused as refused:
+                if refused.kind != "not_found":
+                    raise
+                raise CommitError(
+                    f"{what}: {refused.message}", hint="branching history lists what is kept"
+                ) from refused
+        entry = _commit_record(cast("Fields", done["entry"]))
+        return Reversal(commit=entry, changes=_changes(done))
+
+    def prune(self, keep: int = 0) -> tuple[int, int]:
+        with _translated(MountError, "nothing was pruned", self._root):
+            done = self._control.request("prune", {"keep": keep})
+        removed = done["removed"]
+        count = len(removed) if isinstance(removed, list) else _int(removed)
+        return count, _int(done["bytes"])
+
     def branches(self) -> list[BranchRecord]:
         with _translated(MountError, "the branches cannot be listed", self._root):
             listed = self._control.request("list", {})
@@ -219,6 +251,18 @@ def _record(entry: Fields) -> BranchRecord:
         disk_limit=cast("int | None", entry.get("disk_limit")),
         disk_used=cast("int | None", entry.get("disk_used")),
         disk_refusals=cast("int | None", entry.get("disk_refusals")),
+    )
+
+
+def _commit_record(entry: Fields) -> CommitRecord:
+    undone = entry.get("undone")
+    return CommitRecord(
+        id=_int(entry["id"]),
+        branch=str(entry["branch"]),
+        committed=float(cast("float", entry["committed"])),
+        undone=None if undone is None else float(cast("float", undone)),
+        changes=_int(entry["changes"]),
+        bytes=_int(entry["bytes"]),
     )
 
 

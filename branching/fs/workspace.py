@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from branching.errors import BranchNotFoundError, MountError, add_note
-from branching.fs.backend import MAIN_ID, Backend, BranchRecord
+from branching.fs.backend import MAIN_ID, Backend, BranchRecord, CommitRecord, Reversal
 from branching.fs.branch import Branch, OnError, OnSuccess
 from branching.fs.branchfs import BranchFS
 from branching.fs.mounts import Mount, mounts_around
@@ -172,6 +172,27 @@ class Workspace:
     def branches(self) -> list[BranchRecord]:
         """Lists the open branches at all depths, the oldest first."""
         return self._backend.branches()
+
+    def history(self) -> list[CommitRecord]:
+        """Lists the commits to the workspace that are kept (10, or 1 GiB), the oldest first."""
+        return self._backend.history()
+
+    def undo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
+        """Takes the last commit to the workspace back, all or nothing; again, the one before.
+
+        Raises ConflictError when others have changed what it changed since, and CommitError when
+        there is nothing to undo, or branches are open; with `force` their changes are set aside
+        (a redo brings them back) and the branches go stale. `dry_run` tells and does nothing.
+        """
+        return self._backend.undo(force=force, dry_run=dry_run)
+
+    def redo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
+        """Makes the commit that was undone last again. Raises the same."""
+        return self._backend.redo(force=force, dry_run=dry_run)
+
+    def prune(self, keep: int = 0) -> tuple[int, int]:
+        """Forgets all but the newest `keep` commits; returns how many, and their bytes on disk."""
+        return self._backend.prune(keep)
 
     def close(self) -> None:
         """Closes the connections to the file system. Its branches stay, and so does the mount,

@@ -1,0 +1,34 @@
+"""`branching prune`: room on disk for what nobody will undo."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from branching.cli.failure import reported
+from branching.cli.options import JsonOption, WorkspaceOption
+from branching.cli.place import opened_workspace
+from branching.cli.report import print_json
+
+
+def prune(
+    workspace: WorkspaceOption = None,
+    keep: Annotated[
+        int, typer.Option("--keep", min=0, help="How many of the newest commits to keep.")
+    ] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Forget commits that could be undone, and give back the room they take.
+
+    Branches that were kept are not touched: branching abort drops those.
+
+    Example: branching prune --keep 3
+    """
+    with reported(json=json):
+        with opened_workspace(workspace) as space:
+            removed, size = space.prune(keep)
+        if json:
+            print_json("prune", removed=removed, bytes=size)
+        else:
+            print(f"removed: {removed}\nbytes: {size}")
