@@ -13,6 +13,7 @@ from branching.cli.best_of_n import best_of_n
 from branching.cli.cascaded import cascaded
 from branching.cli.commit import commit
 from branching.cli.diff import diff
+from branching.cli.doctor import doctor
 from branching.cli.history import history
 from branching.cli.log import log
 from branching.cli.ls import ls
@@ -56,6 +57,7 @@ app.command("undo")(undo)
 app.command("redo")(redo)
 app.command("history")(history)
 app.command("prune")(prune)
+app.command("doctor")(doctor)
 
 
 def _show_version(wanted: bool) -> None:

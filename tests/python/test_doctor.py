@@ -1,0 +1,76 @@
+"""`branching doctor`: each line is ok, or says what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from support.branchfs import find_program
+from support.command import branching
+
+from branching.cli import doctor
+from branching.cli.doctor import Finding, examine
+
+
+@pytest.fixture(autouse=True)
+def _program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHFS", find_program())
+
+
+def named(name: str) -> Finding:
+    [found] = [finding for finding in examine() if finding.name == name]
+    return found
+
+
+def test_on_a_machine_that_runs_the_tests_all_that_is_needed_is_there(place: Path) -> None:
+    """The fixtures look for what it may leave behind."""
+    done = branching(place, "doctor")
+    assert done.code == 0, done.out
+    words = [line.split()[0] for line in done.out.splitlines() if not line.startswith(" ")]
+    assert set(words) <= {"ok", "limited"}
+    assert "ok       mount: a directory was mounted, branched, committed and undone" in done.out
+
+
+def test_its_document(place: Path) -> None:
+    facts = branching(place, "doctor", "--json").document
+    assert facts["ok"] is True
+    assert {"name", "state", "detail", "hint"} == set(facts["checks"][0])
+
+
+def test_what_is_missing_is_named_with_what_to_do(place: Path) -> None:
+    done = branching(place, "doctor", BRANCHFS="/no/such/branchfs")
+    assert done.code == 1
+    assert "missing  branchfs: there is no program '/no/such/branchfs'" in done.out
+    assert "Hint: cargo install --path branchfs" in done.out
+
+
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "FUSE", tmp_path / "fuse")
+    assert (named("/dev/fuse").state, "modprobe" in named("/dev/fuse").hint) == ("missing", True)
+
+
+def test_a_kernel_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.release", lambda: "4.19.0-27-amd64")
+    assert named("kernel").detail == "4.19.0-27-amd64 is too old"
+    monkeypatch.setattr("platform.release", lambda: "6.1-rc3+")
+    assert named("kernel").state == "ok"
+
+
+def test_a_mount_that_fails_gives_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHFS", shutil.which("false") or sys.exit("no false"))
+    assert named("mount").state == "missing"
+    assert "mount failed" in named("mount").detail
+
+
+def test_an_ordinary_user_needs_fusermount(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert doctor._find("fusermount3", "missing", doctor._fusermount) == Finding(
+        name="fusermount3",
+        state="missing",
+        detail="it is not installed; only root can mount",
+        hint="sudo apt install fuse3",
+    )
