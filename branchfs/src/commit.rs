@@ -15,11 +15,15 @@ mod journal;
 mod plan;
 mod reverse;
 mod step;
+mod veil;
 
 pub(crate) use journal::{Decided, Header, Interval, Kind, Past, VERSION, history, recover};
-pub(crate) use plan::{Change, Plan, Request, plan};
+#[cfg(test)]
+pub(crate) use plan::ObjectKind;
+pub(crate) use plan::{Change, ChangeKind, Plan, Request, plan};
 pub(crate) use reverse::{Reversal, reverse};
 pub(crate) use step::Disk;
+pub(crate) use veil::{Woven, weave};
 
 #[cfg(test)]
 use step::Place;

@@ -18,7 +18,7 @@ use crate::error::{Context, Error};
 use connection::{CONNECTIONS_MAX, Connection, Line, Place, Places, REQUEST_BYTES_MAX, Refused};
 
 use crate::workspace::{
-    BranchInfo, PastInfo, Policy, Selector, Towards, Workspace, directory_name,
+    BranchInfo, CommitOptions, PastInfo, Policy, Selector, Towards, Workspace, directory_name,
 };
 
 /// Version of the protocol.
@@ -67,6 +67,7 @@ struct Request {
     #[serde(default)]
     dry_run: bool,
     keep: Option<usize>,
+    policy: Option<String>,
 }
 
 impl Control {
@@ -194,7 +195,12 @@ fn answer(line: &[u8], workspace: &Workspace, info: &MountInfo) -> Result<Value,
                 }
             }
             let branch = branch_of(request.branch.as_ref())?;
-            let committed = workspace.commit(&branch, request.force, request.dry_run)?;
+            let options = CommitOptions {
+                force: request.force,
+                dry_run: request.dry_run,
+                policy: request.policy.as_deref().map(policy_named).transpose()?,
+            };
+            let committed = workspace.commit(&branch, &options)?;
             Ok(json!({ "changes": changes(&committed.changes), "stale": committed.stale }))
         }
         "abort" => workspace.abort(&branch_of(request.branch.as_ref())?).map(|()| json!({})),
@@ -262,6 +268,11 @@ fn feature(missing: &str) -> Value {
 
 fn branch_of(value: Option<&Value>) -> Result<Selector, Error> {
     selector(value.ok_or_else(|| Error::Usage("the request names no branch".to_owned()))?)
+}
+
+fn policy_named(name: &str) -> Result<Policy, Error> {
+    <Policy as clap::ValueEnum>::from_str(name, false)
+        .map_err(|_| Error::Usage(format!("{name:?} is no policy")))
 }
 
 fn selector(value: &Value) -> Result<Selector, Error> {

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use crate::error::Error;
 use crate::filesystem::{ControlFile, MAIN, Slot};
 use crate::kernel::handler::Answer;
-use crate::workspace::{BranchId, MAIN_BRANCH, Selector, Workspace};
+use crate::workspace::{BranchId, CommitOptions, MAIN_BRANCH, Selector, Workspace};
 
 /// `_IOR('b', 0, [u8; 128])`: fork; hands out the new branch's name, padded with NUL.
 const CREATE: u32 = 0x8080_6200;
@@ -88,7 +88,7 @@ impl ControlFiles {
         let selector = Selector::Id(branch);
         match command {
             Command::Create(name) => create(&workspace, name.as_deref(), &selector).map(Some),
-            Command::Commit => workspace.commit(&selector, false, false).map(|_| None),
+            Command::Commit => workspace.commit(&selector, &CommitOptions::default()).map(|_| None),
             Command::Abort => workspace.abort(&selector).map(|()| None),
             Command::Switch(name) if slot == MAIN => {
                 workspace.lineage(&Selector::Name(name.clone())).map(|lineage| {

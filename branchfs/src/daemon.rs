@@ -45,12 +45,6 @@ pub struct Options {
 /// # Errors
 /// Whatever stood in the way, as one sentence; nothing is mounted then.
 pub fn run(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
-    if options.policy != Policy::FirstWinner {
-        bail!(
-            "the policy {} is not there yet; this version has first-winner",
-            options.policy.name()
-        );
-    }
     driver::clear_dead(&options.mountpoint)?;
     let mountpoint = std::fs::canonicalize(&options.mountpoint).with_context(|| {
         format!("the mountpoint {} cannot be used", options.mountpoint.display())
@@ -69,7 +63,8 @@ pub fn run(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
     }
     rustix::process::umask(rustix::fs::Mode::empty());
     raise_open_files_limit();
-    let settings = Settings { history_commits_max: options.history_commits_max };
+    let settings =
+        Settings { policy: options.policy, history_commits_max: options.history_commits_max };
     let workspace = Arc::new(Workspace::open(&base, options.store.as_deref(), settings)?);
     let circumstances = Circumstances {
         has_first_winner: options.policy == Policy::FirstWinner,

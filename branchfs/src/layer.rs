@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use crate::error::{Context, Error};
 use crate::overlay::{self, Namespace};
 use crate::quota::{Ledger, Quota};
-use crate::seen::{Expected, Identity, WriteSet};
+use crate::seen::{Expected, Identity, Read, ReadSet, WriteSet};
 use crate::tree::{Result, Tree, xattr_names};
 
 pub(crate) use scratch::Scratch;
@@ -39,6 +39,8 @@ pub(crate) const BASE: LayerId = LayerId(0);
 #[derive(Debug)]
 pub(crate) struct Layer {
     pub(crate) id: LayerId,
+    /// The layer whose objects it holds: those of a veil are the base's, linked.
+    pub(crate) origin: LayerId,
     /// The content.
     pub(crate) tree: Tree,
     own: Option<Own>,
@@ -55,6 +57,8 @@ struct Own {
     log: Mutex<Log>,
     /// Set where the branch has a disk limit, or one above it has.
     ledger: OnceLock<Ledger>,
+    /// What the branch read, where the policy asks for it.
+    reads: Option<Mutex<ReadSet>>,
 }
 
 #[derive(Debug)]
@@ -73,7 +77,7 @@ struct Log {
 impl Layer {
     /// The base, through `tree`.
     pub(crate) fn base(tree: Tree) -> Self {
-        Self { id: BASE, tree, own: None }
+        Self { id: BASE, origin: BASE, tree, own: None }
     }
 
     /// A branch's layer in `directory`, which exists. `foreign`: it is on another file system than the base.
@@ -108,8 +112,34 @@ impl Layer {
                 hidden: loaded.hidden,
             }),
             ledger: OnceLock::new(),
+            reads: None,
         };
-        Ok(Self { id, tree, own: Some(own) })
+        Ok(Self { id, origin: id, tree, own: Some(own) })
+    }
+
+    /// From now on, what the branch reads is noted in `log`.
+    pub(crate) fn record_reads(&mut self, log: &Path) -> std::result::Result<(), Error> {
+        if let Some(own) = &mut self.own {
+            own.reads = Some(Mutex::new(ReadSet::open(log).at(log)?));
+        }
+        Ok(())
+    }
+
+    /// Notes that the branch read a path of its snapshot. One `write` for the first time, nothing after it.
+    pub(crate) fn note_read(&self, path: &Path, read: Read) -> Result<()> {
+        match self.own.as_ref().and_then(|own| own.reads.as_ref()) {
+            Some(reads) => lock(reads).note(path, read),
+            None => Ok(()),
+        }
+    }
+
+    /// A veil in `directory`: a layer over the base that holds what the base had.
+    pub(crate) fn open_veil(
+        id: LayerId,
+        directory: &Path,
+        namespace: Namespace,
+    ) -> std::result::Result<Self, Error> {
+        Self::open(id, directory, namespace, false).map(|layer| Self { origin: BASE, ..layer })
     }
 
     fn own(&self) -> &Own {
@@ -219,6 +249,13 @@ impl Layer {
     pub(crate) fn shown_links(&self, ino: u64, links: u32) -> u32 {
         let shown = self.own.as_ref().and_then(|own| lock(&own.log).link_counts.get(&ino).copied());
         shown.unwrap_or(links)
+    }
+
+    /// An object goes on showing this many links.
+    pub(crate) fn set_links(&self, ino: u64, links: u32) -> Result<()> {
+        let mut log = lock(&self.own().log);
+        log.link_counts.insert(ino, links);
+        log.writes.links(ino, links)
     }
 
     /// One name more or less for an object whose links are counted.

@@ -92,6 +92,9 @@ enum Command {
         /// Show what would change, and change nothing
         #[arg(long)]
         dry_run: bool,
+        /// What happens to the siblings, if not what the mount says
+        #[arg(long, value_enum)]
+        policy: Option<Policy>,
         #[command(flatten)]
         published: Published,
         /// The branch; may be left out where the mount has control files: the current one
@@ -233,10 +236,12 @@ fn run(command: Command) -> Result<()> {
             make_current(&mountpoint, &name)?;
             show(branch["path"].as_str().unwrap_or_default())
         }
-        Command::Commit { force, dry_run, published: _, name, mountpoint } => {
+        Command::Commit { force, dry_run, policy, published: _, name, mountpoint } => {
             let name = named_or_current(name, &mountpoint)?;
-            let request =
-                json!({ "verb": "commit", "branch": name, "force": force, "dry_run": dry_run });
+            let request = json!({
+                "verb": "commit", "branch": name, "force": force, "dry_run": dry_run,
+                "policy": policy.map(Policy::name),
+            });
             show_changes(&ask(&mountpoint, request)?)
         }
         Command::Abort { published: _, name, mountpoint } => {

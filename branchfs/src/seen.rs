@@ -7,7 +7,7 @@
 //! hexadecimal. A line that a crash cut short ends the log: paths noted after it fall under the rule for unknown paths
 //! (changed after the fork means drift).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -190,6 +190,69 @@ impl WriteSet {
 /// A line of the log that can be read.
 fn is_whole(line: &[u8]) -> bool {
     line.ends_with(b"\n") && serde_json::from_slice::<Record>(line).is_ok()
+}
+
+/// What a branch read at a path of its snapshot (S7).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Read {
+    /// A file was opened, or a link read.
+    Content,
+    /// A directory was listed.
+    Names,
+    /// A name was looked up in vain.
+    Missing,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ReadRecord {
+    path: String,
+    read: Read,
+}
+
+/// The read set of a branch: a log of JSON lines, `{"path":"6162","read":"content"}`, appended without a sync. A branch
+/// whose log was cut short by a crash of the machine may miss conflicts; its unsynced writes are lost with it.
+#[derive(Debug)]
+pub(crate) struct ReadSet {
+    file: File,
+    noted: HashSet<(PathBuf, Read)>,
+}
+
+impl ReadSet {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let noted = Self::load(path)?.into_iter().collect();
+        Ok(Self { file: OpenOptions::new().create(true).append(true).open(path)?, noted })
+    }
+
+    pub(crate) fn load(path: &Path) -> io::Result<Vec<(PathBuf, Read)>> {
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let mut found = Vec::new();
+        for line in BufReader::new(file).lines() {
+            let Ok(ReadRecord { path, read }) = serde_json::from_str(&line?) else { break };
+            let Some(path) = from_hex(&path) else { break };
+            found.push((path, read));
+        }
+        Ok(found)
+    }
+
+    fn note_new(&mut self, path: &Path, read: Read) -> io::Result<()> {
+        let mut line = serde_json::to_vec(&ReadRecord { path: to_hex(path), read })?;
+        line.push(b'\n');
+        self.file.write_all(&line)?;
+        self.noted.insert((path.to_path_buf(), read));
+        Ok(())
+    }
+
+    pub(crate) fn note(&mut self, path: &Path, read: Read) -> Result<(), Errno> {
+        if self.noted.contains(&(path.to_path_buf(), read)) {
+            return Ok(());
+        }
+        self.note_new(path, read).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    }
 }
 
 /// A path as hexadecimal digits of its bytes: JSON text cannot hold bytes outside UTF-8.

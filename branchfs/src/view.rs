@@ -29,8 +29,10 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Statx};
 use rustix::io::Errno;
 
+use crate::commit::Woven;
 use crate::kernel::handler::{Attributes, Time};
 use crate::layer::Layer;
+use crate::seen::Read;
 use crate::tree::Result;
 
 pub(crate) use attributes::kill_privileges_of;
@@ -96,6 +98,7 @@ impl View {
         name: &OsStr,
     ) -> Result<Option<(Index, Attributes)>> {
         let Some(mut found) = self.find(parent, name)? else {
+            self.note_missing(parent, name)?;
             return Ok(None);
         };
         if let (Place::Lower(at), Some(origin)) = (&found.place, found.inode) {
@@ -248,7 +251,7 @@ impl View {
         let layer = Arc::clone(&at.layer);
         let is_top = layer.id == self.layers[0].id;
         // Only linked objects need to be found again by inode; in the top layer any may be linked later.
-        let inode = (is_top || stat.stx_nlink > 1).then_some((layer.id, stat.stx_ino));
+        let inode = (is_top || stat.stx_nlink > 1).then_some((layer.origin, stat.stx_ino));
         Found {
             kind,
             place: if is_top { Place::Upper } else { Place::Lower(at) },
@@ -262,7 +265,8 @@ impl View {
         let mut found = attributes(stat, layer);
         if stat.stx_nlink > 1 {
             let above = self.layers.iter().take_while(|other| other.id != layer.id);
-            let hidden: u32 = above.map(|other| other.hidden_links((layer.id, stat.stx_ino))).sum();
+            let hidden: u32 =
+                above.map(|other| other.hidden_links((layer.origin, stat.stx_ino))).sum();
             found.nlink = found.nlink.saturating_sub(hidden);
         }
         found
@@ -288,9 +292,14 @@ impl View {
         node.handles.iter().find_map(|handle| self.handles.file(*handle).ok())
     }
 
-    /// Makes the stack `layers` the view's, after a commit into this branch: every known node is looked up anew.
-    /// Returns the nodes and names that the kernel may hold outdated answers for.
-    pub(crate) fn restack(&mut self, layers: Vec<Arc<Layer>>) -> Vec<Outdated> {
+    /// Makes the stack `layers` the view's, after a commit into this branch, or below it (then only nodes whose path in
+    /// the base is in `changed` are looked up anew). Returns the nodes and names that were looked up: the kernel may hold
+    /// outdated answers for them.
+    pub(crate) fn restack(
+        &mut self,
+        layers: Vec<Arc<Layer>>,
+        changed: Option<&Woven>,
+    ) -> Vec<Outdated> {
         self.layers = layers;
         if let Ok(root) = self.nodes.get_mut(ROOT) {
             root.place = root_place(&self.layers);
@@ -305,6 +314,10 @@ impl View {
         let mut pending = vec![ROOT];
         while let Some(parent) = pending.pop() {
             for (index, name) in children.remove(&parent).unwrap_or_default() {
+                if changed.is_some_and(|changed| !self.is_over(index, changed)) {
+                    pending.push(index);
+                    continue;
+                }
                 outdated.push((index, Some((parent, name.clone()))));
                 let found = self.find(parent, &name).ok().flatten();
                 let kind = self.nodes.get(index).map(|node| node.kind);
@@ -331,6 +344,32 @@ impl View {
             }
         }
         outdated
+    }
+
+    /// Whether a node shows something of the base at a path where that has changed.
+    fn is_over(&self, index: Index, changed: &Woven) -> bool {
+        let is_changed = |at: &At| at.layer.is_base() && changed.changes(&at.path);
+        match self.nodes.get(index).map(|node| &node.place) {
+            Ok(Place::Directory { lowers, .. }) => lowers.iter().any(is_changed),
+            Ok(Place::Lower(at)) => is_changed(at),
+            _ => false,
+        }
+    }
+
+    /// The branch read this path of its snapshot. Only noted where the policy asks for it.
+    fn note_read(&self, path: &Path, read: Read) -> Result<()> {
+        self.layers[0].note_read(path, read)
+    }
+
+    /// A name was looked up in vain: noted under its path in the snapshot.
+    fn note_missing(&self, parent: Index, name: &OsStr) -> Result<()> {
+        match &self.nodes.get(parent)?.place {
+            Place::Directory { lowers, .. } => match lowers.first() {
+                Some(below) => self.note_read(&below.path.join(name), Read::Missing),
+                None => Ok(()), // new in this branch, with all that is in it
+            },
+            _ => Ok(()),
+        }
     }
 }
 

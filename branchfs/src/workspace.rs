@@ -8,11 +8,13 @@
 //! a commit), then the filesystem's gate.
 
 mod commits;
+mod conflicts;
 mod history;
 mod presentation;
 mod probe;
 mod selector;
 mod store;
+mod veils;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -38,6 +40,7 @@ use crate::quota::Quota;
 use crate::tree::Tree;
 use crate::view::HIDDEN;
 
+pub(crate) use commits::CommitOptions;
 pub(crate) use history::{PastInfo, Towards};
 pub(crate) use selector::{Selector, directory_name};
 
@@ -82,13 +85,15 @@ const HISTORY_BYTES_MAX: u64 = 1 << 30;
 /// How a workspace behaves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
+    /// What happens to the siblings of a committed branch.
+    pub(crate) policy: Policy,
     /// How many commits can be undone at most.
     pub(crate) history_commits_max: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { history_commits_max: HISTORY_COMMITS_DEFAULT }
+        Self { policy: Policy::FirstWinner, history_commits_max: HISTORY_COMMITS_DEFAULT }
     }
 }
 
@@ -100,12 +105,24 @@ struct Record {
     parent: BranchId,
     /// Own layers, top first.
     layers: Vec<u64>,
+    /// Those between its own and the base, top first: the parent's at the fork, and the veils of commits since.
+    below: Vec<u64>,
     is_stale: bool,
     /// Nanoseconds since 1970.
     created: i64,
     /// Bytes that the branch may add.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     disk_limit: Option<u64>,
+    /// A commit into this branch that the other records may not know of yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    absorbed: Option<Absorbed>,
+}
+
+/// A child that was committed into its parent, and the branches that are stale with it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Absorbed {
+    child: BranchId,
+    stale: Vec<BranchId>,
 }
 
 /// A branch that is open.
@@ -298,6 +315,7 @@ impl Workspace {
                     self.write_record(record)?;
                 }
             }
+            self.veil_records(&mut records, &disk, &recovered.decided)?;
             if let Kind::Commit { branch } = header.kind {
                 if let Some(mut record) = records.remove(&branch) {
                     self.unlink_kept(&record)?;
@@ -307,11 +325,15 @@ impl Workspace {
             }
             self.keep(&disk, &recovered.decided)?;
         }
+        self.settle_absorbed(&mut records)?;
         let past = commit::history(&disk)?;
         let numbers = past.iter().map(|past| past.commit.header.transaction);
         let last = records.keys().copied().chain(numbers).max();
         self.last_number.store(last.unwrap_or(0), Ordering::Relaxed);
-        let keep: Vec<u64> = records.values().flat_map(|record| record.layers.clone()).collect();
+        let keep: Vec<u64> = records
+            .values()
+            .flat_map(|record| record.layers.iter().chain(&record.below).copied())
+            .collect();
         self.drop_unknown_layers(&keep)?;
         let mut branches = self.lock();
         for record in records.into_values() {
@@ -329,6 +351,27 @@ impl Workspace {
         }
         drop(branches);
         self.empty_trash();
+        Ok(())
+    }
+
+    /// Goes on where a crash cut a commit into a branch short.
+    fn settle_absorbed(&self, records: &mut BTreeMap<BranchId, Record>) -> Result<(), Error> {
+        let absorbed: Vec<(BranchId, Absorbed)> = records
+            .values_mut()
+            .filter_map(|record| Some((record.id, record.absorbed.take()?)))
+            .collect();
+        for (parent, Absorbed { child, stale }) in absorbed {
+            for id in stale {
+                if let Some(record) = records.get_mut(&id).filter(|record| !record.is_stale) {
+                    record.is_stale = true;
+                    self.write_record(record)?;
+                }
+            }
+            if let Some(child) = records.remove(&child) {
+                self.drop_record(&child)?;
+            }
+            self.write_record(&records[&parent])?;
+        }
         Ok(())
     }
 
@@ -378,15 +421,38 @@ impl Workspace {
             let work = path.join("work");
             fs::remove_dir_all(&work).at(&work)?;
             self.make_directory(&work)?;
-            let layer = Layer::open(LayerId(*layer), &path, self.namespace, false)?;
+            let layer = self.open_layer(*layer)?;
             layer.limit(quota.cloned()).at(&path)?;
             stack.push(Arc::new(layer));
         }
-        match branches.get(&record.parent) {
-            Some(parent) => stack.extend(parent.stack.iter().cloned()),
-            None => stack.push(Arc::clone(&self.base)),
+        let known = |id: u64| {
+            let mut layers = branches.values().flat_map(|branch| &branch.stack);
+            layers.find(|layer| layer.id.0 == id).cloned()
+        };
+        // Nothing is read through a stale branch, and the layers of its parent may be gone.
+        for id in record.below.iter().filter(|_| !record.is_stale) {
+            stack.push(match known(*id) {
+                Some(layer) => layer,
+                None => {
+                    let path = self.layer_path(*id);
+                    Arc::new(Layer::open_veil(LayerId(*id), &path, self.namespace)?)
+                }
+            });
         }
+        stack.push(Arc::clone(&self.base));
         Ok(stack)
+    }
+
+    /// Opens a branch's own layer.
+    fn open_layer(&self, id: u64) -> Result<Layer, Error> {
+        let path = self.layer_path(id);
+        let mut layer = Layer::open(LayerId(id), &path, self.namespace, false)?;
+        if self.settings.policy == Policy::Serializable {
+            let reads = path.join("reads");
+            layer.record_reads(&reads)?;
+            give(&reads, self.owner)?;
+        }
+        Ok(layer)
     }
 
     fn make_directory(&self, path: &Path) -> Result<(), Error> {
@@ -420,7 +486,7 @@ impl Workspace {
         let above = parent.find(&branches)?.and_then(|parent| parent.quota.as_ref());
         let quota = Quota::of(disk_limit, above);
         let (parent_id, parent_slot, parent_stack) = match parent.find(&branches)? {
-            None => (0, MAIN, vec![Arc::clone(&self.base)]),
+            None => (MAIN_BRANCH, MAIN, vec![Arc::clone(&self.base)]),
             Some(parent) if parent.record.is_stale => {
                 return Err(Error::Stale(parent.record.name.clone()));
             }
@@ -437,9 +503,14 @@ impl Workspace {
                 name: name.to_owned(),
                 parent: parent_id,
                 layers: vec![id],
+                below: branches
+                    .get(&parent_id)
+                    .map(|parent| [&parent.record.layers[..], &parent.record.below].concat())
+                    .unwrap_or_default(),
                 is_stale: false,
                 created: now(),
                 disk_limit,
+                absorbed: None,
             };
             self.write_record(&record)?;
             Ok((layer, record))
@@ -469,7 +540,7 @@ impl Workspace {
         for directory in [&upper, &path.join("work"), &path.join("links")] {
             self.make_directory(directory)?;
         }
-        let layer = Layer::open(LayerId(id), path, self.namespace, false)?;
+        let layer = self.open_layer(id)?;
         give(&path.join("writes"), self.owner)?;
         let root = Path::new("");
         let top = &parent[0].tree;
@@ -523,17 +594,30 @@ impl Workspace {
             let parent = branches.get(&branch.record.parent).map_or(MAIN, |parent| parent.slot);
             self.thaw(parent, 1);
         }
-        self.retire_branch(&branch)
+        self.retire_branch(branches, &branch)
     }
 
-    /// Takes a branch out of the mount and its files into the trash.
-    fn retire_branch(&self, branch: &Branch) -> Result<(), Error> {
+    /// Takes a branch, which is not in the table any more, out of the mount, and the layers that were its alone into the
+    /// trash.
+    fn retire_branch(
+        &self,
+        branches: &BTreeMap<BranchId, Branch>,
+        branch: &Branch,
+    ) -> Result<(), Error> {
         self.driver().detach(branch.record.id);
         let mounted = {
             let _gate = self.filesystem.close_gate();
             self.filesystem.remove(branch.slot)
         };
         self.drop_record(&branch.record)?;
+        let is_used = |layer: &u64| {
+            let mut others = branches.values().map(|other| &other.record);
+            others.any(|other| other.layers.contains(layer) || other.below.contains(layer))
+        };
+        let layers = branch.record.layers.iter().chain(&branch.record.below);
+        for layer in layers.filter(|layer| !is_used(layer)) {
+            self.throw_away(&self.layer_path(*layer), "layer");
+        }
         if let Some(mounted) = mounted {
             let filesystem = Arc::clone(&self.filesystem);
             filesystem.invalidate(&mounted);
@@ -546,9 +630,6 @@ impl Workspace {
         match fs::remove_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             other => other.at(&path)?,
-        }
-        for layer in &record.layers {
-            self.throw_away(&self.layer_path(*layer), "layer");
         }
         Ok(())
     }
@@ -690,14 +771,6 @@ fn below(branches: &BTreeMap<BranchId, Branch>, top: BranchId) -> Vec<BranchId> 
         position += 1;
     }
     found.split_off(1)
-}
-
-/// Live branches that look at the parent of `id` as it was: its siblings, and whatever was forked from them.
-fn rivals_of(branches: &BTreeMap<BranchId, Branch>, id: BranchId) -> Vec<BranchId> {
-    let parent = branches.get(&id).map_or(MAIN_BRANCH, |branch| branch.record.parent);
-    let mut rivals = below(branches, parent);
-    rivals.retain(|rival| *rival != id); // it has no live children, or it could not be committed
-    rivals
 }
 
 fn now() -> i64 {

@@ -63,7 +63,19 @@ fn every_case_that_passes_natively_passes_in_a_branch() {
         "overlay" => case.ends_with(WITH_DEVICE_0_0) || *case == LINK_MAX,
         _ => *case == LINK_MAX,
     };
-    let missing: Vec<_> = native.difference(&ours).filter(|case| !is_excepted(case)).collect();
+    let missing = |ours: &BTreeSet<String>| -> BTreeSet<String> {
+        native.difference(ours).filter(|case| !is_excepted(case)).cloned().collect()
+    };
+    // Some cases race with a child that they start themselves, on any file system: on a busy machine one may need another
+    // try. What cannot pass fails every time.
+    let mut missing = missing(&ours);
+    for run in 0..3 {
+        if missing.is_empty() {
+            break;
+        }
+        let again = passing(&branch.join(format!("again-{run}")), &configuration);
+        missing.retain(|case| !again.contains(case));
+    }
     assert!(missing.is_empty(), "pass natively and not in a branch: {missing:#?}");
     println!("native {}, branch {}", native.len(), ours.len());
 }

@@ -31,7 +31,7 @@ const ROLLBACK: &str = "rollback";
 const FINISHED: &str = "finished";
 /// The undo of a commit, inside the commit's entry.
 const UNDONE: &str = "undone";
-/// Its modification time tells when the commit's last redo was decided.
+/// Its modification time tells when the commit's last redo was decided; its content is the number of the redo's veil.
 const REDONE: &str = "redone";
 
 /// What a transaction does.
@@ -59,6 +59,13 @@ pub(crate) struct Header {
     pub(crate) layers: Vec<u64>,
     /// Branches that are stale with it.
     pub(crate) stale: Vec<u64>,
+    /// The layer through which others go on seeing the base as it was, if there are others.
+    pub(crate) veil: Option<u64>,
+    /// Branches that get the veil.
+    pub(crate) observers: Vec<u64>,
+    /// Branches whose lowest veil shows them what the base is now, and that veil: they need it no more.
+    pub(crate) unveiled: Vec<u64>,
+    pub(crate) lifted: Option<u64>,
     /// When it was decided, nanoseconds since 1970.
     pub(crate) decided: i64,
     /// Bytes on disk that it moves out of the base.
@@ -93,6 +100,8 @@ pub(crate) struct Past {
     pub(crate) commit: Decided,
     /// When it was done last.
     pub(crate) done: Interval,
+    /// The veil over it, or over its undo while it is undone.
+    pub(crate) veil: Option<u64>,
     /// Its undo, while it is undone.
     pub(crate) undone: Option<(Decided, Interval)>,
 }
@@ -272,6 +281,11 @@ impl Decided {
         Ok(())
     }
 
+    /// Takes a transaction back that was carried out, before anybody was told.
+    pub(crate) fn take_back(&self, disk: &Disk) -> Result<(), Error> {
+        self.roll_back(disk, self.steps.len())
+    }
+
     pub(super) fn mark_rollback(&self, disk: &Disk) -> Result<(), Error> {
         write_durably(disk, &self.directory, ROLLBACK, b"")
     }
@@ -300,7 +314,8 @@ impl Decided {
             Kind::Redo { commit } => {
                 let entry = history_of(commit);
                 let redone = entry.join(REDONE);
-                mark_now(disk, &redone)?;
+                let veil = self.header.veil.map_or(String::new(), |veil| veil.to_string());
+                write_now(disk, &redone, veil.as_bytes())?;
                 let plan = self.directory.join(PLAN);
                 let decided = disk.store.stat(&plan).at(&plan)?.stx_mtime;
                 let time = Timespec { tv_sec: decided.tv_sec, tv_nsec: decided.tv_nsec.into() };
@@ -338,9 +353,10 @@ pub(crate) fn history(disk: &Disk) -> Result<Vec<Past>, Error> {
             Ok(modified(disk, start)?.zip(end))
         };
         let (plan, finished) = (directory.join(PLAN), directory.join(FINISHED));
-        let done = match interval(&directory.join(REDONE), &finished)? {
-            Some(redone) => redone,
-            None => interval(&plan, &finished)?.unwrap_or_default(),
+        let redone = directory.join(REDONE);
+        let (done, veil) = match interval(&redone, &finished)? {
+            Some(done) => (done, read_number(disk, &redone)?),
+            None => (interval(&plan, &finished)?.unwrap_or_default(), commit.header.veil),
         };
         let undone = directory.join(UNDONE);
         let undone = match Decided::read(disk, &undone)? {
@@ -348,7 +364,11 @@ pub(crate) fn history(disk: &Disk) -> Result<Vec<Past>, Error> {
                 .map(|interval| (undo, interval)),
             None => None,
         };
-        entries.push(Past { commit, done, undone });
+        let veil = match &undone {
+            Some((undo, _)) => undo.header.veil,
+            None => veil,
+        };
+        entries.push(Past { commit, done, veil, undone });
     }
     entries.sort_by_key(|past| past.commit.header.transaction);
     Ok(entries)
@@ -429,11 +449,22 @@ fn move_in_store(disk: &Disk, from: &Path, to: &Path) -> Result<(), Error> {
 
 /// Makes an empty file anew, so that its times are those of now by the clock of the file system.
 fn mark_now(disk: &Disk, path: &Path) -> Result<(), Error> {
+    write_now(disk, path, b"")
+}
+
+fn read_number(disk: &Disk, path: &Path) -> Result<Option<u64>, Error> {
+    let file = disk.store.open(path, OFlags::RDONLY).at(path)?;
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut std::fs::File::from(file), &mut text).at(path)?;
+    Ok(text.parse().ok())
+}
+
+fn write_now(disk: &Disk, path: &Path, content: &[u8]) -> Result<(), Error> {
     match disk.store.remove_file(path) {
         Ok(()) | Err(Errno::NOENT) => {}
         Err(error) => return Err(error).at(path),
     }
-    disk.store.create_file(path, 0o600).at(path).map(|_| ())
+    std::fs::File::from(disk.store.create_file(path, 0o600).at(path)?).write_all(content).at(path)
 }
 
 /// Writes a file so that after a crash it is there whole or not at all.

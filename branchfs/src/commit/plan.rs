@@ -23,7 +23,7 @@ use rustix::fs::{FileType, Statx, StatxAttributes};
 use serde::{Deserialize, Serialize};
 
 use super::journal::{Interval, directory_of};
-use super::step::{Disk, Mark, Place, Step};
+use super::step::{Disk, Mark, Metadata, Place, Step};
 use crate::error::{Context, Error};
 use crate::overlay::{DEVICE_XATTR, METACOPY_XATTR, Namespace, may_be_whiteout, parse_redirect};
 use crate::seen::{Expected, Identity};
@@ -42,6 +42,8 @@ pub(crate) struct Request {
     pub(crate) forked: i64,
     /// The kernel's overlayfs wrote the layers: files bear its marks, and may be without their content.
     pub(crate) by_kernel: bool,
+    /// Layers that show what the base was at the fork, top first: directories in the store (`crate::commit::veil`).
+    pub(crate) veils: Vec<PathBuf>,
     /// When our own transactions changed the base: a ctime of then is no drift.
     pub(crate) own: Vec<Interval>,
 }
@@ -104,6 +106,9 @@ pub(crate) struct Plan {
     pub(crate) steps: Vec<Step>,
     /// Sorted by path.
     pub(crate) changes: Vec<Change>,
+    /// Paths the branch wrote, beside those of `changes`: where a directory came from that it moved, and names that it
+    /// removed and others did too.
+    pub(crate) written: BTreeSet<PathBuf>,
     /// Paths of the base that others changed since the branch depended on them.
     pub(crate) drift: BTreeSet<PathBuf>,
     /// Whiteouts that hide nothing and must not come into the base.
@@ -216,7 +221,7 @@ impl Planner<'_> {
     }
 
     fn find_redirects(
-        &self,
+        &mut self,
         directory: &Place,
         path: &Path,
         found: &mut BTreeSet<PathBuf>,
@@ -227,6 +232,7 @@ impl Planner<'_> {
             }
             let (place, path) = (directory.join(&entry.name), path.join(&entry.name));
             if let Some(origin) = self.redirect(&place, &path)? {
+                self.plan.written.insert(origin.clone());
                 if self.disk.stat(&Place::Base(origin.clone()))?.is_some() {
                     found.insert(origin);
                 }
@@ -272,6 +278,18 @@ impl Planner<'_> {
         Ok(())
     }
 
+    /// The attributes that a directory of the base had at the fork, if our own transactions may have changed them since.
+    fn metadata_at_fork(&self, path: &Path) -> Result<Option<Metadata>, Error> {
+        for veil in &self.request.veils {
+            let place = Place::Store(veil.join(path));
+            let stat = self.disk.stat(&place)?;
+            if stat.is_some_and(|stat| kind_of(&stat) == FileType::Directory) {
+                return self.disk.metadata(&place).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
     /// What is now at a place of the base, unless it moved away.
     fn existing(&self, place: &Place) -> Result<Option<Statx>, Error> {
         match place {
@@ -298,7 +316,11 @@ impl Planner<'_> {
         if self.is_whiteout(&now, &stat) {
             return match found {
                 Some(found) => self.remove(path, existing, &found),
-                None => Ok(()), // others removed it as well, or it moved away
+                None => {
+                    // Others removed it as well, or it moved away.
+                    self.plan.written.insert(path.to_path_buf());
+                    Ok(())
+                }
             };
         }
         let kind = kind_of(&stat);
@@ -626,6 +648,11 @@ impl Planner<'_> {
     /// A directory on both sides takes the attributes that the branch shows.
     fn plan_metadata(&mut self, path: &Path, top: &Source, existing: &Place) -> Result<(), Error> {
         let (mut new, old) = (self.disk.metadata(&top.now)?, self.disk.metadata(existing)?);
+        if let Place::Base(path) = existing {
+            if let Some(then) = self.metadata_at_fork(path)? {
+                new.keep_changes(&then, &old);
+            }
+        }
         let is_changed =
             (new.mode, new.uid, new.gid, &new.xattrs) != (old.mode, old.uid, old.gid, &old.xattrs);
         if is_changed && !path.as_os_str().is_empty() {

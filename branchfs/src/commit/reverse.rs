@@ -280,13 +280,13 @@ fn merged(new: &Metadata, old: &Metadata, current: &Metadata, finished: i64) -> 
 
 /// The moves planned so far: which place of now will be where.
 #[derive(Debug, Default)]
-struct Moves {
+pub(super) struct Moves {
     /// Root of something moved -> where it is now; `None`: nothing will be there.
     at: BTreeMap<Place, Option<Place>>,
 }
 
 impl Moves {
-    fn add(&mut self, step: &Step) {
+    pub(super) fn add(&mut self, step: &Step) {
         match step {
             Step::Rename { from, to, .. } => {
                 let origin = self.origin(from);
@@ -305,6 +305,15 @@ impl Moves {
             }
             Step::Strip { .. } | Step::Metadata { .. } => {}
         }
+    }
+
+    /// Those of the base.
+    pub(super) fn of_base(self) -> BTreeMap<PathBuf, Option<Place>> {
+        let base = |(place, origin)| match place {
+            Place::Base(path) => Some((path, origin)),
+            Place::Store(_) => None,
+        };
+        self.at.into_iter().filter_map(base).collect()
     }
 
     /// Entries strictly below a place, relative to it. Paths sort by components, so they stand together.
@@ -349,7 +358,7 @@ impl Moves {
     }
 }
 
-fn with_rest(place: &Place, rest: &Path) -> Place {
+pub(super) fn with_rest(place: &Place, rest: &Path) -> Place {
     if rest.as_os_str().is_empty() { place.clone() } else { place.join(rest.as_os_str()) }
 }
 

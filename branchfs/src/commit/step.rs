@@ -82,6 +82,19 @@ impl Metadata {
     fn is_but_for_access(&self, other: &Self) -> bool {
         Self { atime: other.atime, ..self.clone() } == *other
     }
+
+    /// Where these attributes are those of `then`, takes those of `now`: what others changed since stays.
+    pub(super) fn keep_changes(&mut self, then: &Self, now: &Self) {
+        if self.mode == then.mode {
+            self.mode = now.mode;
+        }
+        if (self.uid, self.gid) == (then.uid, then.gid) {
+            (self.uid, self.gid) = (now.uid, now.gid);
+        }
+        if self.xattrs == then.xattrs {
+            self.xattrs.clone_from(&now.xattrs);
+        }
+    }
 }
 
 /// One atomic change.
@@ -193,41 +206,41 @@ impl Disk {
             xattrs,
         })
     }
+}
 
-    fn set_metadata(&self, place: &Place, wanted: &Metadata) -> Result<(), Errno> {
-        let (tree, path) = (self.tree(place), place.path());
-        let stat = tree.stat(path)?;
-        if (stat.stx_uid, stat.stx_gid) != (wanted.uid, wanted.gid) {
-            tree.set_owner(path, Some(wanted.uid), Some(wanted.gid))?;
-        }
-        let present = match tree.list_xattrs(path) {
-            Err(Errno::OPNOTSUPP) => Vec::new(),
-            other => other?,
-        };
-        for name in xattr_names(&present).filter(|name| !is_private_xattr(name)) {
-            if !wanted.xattrs.contains_key(&hex_of(name.as_bytes())) {
-                tree.remove_xattr(path, name)?;
-            }
-        }
-        for (name, value) in &wanted.xattrs {
-            let (name, value) = (bytes_of(name)?, bytes_of(value)?);
-            let name = OsString::from_vec(name);
-            if tree.get_xattr(path, &name).as_ref() != Ok(&value) {
-                tree.set_xattr(path, &name, &value, XattrFlags::empty())?;
-            }
-        }
-        if u32::from(tree.stat(path)?.stx_mode) & 0o7777 != wanted.mode {
-            tree.set_mode(path, wanted.mode)?;
-        }
-        let time = |(seconds, nanoseconds): (i64, u32)| Timespec {
-            tv_sec: seconds,
-            tv_nsec: i64::from(nanoseconds),
-        };
-        tree.set_times(
-            path,
-            &Timestamps { last_access: time(wanted.atime), last_modification: time(wanted.mtime) },
-        )
+/// Gives an object the attributes that are wanted.
+pub(super) fn set_metadata(tree: &Tree, path: &Path, wanted: &Metadata) -> Result<(), Errno> {
+    let stat = tree.stat(path)?;
+    if (stat.stx_uid, stat.stx_gid) != (wanted.uid, wanted.gid) {
+        tree.set_owner(path, Some(wanted.uid), Some(wanted.gid))?;
     }
+    let present = match tree.list_xattrs(path) {
+        Err(Errno::OPNOTSUPP) => Vec::new(),
+        other => other?,
+    };
+    for name in xattr_names(&present).filter(|name| !is_private_xattr(name)) {
+        if !wanted.xattrs.contains_key(&hex_of(name.as_bytes())) {
+            tree.remove_xattr(path, name)?;
+        }
+    }
+    for (name, value) in &wanted.xattrs {
+        let (name, value) = (bytes_of(name)?, bytes_of(value)?);
+        let name = OsString::from_vec(name);
+        if tree.get_xattr(path, &name).as_ref() != Ok(&value) {
+            tree.set_xattr(path, &name, &value, XattrFlags::empty())?;
+        }
+    }
+    if u32::from(tree.stat(path)?.stx_mode) & 0o7777 != wanted.mode {
+        tree.set_mode(path, wanted.mode)?;
+    }
+    let time = |(seconds, nanoseconds): (i64, u32)| Timespec {
+        tv_sec: seconds,
+        tv_nsec: i64::from(nanoseconds),
+    };
+    tree.set_times(
+        path,
+        &Timestamps { last_access: time(wanted.atime), last_modification: time(wanted.mtime) },
+    )
 }
 
 impl Step {
@@ -265,7 +278,7 @@ impl Step {
                 }
             }
             Self::Metadata { path, new, .. } if forward => {
-                disk.set_metadata(path, new).at(path.path())
+                set_metadata(disk.tree(path), path.path(), new).at(path.path())
             }
             Self::Metadata { path, before, ino, old, .. } => {
                 // On the way back the directory may be at either place, or gone back into a layer.
@@ -275,7 +288,7 @@ impl Step {
                         if disk.metadata(place)?.is_but_for_access(old) {
                             return Ok(());
                         }
-                        return disk.set_metadata(place, old).at(place.path());
+                        return set_metadata(disk.tree(place), place.path(), old).at(place.path());
                     }
                 }
                 Ok(())

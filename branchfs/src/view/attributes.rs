@@ -10,6 +10,7 @@ use super::copy_up::Content;
 use super::{Index, Place, View, attributes};
 use crate::kernel::handler::{Attributes, Changes, SetTime};
 use crate::overlay::is_private_xattr;
+use crate::seen::Read;
 use crate::tree::{Result, Tree, descriptor_path, read_growing, xattr_names};
 
 /// Set-user-id and set-group-id.
@@ -116,6 +117,9 @@ impl View {
 
     pub(crate) fn readlink(&self, index: Index) -> Result<Vec<u8>> {
         let at = self.locate(index)?;
+        if let Place::Lower(at) = &self.nodes.get(index)?.place {
+            self.note_read(&at.path, Read::Content)?;
+        }
         at.layer.tree.read_link(&at.path)
     }
 

@@ -81,7 +81,7 @@ impl View {
         top.set_origin(made.stx_ino, source.layer.shown_ino(stat.stx_ino))?;
         if stat.stx_nlink > 1 {
             let links = self.object_attributes(&stat, &source.layer).nlink;
-            top.keep_link((source.layer.id, stat.stx_ino), &path, made.stx_ino, links)?;
+            top.keep_link((source.layer.origin, stat.stx_ino), &path, made.stx_ino, links)?;
         }
         self.nodes.get_mut(index)?.place = Place::Upper;
         self.nodes.set_inode(index, Some((top.id, made.stx_ino)));

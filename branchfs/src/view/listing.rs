@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 
 use super::{Index, View, is_hidden};
+use crate::seen::Read;
 use crate::tree::{DirectoryEntry, Result};
 
 /// The listing of an open directory, and the node it is of.
@@ -21,6 +22,11 @@ impl View {
         let entries = match known {
             Some(entries) if offset > 0 => entries,
             _ => {
+                if let super::Place::Directory { lowers, .. } = &self.nodes.get(node)?.place {
+                    if let Some(below) = lowers.first() {
+                        self.note_read(&below.path, Read::Names)?;
+                    }
+                }
                 let entries = Arc::new(self.list(node)?);
                 self.handles.directory(handle)?.listing = Some(Arc::clone(&entries));
                 entries

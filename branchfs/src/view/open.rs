@@ -32,6 +32,7 @@ use super::copy_up::Content;
 use super::{Index, Place, View};
 use crate::kernel::handler::{BackingId, Kernel};
 use crate::layer::LayerId;
+use crate::seen::Read;
 use crate::tree::Result;
 
 /// From this size on a file is big.
@@ -97,6 +98,9 @@ impl View {
         if self.is_superseded(index)? {
             self.supersede(index)?;
             return Err(Errno::STALE);
+        }
+        if let Place::Lower(at) = &self.nodes.get(index)?.place {
+            self.note_read(&at.path, Read::Content)?;
         }
         let file = self.open_content(index, writable, truncate)?;
         if truncate && kill_privileges {

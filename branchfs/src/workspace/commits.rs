@@ -1,19 +1,33 @@
 //! Committing a branch: into the base through [`crate::commit`], into a parent branch by stacking its layers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Branch, BranchId, Committed, Selector, Workspace, children_of, now, rivals_of};
-use crate::commit::{self, Decided, Disk, Header, Kind, Plan, Request, VERSION};
+use super::{
+    Absorbed, Branch, BranchId, Committed, MAIN_BRANCH, Policy, Selector, Workspace, below,
+    children_of, now,
+};
+use crate::commit::{self, Decided, Disk, Header, Kind, Plan, Request, VERSION, Woven};
 use crate::driver::{self, Completion};
 use crate::error::{Context, Error};
 use crate::filesystem::{MAIN, Slot};
 use crate::layer::Layer;
 use crate::seen::WriteSet;
+
+/// What a commit is asked to be.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CommitOptions {
+    /// Overwrite what others did.
+    pub(crate) force: bool,
+    /// Show what would change, and change nothing.
+    pub(crate) dry_run: bool,
+    /// Instead of the mount's.
+    pub(crate) policy: Option<Policy>,
+}
 
 /// How long a commit waits for files that are being closed.
 const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -22,13 +36,12 @@ impl Workspace {
     /// Commits a branch into its parent.
     ///
     /// # Errors
-    /// `Stale` siblings' commits are `Conflict`; `Frozen`, `Busy`, `Conflict` (drift), `Io`. Parent and branch are as
-    /// before then.
+    /// `Stale` siblings' commits are `Conflict`; `Frozen`, `Busy`, `Conflict` (drift, or commits of others), `Io`. Parent
+    /// and branch are as before then.
     pub(crate) fn commit(
         &self,
         selector: &Selector,
-        force: bool,
-        dry_run: bool,
+        options: &CommitOptions,
     ) -> Result<Committed, Error> {
         let mut branches = self.lock();
         let branch = selector
@@ -37,19 +50,21 @@ impl Workspace {
         let (id, name, parent) =
             (branch.record.id, branch.record.name.clone(), branch.record.parent);
         if branch.record.is_stale {
-            let message =
-                format!("branch {name} cannot be committed: a sibling was committed first");
-            let hint = "abort it, and start again from a new branch";
-            return Err(Error::Conflict { message, paths: Vec::new(), hint });
+            return Err(too_late(&name));
         }
         let children = children_of(&branches, id);
         if !children.is_empty() {
             return Err(Error::Frozen { name, children: children.join(", ") });
         }
+        if self.policy(options) != Policy::FirstWinner && self.driver().name() != "fuse" {
+            return Err(Error::Unsupported(
+                "the overlay driver serves the policy first-winner alone; mount with --driver fuse"
+                    .to_owned(),
+            ));
+        }
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
-        if dry_run {
-            let plan = self.plan(branch)?;
-            refuse_drift(&name, &plan.drift, force)?;
+        if options.dry_run {
+            let plan = self.checked_plan(branch, options)?;
             return Ok(Committed { changes: plan.changes, stale: Vec::new() });
         }
         mounted.freeze();
@@ -57,14 +72,46 @@ impl Workspace {
             .wait_for_writers(branch)
             .and_then(|()| self.driver().freeze(id, Completion::ForCommit));
         let outcome = closed.and_then(|()| match parent {
-            0 => self.commit_to_base(&mut branches, id, force),
-            parent => self.commit_to_branch(&mut branches, id, parent),
+            MAIN_BRANCH => self.commit_to_base(&mut branches, id, options),
+            parent => self.commit_to_branch(&mut branches, id, parent, options),
         });
         if outcome.is_err() {
             mounted.thaw();
         }
         self.thaw_presented(&branches);
         outcome
+    }
+
+    fn policy(&self, options: &CommitOptions) -> Policy {
+        options.policy.unwrap_or(self.settings.policy)
+    }
+
+    /// The plan of a commit into main that nothing stands against, or that is forced.
+    fn checked_plan(&self, branch: &Branch, options: &CommitOptions) -> Result<Plan, Error> {
+        let record = &branch.record;
+        let plan = self.plan(branch)?;
+        let theirs = self.theirs(record)?;
+        let policy = self.policy(options);
+        let reads = match policy {
+            Policy::Serializable => self.reads(record)?,
+            Policy::FirstWinner | Policy::Snapshot => Vec::new(),
+        };
+        if options.force {
+            return Ok(plan);
+        }
+        if policy == Policy::FirstWinner && !theirs.is_empty() {
+            return Err(too_late(&record.name));
+        }
+        let written = theirs.against(&plan.changes, &plan.written);
+        refuse(
+            &record.name,
+            "others committed changes of the same paths since the fork",
+            &written,
+        )?;
+        let read = theirs.against_reads(&reads);
+        refuse(&record.name, "others committed changes of what it read since the fork", &read)?;
+        refuse(&record.name, "the base was changed by others since the fork", &plan.drift)?;
+        Ok(plan)
     }
 
     fn plan(&self, branch: &Branch) -> Result<Plan, Error> {
@@ -91,6 +138,7 @@ impl Workspace {
             seen,
             forked: branch.record.created,
             by_kernel: self.is_by_kernel(branch),
+            veils: self.veils_of(&branch.record),
             own: self.own_intervals(&disk)?,
         };
         commit::plan(&disk, &request)
@@ -104,7 +152,7 @@ impl Workspace {
             .find(&branches)?
             .ok_or_else(|| Error::NotFound(name.to_owned()))?;
         let plan = self.plan(branch)?;
-        Ok((self.disk()?, commit_header(branch, &plan, Vec::new()), plan))
+        Ok((self.disk()?, commit_header(branch, &plan), plan))
     }
 
     /// What a branch would change in the base: its own layers alone.
@@ -162,23 +210,22 @@ impl Workspace {
         &self,
         branches: &mut BTreeMap<BranchId, Branch>,
         id: BranchId,
-        force: bool,
+        options: &CommitOptions,
     ) -> Result<Committed, Error> {
         let branch = &branches[&id];
-        let plan = self.plan(branch)?;
-        refuse_drift(&branch.record.name, &plan.drift, force)?;
+        let plan = self.checked_plan(branch, options)?;
         let disk = self.disk()?;
         for litter in &plan.litter {
             disk.remove_file(litter)?;
         }
-        let stale: Vec<BranchId> = rivals_of(branches, id);
-        let header = commit_header(branch, &plan, stale);
+        let audience = self.audience(branches, self.policy(options), Some(id), None);
+        let header = self.address(commit_header(branch, &plan), audience);
         let decided = self.transact(branches, &disk, header, plan)?;
         if let Some(mut committed) = branches.remove(&id) {
             self.unlink_kept(&committed.record)?;
             self.thaw(MAIN, 1);
             committed.record.layers.clear(); // they go with the commit
-            self.retire_branch(&committed)?;
+            self.retire_branch(branches, &committed)?;
         }
         self.settle(branches, &disk, &decided)?;
         let names = decided.header.stale.iter().map(|id| branches[id].record.name.clone());
@@ -211,25 +258,49 @@ impl Workspace {
         let decided =
             Decided::decide(disk, header, plan).inspect_err(|_| self.drop_journal(number))?;
         let gate = self.filesystem.close_gate();
-        if let Err(error) = decided.apply(disk) {
-            drop(gate);
-            if !matches!(error, Error::Corrupt(_)) {
-                self.drop_journal(number); // all is taken back: the entry holds nothing of the base
+        let veil = match self.carry_out(disk, &decided) {
+            Ok(veil) => veil,
+            Err(error) => {
+                drop(gate);
+                if !matches!(error, Error::Corrupt(_)) {
+                    self.drop_journal(number); // all is taken back: the entry holds nothing of the base
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
+        };
         for layer in [&self.base, &self.main_layer()] {
             layer.tree.forget_all();
         }
-        self.settle_stale(branches, &decided.header.stale);
+        let header = &decided.header;
+        self.settle_stale(branches, &header.stale);
+        self.veil(branches, header, veil.as_ref())?;
         drop(gate);
         Decided::sync(disk)?;
-        for id in &decided.header.stale {
+        for id in header.stale.iter().chain(&header.observers).chain(&header.unveiled) {
             if let Some(branch) = branches.get(id) {
                 self.write_record(&branch.record)?;
             }
         }
+        self.drop_lifted(branches, header)?;
         Ok(decided)
+    }
+
+    /// Under the gate: the steps, and the veil over them. When either fails, all is taken back.
+    fn carry_out(
+        &self,
+        disk: &Disk,
+        decided: &Decided,
+    ) -> Result<Option<(Arc<Layer>, Woven)>, Error> {
+        decided.apply(disk)?;
+        let Some(id) = decided.header.veil else { return Ok(None) };
+        match self.weave(disk, decided, id) {
+            Ok(veil) => Ok(Some(veil)),
+            Err(error) => {
+                decided.take_back(disk)?;
+                self.throw_away(&self.layer_path(id), "veil");
+                Err(error)
+            }
+        }
     }
 
     /// Takes a transaction that happened from the journal to the history, and tells the kernel.
@@ -251,20 +322,32 @@ impl Workspace {
         main.lock().top()
     }
 
-    /// A commit into a parent branch: the child's layers become the parent's top.
+    /// A commit into a parent branch: the child's layers become the parent's top. Nobody else's stack changes: what was
+    /// forked before goes on seeing the parent as it was.
     fn commit_to_branch(
         &self,
         branches: &mut BTreeMap<BranchId, Branch>,
         id: BranchId,
         parent: BranchId,
+        options: &CommitOptions,
     ) -> Result<Committed, Error> {
-        let stale = rivals_of(branches, id);
+        let stale = match self.policy(options) {
+            Policy::FirstWinner => {
+                let mut rivals = below(branches, parent);
+                rivals.retain(|rival| *rival != id); // it has no live children
+                rivals
+            }
+            Policy::Snapshot | Policy::Serializable => Vec::new(),
+        };
         let child = branches.get(&id).ok_or_else(|| Error::NotFound(id.to_string()))?;
-        let (child_layers, child_stack) = (child.record.layers.clone(), child.stack.clone());
         let above = branches.get(&parent).ok_or_else(|| Error::NotFound(parent.to_string()))?;
         self.leave_to_fuse(above)?; // the kernel cannot mount what several layers make up
+        let own = child.record.layers.len();
+        let stack: Vec<Arc<Layer>> =
+            child.stack[..own].iter().chain(&above.stack).cloned().collect();
         let mut record = above.record.clone();
-        record.layers = child_layers.into_iter().chain(record.layers).collect();
+        record.layers = child.record.layers.iter().chain(&record.layers).copied().collect();
+        record.absorbed = Some(Absorbed { child: id, stale: stale.clone() });
         // One rename of one record is the commit; what it names must be on disk first.
         let disk = self.disk()?;
         Decided::sync(&disk)?;
@@ -274,14 +357,13 @@ impl Workspace {
         let gate = self.filesystem.close_gate();
         self.settle_stale(branches, &stale);
         let mounted = self.filesystem.mounted(slot).at(&self.base_path)?;
-        let outdated = mounted.lock().restack(child_stack.clone());
+        let outdated = mounted.lock().restack(stack.clone(), None);
         drop(gate);
         for sibling in &stale {
             self.write_record(&branches[sibling].record)?;
         }
         if let Some(above) = branches.get_mut(&parent) {
-            above.record = record;
-            above.stack = child_stack;
+            (above.record, above.stack) = (record, stack);
         }
         self.thaw(slot, 1);
         if let Some(mut child) = branches.remove(&id) {
@@ -289,7 +371,11 @@ impl Workspace {
                 quota.lift();
             }
             child.record.layers.clear(); // they are the parent's now
-            self.retire_branch(&child)?;
+            self.retire_branch(branches, &child)?;
+        }
+        if let Some(above) = branches.get_mut(&parent) {
+            above.record.absorbed = None;
+            self.write_record(&above.record)?;
         }
         self.filesystem.invalidate_outdated(slot, &outdated);
         self.tell_stale(branches, &stale);
@@ -318,29 +404,38 @@ impl Workspace {
     }
 }
 
-fn commit_header(branch: &Branch, plan: &Plan, stale: Vec<BranchId>) -> Header {
+fn commit_header(branch: &Branch, plan: &Plan) -> Header {
     Header {
         version: VERSION,
         transaction: branch.record.id,
         kind: Kind::Commit { branch: branch.record.id },
         name: branch.record.name.clone(),
         layers: branch.record.layers.clone(),
-        stale,
+        stale: Vec::new(),
+        veil: None,
+        observers: Vec::new(),
+        unveiled: Vec::new(),
+        lifted: None,
         decided: now(),
         displaced_bytes: plan.displaced_bytes,
     }
 }
 
-fn refuse_drift(
-    name: &str,
-    drift: &std::collections::BTreeSet<PathBuf>,
-    force: bool,
-) -> Result<(), Error> {
-    if drift.is_empty() || force {
+fn too_late(name: &str) -> Error {
+    Error::Conflict {
+        message: format!("branch {name} cannot be committed: a sibling was committed first"),
+        paths: Vec::new(),
+        hint: "abort it, and start again from a new branch",
+    }
+}
+
+fn refuse(name: &str, reason: &str, paths: &BTreeSet<PathBuf>) -> Result<(), Error> {
+    if paths.is_empty() {
         return Ok(());
     }
-    let message =
-        format!("branch {name} cannot be committed: the base was changed by others since the fork");
-    let hint = "the branch is still open: look at these paths, then force the commit or abort it";
-    Err(Error::Conflict { message, paths: drift.iter().cloned().collect(), hint })
+    Err(Error::Conflict {
+        message: format!("branch {name} cannot be committed: {reason}"),
+        paths: paths.iter().cloned().collect(),
+        hint: "the branch is still open: look at these paths, then force the commit or abort it",
+    })
 }

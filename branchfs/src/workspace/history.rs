@@ -4,9 +4,7 @@
 //! commit drops what is undone. Taking a commit back is a transaction like a commit: decided in the journal, carried out
 //! under the gate, rolled forward or back after a crash.
 
-use std::collections::BTreeMap;
-
-use super::{Branch, BranchId, Committed, HISTORY_BYTES_MAX, MAIN_BRANCH, Workspace, now};
+use super::{BranchId, Committed, HISTORY_BYTES_MAX, Workspace, now};
 use crate::commit::{self, Decided, Disk, Header, Interval, Kind, Past, Reversal, VERSION};
 use crate::error::{Context, Error};
 
@@ -89,7 +87,13 @@ impl Workspace {
             None => (&past.commit, past.done, Kind::Undo { commit }),
             Some((undo, interval)) => (undo, *interval, Kind::Redo { commit }),
         };
-        let stale = self.rivals_of_main(&branches, force)?;
+        let lifted = past.veil;
+        let audience = self.audience(&branches, self.settings.policy, None, lifted);
+        if !audience.stale.is_empty() && !force {
+            let name = |id: &BranchId| branches[id].record.name.as_str();
+            let names: Vec<&str> = audience.stale.iter().map(name).collect();
+            return Err(Error::Frozen { name: "main".to_owned(), children: names.join(", ") });
+        }
         let later = intervals(&history, finished);
         let transaction = self.next_number();
         let plan = commit::reverse(
@@ -113,7 +117,8 @@ impl Workspace {
             let committed = Committed { changes: plan.changes, stale: Vec::new() };
             return Ok(Reverted { entry, committed });
         }
-        let header = reversal_header(transaction, kind, past.commit.header.name.clone(), stale);
+        let header = reversal_header(transaction, kind, past.commit.header.name.clone());
+        let header = self.address(header, audience);
         let decided = self.transact(&mut branches, &disk, header, plan)?;
         self.settle(&branches, &disk, &decided)?;
         let names = decided.header.stale.iter().map(|id| branches[id].record.name.clone());
@@ -134,21 +139,7 @@ impl Workspace {
         let plan = commit::reverse(&disk, &reversal)?;
         let kind = Kind::Undo { commit: past.commit.header.transaction };
         let name = past.commit.header.name.clone();
-        Ok((disk, reversal_header(transaction, kind, name, Vec::new()), plan))
-    }
-
-    /// Branches that look at main as it is: none may be there, or all become stale.
-    fn rivals_of_main(
-        &self,
-        branches: &BTreeMap<BranchId, Branch>,
-        force: bool,
-    ) -> Result<Vec<BranchId>, Error> {
-        let live = super::below(branches, MAIN_BRANCH);
-        if live.is_empty() || force {
-            return Ok(live);
-        }
-        let names: Vec<&str> = live.iter().map(|id| branches[id].record.name.as_str()).collect();
-        Err(Error::Frozen { name: "main".to_owned(), children: names.join(", ") })
+        Ok((disk, reversal_header(transaction, kind, name), plan))
     }
 
     /// The commits that are kept, oldest first.
@@ -210,14 +201,18 @@ impl Workspace {
     }
 }
 
-fn reversal_header(transaction: u64, kind: Kind, name: String, stale: Vec<BranchId>) -> Header {
+fn reversal_header(transaction: u64, kind: Kind, name: String) -> Header {
     Header {
         version: VERSION,
         transaction,
         kind,
         name,
         layers: Vec::new(),
-        stale,
+        stale: Vec::new(),
+        veil: None,
+        observers: Vec::new(),
+        unveiled: Vec::new(),
+        lifted: None,
         decided: now(),
         displaced_bytes: 0,
     }

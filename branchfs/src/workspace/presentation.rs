@@ -71,7 +71,7 @@ impl Workspace {
             }
         }
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
-        mounted.lock().restack(branch.stack.clone());
+        mounted.lock().restack(branch.stack.clone(), None);
         Ok(())
     }
 

@@ -1,0 +1,209 @@
+//! A veil: the layer that goes over a changed base so that a branch which was forked before goes on seeing what it was
+//! (snapshot isolation, S6).
+//!
+//! It is the undo of a transaction in the overlay format. Of what the transaction replaced or deleted it holds hard links
+//! to the before-images in the journal entry; over what it brought, whiteouts; a directory that it moved is redirected to
+//! where the base has it now; a directory of the base that differs comes with the attributes it had. Nothing is copied
+//! but directories and devices 0:0; the cost follows the changed names, and the names in deleted directories.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, Statx, XattrFlags};
+use rustix::io::Errno;
+
+use super::journal::Decided;
+use super::plan::kind_of;
+use super::reverse::{Moves, with_rest};
+use super::step::{Disk, Metadata, Place, Step, set_metadata};
+use crate::error::{Context, Error};
+use crate::layer::{Layer, copy_metadata};
+use crate::overlay::{DEVICE_XATTR, may_be_whiteout};
+
+/// Where a view of the base changes when a veil goes over it.
+#[derive(Debug, Default)]
+pub(crate) struct Woven {
+    /// Paths at which the veil has something.
+    paths: BTreeSet<PathBuf>,
+    /// Directories that are elsewhere in the base now, with all that is in them.
+    moved: Vec<PathBuf>,
+}
+
+impl Woven {
+    /// Whether what a view shows of this path of the base is to be looked up anew.
+    pub(crate) fn changes(&self, path: &Path) -> bool {
+        self.paths.contains(path) || self.moved.iter().any(|moved| path.starts_with(moved))
+    }
+}
+
+/// Makes the empty layer `veil` the undo of a transaction that was carried out and is still in the journal.
+pub(crate) fn weave(disk: &Disk, decided: &Decided, veil: &Layer) -> Result<Woven, Error> {
+    let mut moves = Moves::default();
+    let mut attributes = BTreeMap::new();
+    for step in decided.steps.iter().rev() {
+        match step {
+            Step::Rename { from, to, ino, directory } => moves.add(&Step::Rename {
+                from: to.clone(),
+                to: from.clone(),
+                ino: *ino,
+                directory: *directory,
+            }),
+            Step::Exchange { .. } => moves.add(step),
+            Step::Metadata { before: Place::Base(path), old, .. } => {
+                attributes.insert(path.clone(), old.clone());
+            }
+            Step::Strip { .. } | Step::Metadata { .. } => {}
+        }
+    }
+    let mut weaver = Weaver {
+        disk,
+        veil,
+        moves: moves.of_base(),
+        attributes,
+        links: HashMap::new(),
+        woven: Woven::default(),
+    };
+    weaver.weave()?;
+    Ok(weaver.woven)
+}
+
+struct Weaver<'a> {
+    disk: &'a Disk,
+    veil: &'a Layer,
+    /// Path of the base as it was -> where that is now, or `None`: nothing was there.
+    moves: BTreeMap<PathBuf, Option<Place>>,
+    /// Attributes that directories of the base had.
+    attributes: BTreeMap<PathBuf, Metadata>,
+    /// Links that an object had before it was linked here.
+    links: HashMap<u64, u32>,
+    woven: Woven,
+}
+
+impl Weaver<'_> {
+    fn weave(&mut self) -> Result<(), Error> {
+        self.woven.paths.insert(PathBuf::new());
+        let keys = self.moves.keys().chain(self.attributes.keys());
+        // Sorted paths have parents before children.
+        for path in keys.cloned().collect::<BTreeSet<PathBuf>>() {
+            match self.moves.get(&path).cloned() {
+                Some(origin) => self.put(&path, origin.as_ref())?,
+                None => self.directory(&path)?,
+            }
+        }
+        // Last: entries were made in them since.
+        self.attributes.keys().try_for_each(|path| self.set_attributes(path))
+    }
+
+    /// Where what the base had at a path is now.
+    fn now(&self, path: &Path) -> Option<Place> {
+        for root in path.ancestors() {
+            if let Some(origin) = self.moves.get(root) {
+                let rest = path.strip_prefix(root).ok()?;
+                return origin.as_ref().map(|origin| with_rest(origin, rest));
+            }
+        }
+        Some(Place::Base(path.to_path_buf()))
+    }
+
+    fn put(&mut self, path: &Path, origin: Option<&Place>) -> Result<(), Error> {
+        let parent = path.parent().unwrap_or(Path::new(""));
+        self.directory(parent)?;
+        self.woven.paths.insert(path.to_path_buf());
+        let stat = origin.map(|origin| self.disk.stat(origin)).transpose()?.flatten();
+        let (Some(origin), Some(stat)) = (origin, stat) else {
+            // Only what the base shows below has to be hidden: the veil may hold the parent whole.
+            let shown = match (self.now(parent), path.file_name()) {
+                (Some(Place::Base(parent)), Some(name)) => Place::Base(parent.join(name)),
+                _ => return Ok(()),
+            };
+            return match self.disk.stat(&shown)? {
+                Some(_) => self.veil.put_whiteout(path).at(path),
+                None => Ok(()),
+            };
+        };
+        match origin {
+            Place::Base(now) if kind_of(&stat) == FileType::Directory => {
+                self.make_directory(path, &stat, origin)?;
+                self.woven.moved.push(path.to_path_buf());
+                self.veil.set_redirect(path, now).at(path)
+            }
+            _ => self.copy(path, origin, &stat),
+        }
+    }
+
+    /// Links an object of the journal entry, or all that is in a directory there.
+    fn copy(&mut self, path: &Path, from: &Place, stat: &Statx) -> Result<(), Error> {
+        self.woven.paths.insert(path.to_path_buf());
+        if kind_of(stat) != FileType::Directory {
+            return self.link(path, from, stat);
+        }
+        self.make_directory(path, stat, from)?;
+        self.veil.set_opaque(path).at(path)?;
+        for entry in self.disk.list(from)? {
+            let (path, from) = (path.join(&entry.name), from.join(&entry.name));
+            if self.moves.contains_key(&path) {
+                continue; // by itself
+            }
+            if let Some(stat) = self.disk.stat(&from)? {
+                self.copy(&path, &from, &stat)?;
+            }
+        }
+        let (tree, from) = (self.disk.tree(from), from.path());
+        copy_metadata((tree, from, stat), (&self.veil.tree, path)).at(path)
+    }
+
+    fn link(&mut self, path: &Path, from: &Place, stat: &Statx) -> Result<(), Error> {
+        if may_be_whiteout(stat) {
+            let tree = &self.veil.tree;
+            tree.make_node(path, u32::from(stat.stx_mode), 0).at(path)?;
+            copy_metadata((self.disk.tree(from), from.path(), stat), (tree, path)).at(path)?;
+            let mark = OsStr::new(DEVICE_XATTR);
+            return tree.set_xattr(path, mark, b"0:0", XattrFlags::empty()).at(path);
+        }
+        let parent = |path: &Path| path.parent().unwrap_or(Path::new("")).to_path_buf();
+        let name = |path: &Path| path.file_name().unwrap_or(OsStr::new(".")).to_os_string();
+        let (source, target) = (
+            self.disk.tree(from).directory(&parent(from.path())).at(from.path())?,
+            self.veil.tree.directory(&parent(path)).at(path)?,
+        );
+        let flags = AtFlags::empty();
+        rustix::fs::linkat(&*source, name(from.path()), &*target, name(path), flags).at(path)?;
+        let links = *self.links.entry(stat.stx_ino).or_insert(stat.stx_nlink);
+        self.veil.set_links(stat.stx_ino, links).at(path)
+    }
+
+    /// A directory of the base on the way to something: the veil's merges with it.
+    fn directory(&mut self, path: &Path) -> Result<(), Error> {
+        if !self.woven.paths.insert(path.to_path_buf()) {
+            return Ok(());
+        }
+        self.directory(path.parent().unwrap_or(Path::new("")))?;
+        let Some(existing) = self.now(path) else { return Ok(()) };
+        match self.disk.stat(&existing)? {
+            Some(stat) => self.make_directory(path, &stat, &existing),
+            None => Ok(()),
+        }
+    }
+
+    fn make_directory(&mut self, path: &Path, stat: &Statx, from: &Place) -> Result<(), Error> {
+        self.woven.paths.insert(path.to_path_buf());
+        let tree = &self.veil.tree;
+        match tree.make_directory(path, 0o700) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error).at(path),
+        }
+        copy_metadata((self.disk.tree(from), from.path(), stat), (tree, path)).at(path)?;
+        let made = tree.stat(path).at(path)?;
+        self.veil.set_origin(made.stx_ino, stat.stx_ino).at(path)
+    }
+
+    fn set_attributes(&self, path: &Path) -> Result<(), Error> {
+        let Some(wanted) = self.attributes.get(path) else { return Ok(()) };
+        match self.veil.tree.stat(path) {
+            Ok(_) => set_metadata(&self.veil.tree, path, wanted).at(path),
+            Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(error).at(path),
+        }
+    }
+}
