@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import cleandoc
 from typing import Annotated
 
 import typer
@@ -28,9 +30,6 @@ from branching.cli.tournament import tournament
 from branching.cli.tree_of_thoughts import tree_of_thoughts
 from branching.cli.undo import undo
 
-# Options of ours end at the first word of the command that is run: its own options are its own.
-_WRAPS_A_COMMAND = {"allow_interspersed_args": False}
-
 app = typer.Typer(
     help="Try things in copy-on-write branches of a directory; keep what works.",
     pretty_exceptions_enable=False,
@@ -38,26 +37,44 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command("run", context_settings=_WRAPS_A_COMMAND)(run)
-app.command("speculate")(speculate)
-app.command("best-of-n", context_settings=_WRAPS_A_COMMAND)(best_of_n)
-app.command("reflexion", context_settings=_WRAPS_A_COMMAND)(reflexion)
-app.command("cascaded", context_settings=_WRAPS_A_COMMAND)(cascaded)
-app.command("tournament", context_settings=_WRAPS_A_COMMAND)(tournament)
-app.command("beam-search")(beam_search)
-app.command("tree-of-thoughts")(tree_of_thoughts)
-app.command("status")(status)
-app.command("shell", context_settings=_WRAPS_A_COMMAND)(shell)
-app.command("log")(log)
-app.command("ls")(ls)
-app.command("diff")(diff)
-app.command("commit")(commit)
-app.command("abort")(abort)
-app.command("undo")(undo)
-app.command("redo")(redo)
-app.command("history")(history)
-app.command("prune")(prune)
-app.command("doctor")(doctor)
+_COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+    "run": (run, "One command in one branch."),
+    "speculate": (speculate, "A race: the first success is committed."),
+    "best-of-n": (best_of_n, "One command N times: the best success."),
+    "reflexion": (reflexion, "Again and again, learning from failure."),
+    "cascaded": (cascaded, "Waves of attempts that widen."),
+    "tournament": (tournament, "Pairs before a judge, until one is left."),
+    "beam-search": (beam_search, "The best few of each level go on."),
+    "tree-of-thoughts": (tree_of_thoughts, "The best of each level is refined."),
+    "status": (status, "The workspace and its open branches."),
+    "ls": (ls, "The open branches."),
+    "diff": (diff, "What a branch changed."),
+    "log": (log, "What candidates printed."),
+    "shell": (shell, "Look around in a branch."),
+    "commit": (commit, "Take over a branch that was kept."),
+    "abort": (abort, "Drop a branch that was kept."),
+    "undo": (undo, "Take the last commit back."),
+    "redo": (redo, "Make it again."),
+    "history": (history, "The commits that can be undone."),
+    "prune": (prune, "Forget them, and give back their room."),
+    "doctor": (doctor, "What works on this machine."),
+}
+_WRAP_A_COMMAND = ("run", "best-of-n", "reflexion", "cascaded", "tournament", "shell")
+
+
+def _help(function: Callable[..., None]) -> str:
+    """Returns the docstring; its example is not broken into lines, so that it can be copied."""
+    return cleandoc(function.__doc__ or "").replace("\nExample: ", "\n\b\nExample: ")
+
+
+for _name, (_function, _summary) in _COMMANDS.items():
+    app.command(
+        _name,
+        help=_help(_function),
+        short_help=_summary,
+        # Options of ours end at the first word of the command that is run: its own are its own.
+        context_settings={"allow_interspersed_args": _name not in _WRAP_A_COMMAND},
+    )(_function)
 
 
 def _show_version(wanted: bool) -> None:

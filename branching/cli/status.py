@@ -9,7 +9,10 @@ from branching.cli.report import print_json
 
 
 def status(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
-    """Show the workspace and its open branches."""
+    """Show the workspace and its open branches.
+
+    Example: branching status
+    """
     with reported(json=json):
         with opened_workspace(workspace) as space:
             branches = space.branches()
