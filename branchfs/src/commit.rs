@@ -11,12 +11,14 @@
 
 #[cfg(test)]
 mod crash_tests;
+mod flat;
 mod journal;
 mod plan;
 mod reverse;
 mod step;
 mod veil;
 
+pub(crate) use flat::{flatten, is_needed as needs_flattening};
 pub(crate) use journal::{Decided, Header, Interval, Kind, Past, VERSION, history, recover};
 #[cfg(test)]
 pub(crate) use plan::ObjectKind;

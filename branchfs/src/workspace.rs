@@ -420,6 +420,7 @@ impl Workspace {
             let path = self.layer_path(*layer);
             let work = path.join("work");
             fs::remove_dir_all(&work).at(&work)?;
+            commits::remove_tree(&path.join(commits::FLAT))?; // of a commit that was never decided
             self.make_directory(&work)?;
             let layer = self.open_layer(*layer)?;
             layer.limit(quota.cloned()).at(&path)?;

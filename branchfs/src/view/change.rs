@@ -496,7 +496,8 @@ impl View {
         onto_something: bool,
     ) -> Result<()> {
         let origin = match &self.nodes.get(index)?.place {
-            Place::Directory { lowers, .. } => lowers.first().map(|at| at.path.clone()),
+            Place::Directory { lowers, .. } if lowers.is_empty() => None,
+            Place::Directory { .. } => Some(path_below(top, path)?),
             _ => return Ok(()),
         };
         match origin {
@@ -614,6 +615,18 @@ impl View {
         };
         top.saw(&path, expected)
     }
+}
+
+/// The path by which the layers below the top one, taken together, show what the top one has at `path`. Not the path in
+/// the layer that has it: a layer between may have moved what is around it.
+fn path_below(top: &Layer, path: &Path) -> Result<PathBuf> {
+    for ancestor in path.ancestors().filter(|ancestor| !ancestor.as_os_str().is_empty()) {
+        if let Some(origin) = top.redirect(ancestor)? {
+            let rest = path.strip_prefix(ancestor).unwrap_or(Path::new(""));
+            return Ok(if rest.as_os_str().is_empty() { origin } else { origin.join(rest) });
+        }
+    }
+    Ok(path.to_path_buf())
 }
 
 /// Where a new object is being finished.

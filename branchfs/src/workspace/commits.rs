@@ -29,6 +29,9 @@ pub(crate) struct CommitOptions {
     pub(crate) policy: Option<Policy>,
 }
 
+/// In a layer: it and the branch's other layers laid together for a commit.
+pub(super) const FLAT: &str = "flat";
+
 /// How long a commit waits for files that are being closed.
 const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
 
@@ -64,8 +67,9 @@ impl Workspace {
         }
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
         if options.dry_run {
-            let plan = self.checked_plan(branch, options)?;
-            return Ok(Committed { changes: plan.changes, stale: Vec::new() });
+            let plan = self.checked_plan(branch, options);
+            self.drop_flat(&branch.record)?;
+            return Ok(Committed { changes: plan?.changes, stale: Vec::new() });
         }
         mounted.freeze();
         let closed = self
@@ -77,6 +81,9 @@ impl Workspace {
         });
         if outcome.is_err() {
             mounted.thaw();
+            if let Some(branch) = branches.get(&id) {
+                self.drop_flat(&branch.record)?;
+            }
         }
         self.thaw_presented(&branches);
         outcome
@@ -126,14 +133,10 @@ impl Workspace {
         }
         self.seen_by_kernel(branch, &mut seen)?;
         let disk = self.disk()?;
-        let layers = branch
-            .record
-            .layers
-            .iter()
-            .map(|layer| Path::new("layers").join(layer.to_string()).join("upper"));
+        let layers = self.layers_to_plan(&disk, branch)?;
         let request = Request {
             transaction: branch.record.id,
-            layers: layers.collect(),
+            layers,
             namespace: self.namespace,
             seen,
             forked: branch.record.created,
@@ -142,6 +145,28 @@ impl Workspace {
             own: self.own_intervals(&disk)?,
         };
         commit::plan(&disk, &request)
+    }
+
+    /// The branch's own layers as a plan understands them.
+    fn layers_to_plan(&self, disk: &Disk, branch: &Branch) -> Result<Vec<PathBuf>, Error> {
+        let in_store = |layer: &u64| Path::new("layers").join(layer.to_string());
+        let own = branch.record.layers.iter().map(|layer| in_store(layer).join("upper"));
+        let own: Vec<PathBuf> = own.collect();
+        if !commit::needs_flattening(disk, &own, self.namespace)? {
+            return Ok(own);
+        }
+        self.drop_flat(&branch.record)?;
+        let flat = in_store(&branch.record.layers[0]).join(FLAT);
+        commit::flatten(disk, &own, self.namespace, &flat)?;
+        Ok(vec![flat])
+    }
+
+    /// Removes what was laid together for a plan, unless a transaction that is not settled yet works with it.
+    fn drop_flat(&self, record: &super::Record) -> Result<(), Error> {
+        if self.store_path.join("journal").join(record.id.to_string()).exists() {
+            return Ok(());
+        }
+        record.layers.iter().try_for_each(|layer| remove_tree(&self.layer_path(*layer).join(FLAT)))
     }
 
     /// The plan of a branch's commit, and the header its commit would have.
@@ -167,7 +192,9 @@ impl Workspace {
         if branch.record.parent != 0 {
             return Err(Error::Unsupported("the changes of a nested branch cannot be listed yet; commit it into its parent first".to_owned()));
         }
-        Ok(Committed { changes: self.plan(branch)?.changes, stale: Vec::new() })
+        let plan = self.plan(branch)?;
+        self.drop_flat(&branch.record)?;
+        Ok(Committed { changes: plan.changes, stale: Vec::new() })
     }
 
     /// Closing a file is told to us after the caller goes on: give it a moment.
@@ -234,12 +261,12 @@ impl Workspace {
 
     /// What was committed has one link too many as long as its layer keeps one of its own.
     pub(super) fn unlink_kept(&self, record: &super::Record) -> Result<(), Error> {
+        let is_flat = record.layers.iter().any(|layer| self.layer_path(*layer).join(FLAT).exists());
         for layer in &record.layers {
             driver::drop_index(&self.layer_path(*layer))?;
-            let links = self.layer_path(*layer).join("links");
-            match fs::remove_dir_all(&links) {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                other => other.at(&links)?,
+            remove_tree(&self.layer_path(*layer).join("links"))?;
+            if is_flat {
+                remove_tree(&self.layer_path(*layer).join("upper"))?;
             }
         }
         Ok(())
@@ -418,6 +445,14 @@ fn commit_header(branch: &Branch, plan: &Plan) -> Header {
         lifted: None,
         decided: now(),
         displaced_bytes: plan.displaced_bytes,
+    }
+}
+
+/// Removes a directory of the store with all that is in it, if it is there.
+pub(super) fn remove_tree(path: &Path) -> Result<(), Error> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other.at(path),
     }
 }
 

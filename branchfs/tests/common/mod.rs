@@ -80,8 +80,19 @@ impl Mount {
         succeed(&self.run(&words, &[&self.base()]));
     }
 
+    /// Unmounts. A process that another test of this program is about to start has copies of our open files for a
+    /// moment: that is waited for.
     pub fn unmount(&self) {
-        succeed(&self.run(&["unmount"], &[]));
+        const LET_GO_MAX: std::time::Duration = std::time::Duration::from_secs(30);
+        let start = std::time::Instant::now();
+        loop {
+            let output = self.run(&["unmount"], &[]);
+            let in_use = String::from_utf8_lossy(&output.stderr).contains("is in use");
+            if !in_use || start.elapsed() > LET_GO_MAX {
+                return succeed(&output);
+            }
+            std::thread::yield_now();
+        }
     }
 
     pub fn control_socket(&self) -> PathBuf {
