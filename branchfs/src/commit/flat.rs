@@ -105,14 +105,12 @@ impl Flattener<'_> {
         for name in names {
             let new = to.join(&name);
             match self.find(merged, &name)? {
-                None => {}
                 Some(Found::Object(path)) => store.link(&path, &new).at(&new)?,
-                // What it hid may be gone with the directory it was in.
-                Some(Found::Whiteout) => {
-                    if self.in_base(merged, &name)?.is_some() {
-                        store.make_node(&new, libc::S_IFCHR, 0).at(&new)?;
-                    }
+                Some(Found::Whiteout) if self.in_base(merged, &name)?.is_some() => {
+                    store.make_node(&new, libc::S_IFCHR, 0).at(&new)?;
                 }
+                // What it hid may be gone with the directory it was in.
+                Some(Found::Whiteout) | None => {}
                 Some(Found::Directory(inner)) => {
                     store.make_directory(&new, 0o700).at(&new)?;
                     self.fill(&inner, &new)?;
