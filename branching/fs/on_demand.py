@@ -180,9 +180,27 @@ def _mounted(
 
 def _unmount(point: Path, program: Path) -> None:
     """Unmounts, and removes the directory if we made it."""
-    _run(program, "unmount", os.fspath(point))
+    if _is_dead(point):
+        _detach(point)
+    else:
+        _run(program, "unmount", os.fspath(point))
     if point.name.startswith(PREFIX):
         point.rmdir()
+
+
+def _is_dead(point: Path) -> bool:
+    """Tells whether the daemon behind the mount has died: then there is nobody to ask."""
+    try:
+        point.stat()
+    except OSError as error:
+        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    return False
+
+
+def _detach(point: Path) -> None:
+    """Takes a dead mount away. What was committed is safe, and kept branches are in the store."""
+    words = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount3", "-u", "-z"]
+    _run(Path(words[0]), *words[1:], os.fspath(point))
 
 
 def _run(program: Path, *words: str) -> None:
