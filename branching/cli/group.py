@@ -52,7 +52,9 @@ def grouped(function: Callable[..., None]) -> Callable[..., None]:
 def _spread(group: type) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     found = []
-    for field in fields(group):
+    # What a class inherits comes after its own: fields of a dataclass stand the other way round.
+    own = [field for field in fields(group) if field.name in group.__annotations__]
+    for field in own + [field for field in fields(group) if field not in own]:
         default = field.default if field.default_factory is MISSING else field.default_factory()
         assert default is not MISSING, f"{group.__name__}.{field.name} needs a default"
         found.append(

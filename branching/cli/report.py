@@ -107,6 +107,13 @@ def result_lines(outcome: SpeculationOutcome, *, labels: bool, scores: bool) -> 
     return lines
 
 
+def ended_how(value: object) -> str | None:
+    """Returns what ended a command ("exit", "signal", "oom", ...), of what came back from it; None
+    if nothing did."""
+    how = getattr(value, "how", None)
+    return how if isinstance(how, str) else None
+
+
 def result_facts(result: SpeculationResult, **more: object) -> dict[str, object]:
     """Returns one entry of a document's `results`."""
     error = why_not(result)
@@ -117,6 +124,7 @@ def result_facts(result: SpeculationResult, **more: object) -> dict[str, object]
         **more,
         **({} if error is None else {"error": error}),
         "state": result.state,
+        "ended": ended_how(result.return_value),
         "exit_code": result.exit_code,
         "seconds": round(result.duration, 3),
         "label": result.label,

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from branching.cli.failure import EXIT_TIMEOUT, UsageFault, reported
+from branching.cli.group import grouped
+from branching.cli.limits import LimitOptions
 from branching.cli.options import (
     CommandArgument,
     JsonOption,
@@ -22,12 +24,13 @@ from branching.cli.options import (
     WorkspaceOption,
 )
 from branching.cli.place import owned_workspace
-from branching.cli.report import change_facts, change_lines, print_json
+from branching.cli.report import change_facts, change_lines, ended_how, print_json
 
 if TYPE_CHECKING:
     from branching.fs import Change
     from branching.patterns.attempt import Attempt
     from branching.patterns.runner import Runner
+    from branching.process import ResourceLimits
 
 
 class End(str, Enum):
@@ -42,6 +45,11 @@ class End(str, Enum):
 _ACTIONS = {End.commit: "committed", End.keep: "kept", End.none: "kept", End.abort: "aborted"}
 
 
+_ENDS_BY_ITSELF = (None, "exit", "signal", "killed", "timeout", "cancelled")
+"""Of these the exit code says enough; other ends are told in words."""
+
+
+@grouped
 def run(
     command: CommandArgument = None,
     workspace: WorkspaceOption = None,
@@ -74,6 +82,8 @@ def run(
         bool, typer.Option("-v", "--verbose", help="List each path that was committed.")
     ] = False,
     json: JsonOption = False,
+    *,
+    limits: LimitOptions,
 ) -> None:
     """Run a command in a branch: commit if it succeeds, abort if it fails.
 
@@ -96,12 +106,13 @@ def run(
             timeout=timeout,
             setup=setup,
             select=tuple(select or ()),
+            limits=limits.limits(),
             stdout=sys.stderr.fileno() if json else None,
         )
-        code, action, changes = _run(plan, workspace)
+        code, action, how, changes = _run(plan, workspace)
         if json:
             facts = change_facts(changes)
-            print_json("run", branch=name, exit_code=code, action=action, changes=facts)
+            print_json("run", branch=name, exit_code=code, action=action, ended=how, changes=facts)
         else:
             if not quiet:
                 print(f"branch: {name}\nexit_code: {code}\naction: {action}")
@@ -146,12 +157,14 @@ class _Plan:
     timeout: float | None
     setup: str | None
     select: tuple[str, ...]
+    limits: ResourceLimits | None
     stdout: int | None
     """Where the command's output goes, if not to ours."""
 
 
-def _run(plan: _Plan, path: Path | None) -> tuple[int, str, list[Change]]:
-    """Returns the exit code, what became of the branch, and what was committed."""
+def _run(plan: _Plan, path: Path | None) -> tuple[int, str, str | None, list[Change]]:
+    """Returns the exit code, what became of the branch, how the command ended, and what was
+    committed."""
     from branching.cli.interrupt import interruptible
     from branching.patterns.program import Program, shell
     from branching.patterns.runner import Runner, Stopped
@@ -164,7 +177,7 @@ def _run(plan: _Plan, path: Path | None) -> tuple[int, str, list[Change]]:
         if plan.setup:
             setup = Program(shell(plan.setup), stdout=sys.stderr.fileno(), **surroundings)
 
-        def call() -> tuple[int, End, list[Change]] | None:
+        def call() -> tuple[int, End, str | None, list[Change]] | None:
             with Runner(
                 workspace,
                 # After a setup the branch that stays is the one the setup was run in.
@@ -174,6 +187,7 @@ def _run(plan: _Plan, path: Path | None) -> tuple[int, str, list[Change]]:
                 timeout=plan.timeout,
                 setup=setup,
                 only=plan.select,
+                limits=plan.limits,
             ) as runner:
                 attempt = runner.start(program)
                 try:
@@ -188,13 +202,13 @@ def _run(plan: _Plan, path: Path | None) -> tuple[int, str, list[Change]]:
                     runner.commit(attempt)
                 elif end is not End.abort:
                     runner.keep(attempt)
-                return code, end, runner.outcome().changes
+                return code, end, ended_how(attempt.answer.value), runner.outcome().changes
             return None  # stopped by a signal
 
         done = interruptible(call, is_done=lambda done: done is not None)
         assert done is not None, "without a value the call was stopped, and that is raised"
-        code, end, changes = done
-        return code, _ACTIONS[end], changes
+        code, end, how, changes = done
+        return code, _ACTIONS[end], how, changes
 
 
 def _exit_code(attempt: Attempt) -> int:
@@ -202,7 +216,7 @@ def _exit_code(attempt: Attempt) -> int:
         return EXIT_TIMEOUT
     if attempt.state == "error" and attempt.answer.exception is not None:
         raise attempt.answer.exception  # no process could be made: not the command's doing
-    if getattr(attempt.answer.value, "how", None) == "not_started":
+    if ended_how(attempt.answer.value) not in _ENDS_BY_ITSELF:
         print(f"error: {attempt.answer.error}", file=sys.stderr, flush=True)
     return attempt.answer.exit_code
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from branching.cli.limits import GroupLimitOptions, LimitOptions
 from branching.cli.options import (
     JsonOption,
     ParallelOption,
@@ -55,7 +56,7 @@ class Failure(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions:
+class SearchOptions(GroupLimitOptions, LimitOptions):
     """The options of every command that tries candidates."""
 
     workspace: WorkspaceOption = None
@@ -124,6 +125,8 @@ class Search:
             "setup": self.program(options.setup) if options.setup else None,
             "keep_failed": options.on_error is not Failure.abort,
             "on_event": self._listener,
+            "resource_limits": options.limits(),
+            "group_limits": options.group_limits(),
         }
 
     def program(self, command: str | Sequence[str], *, score: bool = False) -> Program:

@@ -10,10 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from branching.fs import Branch, DiffSummary
 from branching.patterns.outcome import Answer, SpeculationResult, State
 from branching.patterns.scope import Scope
+
+if TYPE_CHECKING:
+    from branching.process import Budget
 
 
 class Attempt:
@@ -26,6 +30,8 @@ class Attempt:
         """What earlier attempts taught, as text for a command."""
         self.label = label
         """What is tried, for people."""
+        self.budget: Budget | None = None
+        """What it may use, if that is limited."""
         self.state: State | None = None
         """None while it waits or runs."""
         self.answer = Answer(success=False)

@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from branching.errors import ProcessBranchError
 from branching.fs import Branch, Workspace
@@ -19,6 +19,9 @@ from branching.patterns.event import OnEvent
 from branching.patterns.outcome import SpeculationOutcome
 from branching.patterns.runner import STOP_GRACE_SECONDS, RunElsewhere, Runner
 from branching.patterns.scope import Scope
+
+if TYPE_CHECKING:
+    from branching.process import ResourceLimits
 
 NameOf = Callable[[int | str], str]
 Expand = Callable[[Path, int], Sequence[Callable[[Path], object]]]
@@ -45,9 +48,9 @@ class Options(TypedDict, total=False):
 
     isolate_processes: bool
     """Each candidate runs in a process of its own."""
-    resource_limits: object
+    resource_limits: ResourceLimits | None
     """Limits of each candidate; turns `isolate_processes` on."""
-    group_limits: object
+    group_limits: ResourceLimits | None
     """Limits of all candidates together."""
     on_event: OnEvent | None
     """Is told each step; see `Event`."""
@@ -64,8 +67,8 @@ class Pattern:
         timeout: float | None = None,
         max_parallel: int | None = None,
         isolate_processes: bool = False,
-        resource_limits: object = None,
-        group_limits: object = None,
+        resource_limits: ResourceLimits | None = None,
+        group_limits: ResourceLimits | None = None,
         commit: bool = True,
         only: Sequence[str] = (),
         setup: Callable[[Path], object] | None = None,
@@ -73,18 +76,21 @@ class Pattern:
         runner: RunElsewhere | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
-        for option, wanted in (
-            ("isolate_processes", isolate_processes),
-            ("resource_limits", resource_limits is not None),
-            ("group_limits", group_limits is not None),
+        if isolate_processes:
+            raise ProcessBranchError(
+                "isolate_processes cannot be honoured: this version has no process isolation; "
+                "nothing ran",
+                hint="leave isolate_processes out to run the candidates in threads",
+            )
+        for option, limits in (
+            ("resource_limits", resource_limits),
+            ("group_limits", group_limits),
         ):
-            if wanted:
-                raise ProcessBranchError(
-                    f"{option} cannot be honoured: this version has no process isolation; "
-                    "nothing ran",
-                    hint=f"leave {option} out to run the candidates in threads, without limits",
-                    limit=None if option == "isolate_processes" else option,
-                )
+            if limits is not None:
+                from branching.process import ResourceLimits
+
+                if not isinstance(limits, ResourceLimits):
+                    raise TypeError(f"{option} must be ResourceLimits, not {limits!r}")
         check_seconds("timeout", timeout)
         if max_parallel is not None and max_parallel < 1:
             raise ValueError(f"max_parallel must be 1 or more, not {max_parallel!r}")
@@ -100,6 +106,8 @@ class Pattern:
         self._keep_failed = keep_failed
         self._elsewhere = runner
         self._on_event = on_event
+        self._limits = resource_limits
+        self._group_limits = group_limits
 
     def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
         """Tries, chooses, commits. Raises what a callback raised, and ConflictError or CommitError
@@ -150,6 +158,8 @@ class Pattern:
             keep_failed=self._keep_failed,
             elsewhere=self._elsewhere,
             on_event=self._on_event,
+            limits=self._limits,
+            group_limits=self._group_limits,
         )
 
 

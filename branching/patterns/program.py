@@ -22,16 +22,17 @@ import os
 import shlex
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from branching.errors import ProcessBranchError
+from branching.errors import BranchingError, ProcessBranchError
 from branching.patterns.attempt import Task
 from branching.patterns.event import SETUP_INDEX
 from branching.patterns.outcome import Answer
-from branching.process import Command, Ended, Owner, Sink
+from branching.process import Budget, Command, Ended, Owner, Sink, told
 from branching.process.ports import lent_ports
 from branching.process.scratch import scratch_directory
 
@@ -40,6 +41,8 @@ FEEDBACK_BYTES_MAX = 100_000
 compilers and test runners sum up."""
 EXPLAINED_LINES_MAX = 40
 """So many lines of a failure are worth telling the next attempt."""
+TIMEOUT_GRACE_SECONDS = 1.0
+"""Between SIGTERM and SIGKILL when the time of a command is over."""
 LINE_CHARACTERS_MAX = 8192
 """A longer line is told in pieces: a program that never ends its line must not fill our memory."""
 
@@ -48,6 +51,7 @@ class BranchCommand:
     """A command that is run in a branch. The subclass says what its end means."""
 
     ends_when_cancelled = True
+    keeps_to_limits = True
 
     def __init__(
         self,
@@ -84,7 +88,12 @@ class BranchCommand:
         if task is not None and self._tells_output:
             lines = Lines(partial(self._say, task))
         teller = None if lines is None else lines.feed
-        with lent_ports() as port_base, scratch_directory(self._owner) as scratch:
+        budget = None if task is None else task.attempt.budget
+        with (
+            lent_ports() as port_base,
+            scratch_directory(self._owner) as scratch,
+            _limited(task, budget) as limited,
+        ):
             command = Command(
                 self._argv,
                 cwd=path,
@@ -100,11 +109,14 @@ class BranchCommand:
                 stderr=teller if stderr is None else stderr,
                 inherit_stdin=self._inherit_stdin,
                 score=self._score,
+                scope=limited.scope,
             )
             if task is not None:
                 task.on_cancel(command.kill)
             try:
-                return command.run()
+                with limited.watch(command):
+                    ended = command.run()
+                return limited.told(ended)
             finally:
                 if lines is not None:
                     lines.finish()
@@ -176,6 +188,59 @@ class Reader(BranchCommand):
         if ended.how == "not_started":
             raise ProcessBranchError(ended.reason)
         return b"".join(printed).decode("utf-8", "replace").strip()
+
+
+@contextmanager
+def _limited(task: Task | None, budget: Budget | None) -> Iterator[_Limited]:
+    limited = _Limited(task, budget)
+    try:
+        yield limited
+    finally:
+        if limited.scope is not None:
+            limited.scope.remove()
+
+
+class _Limited:
+    """One command under the limits of its branch, if there are any."""
+
+    def __init__(self, task: Task | None, budget: Budget | None) -> None:
+        self._branch = None if task is None else task.attempt.branch
+        self._budget = budget
+        self._is_over: threading.Event | None = None
+        self._refusals_before = self._refusals()
+        self.scope = None if budget is None else budget.scope()
+
+    @contextmanager
+    def watch(self, command: Command) -> Iterator[None]:
+        """Ends the command when its time is over."""
+        if self._budget is None:
+            yield
+            return
+        with self._budget.watch(partial(command.kill, TIMEOUT_GRACE_SECONDS)) as self._is_over:
+            yield
+
+    def told(self, ended: Ended) -> Ended:
+        """Returns how it ended, with the limit that it met."""
+        if self._budget is None:
+            return ended
+        usage = None
+        if self.scope is not None:
+            self.scope.remove()
+            usage = self.scope.usage()
+        is_over = self._is_over is not None and self._is_over.is_set()
+        refusals = self._refusals() - self._refusals_before
+        return told(ended, usage=usage, disk_refusals=refusals, is_over=is_over)
+
+    def _refusals(self) -> int:
+        budget = self._budget
+        if self._branch is None or budget is None:
+            return 0
+        if budget.disk_each is None and budget.disk_together is None:
+            return 0
+        try:
+            return self._branch.inspect().disk_refusals or 0
+        except BranchingError:
+            return 0  # the branch is gone: another one has won, and this end is nobody's concern
 
 
 def shell(text: str) -> list[str]:

@@ -34,11 +34,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from branching.errors import (
     BranchingError,
     CommitError,
     ConflictError,
+    ProcessBranchError,
     SetupError,
     add_note,
 )
@@ -48,6 +50,9 @@ from branching.patterns.event import SETUP_INDEX, EventKind, OnEvent
 from branching.patterns.outcome import Answer, SpeculationOutcome, State, read_verdict
 from branching.patterns.scope import Scope
 from branching.patterns.teller import Teller
+
+if TYPE_CHECKING:
+    from branching.process import ResourceLimits
 
 LOSER_GRACE_SECONDS = 0.02
 """Between SIGTERM and SIGKILL for the losers of a race: the winner's latency must stay below
@@ -79,8 +84,15 @@ class Runner:
         keep_failed: bool = False,
         elsewhere: RunElsewhere | None = None,
         on_event: OnEvent | None = None,
+        limits: ResourceLimits | None = None,
+        group_limits: ResourceLimits | None = None,
     ) -> None:
         self._parent = parent
+        self._budget = None
+        if limits is not None or group_limits is not None:
+            from branching.process import Budget  # functions without limits need no process layer
+
+            self._budget = Budget(limits, group_limits)
         self._name = name
         self._timeout = timeout
         self._deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -126,7 +138,9 @@ class Runner:
         parent, for its commit will tell the changes. Raises what making the branch raises.
         """
         index = len(self._attempts)
+        self._check_limits(candidate)
         attempt = Attempt(index, self._branch(index, parent), feedback, _label(candidate))
+        attempt.budget = self._budget
         task = Task(attempt, self._teller.say, must_end=_ends_when_cancelled(candidate))
         self._attempts.append(attempt)
 
@@ -327,19 +341,36 @@ class Runner:
     # Running.
 
     def _branch(self, purpose: int | str, parent: Branch | None = None) -> Branch:
-        """Returns a branch to be opened, of what the setup has prepared if there is one."""
-        if self._setup is not None and self._prepared is None:
-            self._prepare(self._setup)
+        """Returns a branch to be opened, of what was prepared if something was."""
+        disk_together = None if self._budget is None else self._budget.disk_together
+        if self._prepared is None and (self._setup is not None or disk_together is not None):
+            # What all may add together is the limit of the branch that all are forked from.
+            self._prepared = self._parent.branch(
+                self._name("setup"), on_success=None, on_error=None, disk_limit=disk_together
+            )
+            self._own_branches.append(self._prepared.__enter__())
+            if self._setup is not None:
+                self._prepare(self._setup, self._prepared)
         origin = parent or self._prepared or self._parent
-        return origin.branch(self._name(purpose), on_success=None, on_error=None)
-
-    def _prepare(self, setup: Callable[..., object]) -> None:
-        """Runs the setup in a branch of its own, which all others are then forked from."""
-        self._prepared = branch = self._parent.branch(
-            self._name("setup"), on_success=None, on_error=None
+        disk_limit = None if self._budget is None else self._budget.disk_each
+        return origin.branch(
+            self._name(purpose), on_success=None, on_error=None, disk_limit=disk_limit
         )
-        self._own_branches.append(branch.__enter__())
+
+    def _check_limits(self, function: Callable[..., object]) -> None:
+        if self._budget is not None and not getattr(function, "keeps_to_limits", False):
+            raise ProcessBranchError(
+                f"the limits cannot be honoured: {_label(function) or function!r} is a function, "
+                "and this version runs functions in threads of its own process; nothing ran",
+                hint="leave the limits out, or try a command instead of a function",
+                limit="resource_limits",
+            )
+
+    def _prepare(self, setup: Callable[..., object], branch: Branch) -> None:
+        """Runs the setup in a branch of its own, which all others are then forked from."""
+        self._check_limits(setup)
         attempt = Attempt(SETUP_INDEX, branch, "", _label(setup))
+        attempt.budget = self._budget
         attempt.begin()
         self._teller.tell(attempt, "started")
         said = self.consult(attempt, setup, branch.path)
@@ -413,6 +444,8 @@ class Runner:
     # Ending.
 
     def __enter__(self) -> Runner:
+        if self._budget is not None:
+            self._budget.open()
         if self._outer is not None:
             self._outer.on_cancel(self._cancel)
         return self
@@ -428,7 +461,11 @@ class Runner:
         finally:
             if self._outer is not None:
                 self._outer.forget(self._cancel)
-            self._abort_branches(None if isinstance(error, Stopped) else error)
+            try:
+                self._abort_branches(None if isinstance(error, Stopped) else error)
+            finally:
+                if self._budget is not None:
+                    self._budget.close()
         if error is None and self._teller.error is not None:
             raise self._teller.error
         return isinstance(error, Stopped)

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from branching.process.budget import Budget, told
 from branching.process.command import Command, Ended, Sink
 from branching.process.limits import ResourceLimits, parse_memory_size
 from branching.process.owner import Owner
 
-__all__ = ["Command", "Ended", "Owner", "ResourceLimits", "Sink", "parse_memory_size"]
+__all__ = [
+    "Budget",
+    "Command",
+    "Ended",
+    "Owner",
+    "ResourceLimits",
+    "Sink",
+    "parse_memory_size",
+    "told",
+]

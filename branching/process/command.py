@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from branching.errors import ForkError, ProcessBranchError
+from branching.process.cgroup import Scope
+from branching.process.gate import Gate
 from branching.process.owner import Owner
 from branching.process.terminal import Terminal
 
@@ -63,8 +65,9 @@ class Ended:
 
     exit_code: int
     """As a shell reports it."""
-    how: Literal["exit", "signal", "killed", "not_started"]
-    """"killed" is our own doing (a lost race, a timeout), "signal" anybody else's."""
+    how: Literal["exit", "signal", "oom", "disk", "pids", "timeout", "killed", "not_started"]
+    """"killed" is our own doing (a lost race), "signal" anybody else's; "oom", "disk", "pids" and
+    "timeout" name the limit that it met and failed for."""
     reason: str
     """The same in words: "exit 1", "killed by SIGSEGV", "no-such: not found"."""
     score: str
@@ -90,7 +93,9 @@ class Command:
         stderr: Sink = None,
         inherit_stdin: bool = False,
         score: bool = False,
+        scope: Scope | None = None,
     ) -> None:
+        """`scope` is the control group that the program runs in, from its first instruction on."""
         if not argv:
             raise ValueError("a command needs at least the name of a program")
         self._argv = list(argv)
@@ -101,6 +106,7 @@ class Command:
         self._sinks = {1: stdout, 2: stderr}
         self._inherit_stdin = inherit_stdin
         self._wants_score = score
+        self._scope = scope
         self._terminal = Terminal.ours() if inherit_stdin else None
 
         self._lock = threading.Lock()  # guards the three below
@@ -153,7 +159,20 @@ class Command:
         argv = self._argv
         if pipes.score is not None:
             argv = ["/bin/sh", "-c", _SCORE_WRAPPER, str(pipes.score), *argv]
+        gate = None if self._scope is None else Gate(self._owner)
+        try:
+            return self._spawn(argv if gate is None else gate.behind(argv), pipes, gate)
+        finally:
+            if gate is not None:
+                gate.close()
+
+    def _spawn(
+        self, argv: Sequence[str], pipes: _Pipes, gate: Gate | None
+    ) -> subprocess.Popen[bytes]:
         options: dict[str, Any] = {}
+        inherited = [] if pipes.score is None else [pipes.score]
+        if gate is not None:
+            inherited.append(gate.descriptor)
         if self._owner is not None:
             options |= {"user": self._owner.uid, "group": self._owner.gid, "extra_groups": []}
         if self._terminal is not None:
@@ -161,16 +180,24 @@ class Command:
             options |= self._terminal.popen_options()
         else:
             options |= {"start_new_session": True}
-        return subprocess.Popen(
+        process = subprocess.Popen(
             argv,
             cwd=self._cwd,
             env=self._environment,
             stdin=None if self._inherit_stdin else subprocess.DEVNULL,
             stdout=pipes.child_end(1),
             stderr=pipes.child_end(2),
-            pass_fds=() if pipes.score is None else (pipes.score,),
+            pass_fds=inherited,
             **options,
         )
+        if gate is not None and self._scope is not None:
+            try:
+                gate.open(process.pid, self._scope)
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
+        return process
 
     def _not_started(self, error: OSError) -> Ended:
         # The name of the program stands in the error only when it was exec that failed.

@@ -80,7 +80,7 @@ class TestCommon:
             ["reflexion"],
             ["speculate"],
             ["run", "--ask", "true"],
-            ["run", "--memory-limit", "1G", "true"],
+            ["run", "--memory-limit", "0", "true"],
         ],
         ids=" ".join,
     )

@@ -18,6 +18,7 @@ from branching import (
     Cascaded,
     ProcessBranchError,
     Reflexion,
+    ResourceLimits,
     SetupError,
     Speculate,
     SpeculationOutcome,
@@ -103,16 +104,27 @@ def test_a_runner_runs_the_candidates_elsewhere(
 @seven
 @pytest.mark.parametrize(
     "options",
-    [{"isolate_processes": True}, {"resource_limits": object()}, {"group_limits": object()}],
+    [
+        {"isolate_processes": True},
+        {"resource_limits": ResourceLimits()},
+        {"group_limits": ResourceLimits(memory=1 << 30)},
+    ],
     ids=str,
 )
 def test_what_cannot_be_honoured_is_refused(
-    make: Callable[..., Any], options: dict[str, Any]
+    workspace: Workspace, make: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     """0.3, 3.15, 3.16, 3.18"""
     with pytest.raises(ProcessBranchError, match="cannot be honoured"):
-        make(makes, **options)
+        make(makes, **options)(workspace)
     make(makes, isolate_processes=False, resource_limits=None, group_limits=None)
+
+
+@seven
+@pytest.mark.parametrize("option", ["resource_limits", "group_limits"])
+def test_limits_are_resource_limits(make: Callable[..., Any], option: str) -> None:
+    with pytest.raises(TypeError, match=f"{option} must be ResourceLimits"):
+        make(makes, **{option: 64 << 20})
 
 
 @seven

@@ -206,8 +206,8 @@ def test_a_pattern_can_be_called_again_and_at_the_same_time(workspace: Workspace
         ([print], {"max_parallel": 0}, ValueError, "max_parallel"),
         ([print], {"wait": True}, TypeError, "wait"),
         ([print], {"isolate_processes": True}, ProcessBranchError, "isolate_processes"),
-        ([print], {"resource_limits": object()}, ProcessBranchError, "resource_limits"),
-        ([print], {"group_limits": object()}, ProcessBranchError, "group_limits"),
+        ([print], {"resource_limits": object()}, TypeError, "resource_limits"),
+        ([print], {"group_limits": object()}, TypeError, "group_limits"),
     ],
     ids=str,
 )
