@@ -15,6 +15,7 @@ mod flat;
 mod journal;
 mod plan;
 mod reverse;
+mod selected;
 mod step;
 mod veil;
 

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::commit::Change;
 use crate::error::{Context, Error};
+use crate::selection::Selection;
 use connection::{CONNECTIONS_MAX, Connection, Line, Place, Places, REQUEST_BYTES_MAX, Refused};
 
 use crate::workspace::{
@@ -183,22 +184,13 @@ fn answer(line: &[u8], workspace: &Workspace, info: &MountInfo) -> Result<Value,
             Ok(branch_object(&branch, info))
         }
         "commit" => {
-            for (given, what) in [
-                (request.skip, "skip"),
-                (!request.only.is_empty(), "only"),
-                (!request.exclude.is_empty(), "exclude"),
-            ] {
-                if given {
-                    return Err(Error::Unsupported(format!(
-                        "commit does not know {what} yet; nothing was committed"
-                    )));
-                }
-            }
             let branch = branch_of(request.branch.as_ref())?;
             let options = CommitOptions {
                 force: request.force,
                 dry_run: request.dry_run,
                 policy: request.policy.as_deref().map(policy_named).transpose()?,
+                skip: request.skip,
+                selection: Selection::new(&request.only, &request.exclude)?,
             };
             let committed = workspace.commit(&branch, &options)?;
             Ok(json!({ "changes": changes(&committed.changes), "stale": committed.stale }))

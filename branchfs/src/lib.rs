@@ -15,6 +15,7 @@ mod layer;
 mod overlay;
 mod quota;
 mod seen;
+mod selection;
 mod sys;
 mod tree;
 mod view;

@@ -89,6 +89,16 @@ enum Command {
         /// Overwrite what others changed in the base since the fork
         #[arg(long)]
         force: bool,
+        /// Leave what others changed since the fork as it is, and commit the rest
+        #[arg(long, conflicts_with = "force")]
+        skip: bool,
+        /// Commit these paths alone; the rest goes with the branch. As in .gitignore: a pattern
+        /// without a slash means a name anywhere, a directory all that is in it
+        #[arg(long, value_name = "GLOB")]
+        only: Vec<String>,
+        /// Do not commit these paths; they go with the branch
+        #[arg(long, value_name = "GLOB")]
+        exclude: Vec<String>,
         /// Show what would change, and change nothing
         #[arg(long)]
         dry_run: bool,
@@ -236,11 +246,21 @@ fn run(command: Command) -> Result<()> {
             make_current(&mountpoint, &name)?;
             show(branch["path"].as_str().unwrap_or_default())
         }
-        Command::Commit { force, dry_run, policy, published: _, name, mountpoint } => {
+        Command::Commit {
+            force,
+            skip,
+            only,
+            exclude,
+            dry_run,
+            policy,
+            published: _,
+            name,
+            mountpoint,
+        } => {
             let name = named_or_current(name, &mountpoint)?;
             let request = json!({
                 "verb": "commit", "branch": name, "force": force, "dry_run": dry_run,
-                "policy": policy.map(Policy::name),
+                "policy": policy.map(Policy::name), "skip": skip, "only": only, "exclude": exclude,
             });
             show_changes(&ask(&mountpoint, request)?)
         }

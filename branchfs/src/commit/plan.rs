@@ -27,6 +27,7 @@ use super::step::{Disk, Mark, Metadata, Place, Step};
 use crate::error::{Context, Error};
 use crate::overlay::{DEVICE_XATTR, METACOPY_XATTR, Namespace, may_be_whiteout, parse_redirect};
 use crate::seen::{Expected, Identity};
+use crate::selection::Selection;
 use crate::view::is_hidden;
 
 /// What is to be committed.
@@ -44,6 +45,8 @@ pub(crate) struct Request {
     pub(crate) by_kernel: bool,
     /// Layers that show what the base was at the fork, top first: directories in the store (`crate::commit::veil`).
     pub(crate) veils: Vec<PathBuf>,
+    /// What of the branch is committed.
+    pub(crate) selection: Selection,
     /// When our own transactions changed the base: a ctime of then is no drift.
     pub(crate) own: Vec<Interval>,
 }
@@ -119,11 +122,11 @@ pub(crate) struct Plan {
 
 /// A directory of one of the branch's layers: where it is now, and where it will be when its children are moved.
 #[derive(Clone, Debug)]
-struct Source {
-    now: Place,
-    then: Place,
+pub(super) struct Source {
+    pub(super) now: Place,
+    pub(super) then: Place,
     /// Position in the stack.
-    layer: usize,
+    pub(super) layer: usize,
 }
 
 /// Sorts, and folds what was deleted and added at one path into one change.
@@ -149,13 +152,15 @@ pub(super) fn one_change_a_path(changes: Vec<Change>) -> Vec<Change> {
     by_path.into_values().collect()
 }
 
-struct Planner<'a> {
-    disk: &'a Disk,
-    request: &'a Request,
+pub(super) struct Planner<'a> {
+    pub(super) disk: &'a Disk,
+    pub(super) request: &'a Request,
+    /// Renamed directories that stay where they are, under both their names (`super::selected`).
+    pub(super) unmoved: BTreeSet<PathBuf>,
     plan: Plan,
     /// Directories of the base that move: path -> where they wait.
     moved: HashMap<PathBuf, Place>,
-    metadata: Vec<Step>,
+    pub(super) metadata: Vec<Step>,
     next: usize,
 }
 
@@ -164,6 +169,7 @@ pub(crate) fn plan(disk: &Disk, request: &Request) -> Result<Plan, Error> {
     let mut planner = Planner {
         disk,
         request,
+        unmoved: BTreeSet::new(),
         plan: Plan::default(),
         moved: HashMap::new(),
         metadata: Vec::new(),
@@ -196,10 +202,16 @@ impl Planner<'_> {
 
     /// First of all, every directory of the base that is elsewhere in the branch leaves its place.
     fn move_redirected(&mut self, root: &[Source]) -> Result<(), Error> {
-        let mut origins = BTreeSet::new();
+        let mut renamed = Vec::new();
         for source in root {
-            self.find_redirects(&source.now, Path::new(""), &mut origins)?;
+            self.find_redirects(&source.now, Path::new(""), &mut renamed)?;
         }
+        self.choose_renamed(&renamed)?;
+        let origins: BTreeSet<PathBuf> = renamed
+            .into_iter()
+            .map(|(_, origin)| origin)
+            .filter(|origin| !self.unmoved.contains(origin))
+            .collect();
         // Sorted paths have parents before children; in reverse the deepest leave first.
         for origin in origins.into_iter().rev() {
             let from = Place::Base(origin.clone());
@@ -224,7 +236,7 @@ impl Planner<'_> {
         &mut self,
         directory: &Place,
         path: &Path,
-        found: &mut BTreeSet<PathBuf>,
+        found: &mut Vec<(PathBuf, PathBuf)>,
     ) -> Result<(), Error> {
         for entry in self.disk.list(directory)? {
             if entry.kind != FileType::Directory {
@@ -234,7 +246,7 @@ impl Planner<'_> {
             if let Some(origin) = self.redirect(&place, &path)? {
                 self.plan.written.insert(origin.clone());
                 if self.disk.stat(&Place::Base(origin.clone()))?.is_some() {
-                    found.insert(origin);
+                    found.push((path.clone(), origin));
                 }
             }
             self.find_redirects(&place, &path, found)?;
@@ -252,11 +264,11 @@ impl Planner<'_> {
         })
     }
 
-    fn is_opaque(&self, place: &Place) -> bool {
+    pub(super) fn is_opaque(&self, place: &Place) -> bool {
         self.disk.xattr(place, self.request.namespace.opaque()).is_some_and(|value| value == b"y")
     }
 
-    fn is_whiteout(&self, place: &Place, stat: &Statx) -> bool {
+    pub(super) fn is_whiteout(&self, place: &Place, stat: &Statx) -> bool {
         may_be_whiteout(stat) && self.disk.xattr(place, DEVICE_XATTR).is_none()
     }
 
@@ -291,14 +303,14 @@ impl Planner<'_> {
     }
 
     /// What is now at a place of the base, unless it moved away.
-    fn existing(&self, place: &Place) -> Result<Option<Statx>, Error> {
+    pub(super) fn existing(&self, place: &Place) -> Result<Option<Statx>, Error> {
         match place {
             Place::Base(path) if self.moved.contains_key(path) => Ok(None),
             _ => self.disk.stat(place),
         }
     }
 
-    fn plan_name(
+    pub(super) fn plan_name(
         &mut self,
         path: &Path,
         name: &std::ffi::OsStr,
@@ -315,7 +327,8 @@ impl Planner<'_> {
         let found = self.existing(existing)?;
         if self.is_whiteout(&now, &stat) {
             return match found {
-                Some(found) => self.remove(path, existing, &found),
+                Some(found) => self.remove_taken(path, existing, &found),
+                None if !self.takes(path) => Ok(()),
                 None => {
                     // Others removed it as well, or it moved away.
                     self.plan.written.insert(path.to_path_buf());
@@ -325,12 +338,19 @@ impl Planner<'_> {
         }
         let kind = kind_of(&stat);
         if kind != FileType::Directory {
+            if !self.takes(path) {
+                return Ok(());
+            }
+            self.refuse_partial(path, existing, found.as_ref())?;
             self.check(existing, found.as_ref())?;
             if self.is_attributes_alone(&now, kind) {
                 return self.plan_attributes(path, &now, existing, found.as_ref());
             }
             self.strip_marks(&now, path, kind)?;
             return self.put(path, then, &stat, existing, found.as_ref());
+        }
+        if !self.takes_any(path)? {
+            return Ok(());
         }
         self.plan_directory(path, name, sources, existing, found.as_ref())
     }
@@ -388,6 +408,13 @@ impl Planner<'_> {
         if merges && found.is_some_and(|found| kind_of(found) == FileType::Directory) {
             self.check(existing, found)?;
             return self.merge(path, &chain, existing);
+        }
+        let is_anew = found.is_some_and(|found| kind_of(found) == FileType::Directory);
+        if is_anew && !(self.takes_whole(path, existing)? && self.takes_chain(path, &chain)?) {
+            return self.merge_anew(path, &chain, existing);
+        }
+        if !is_anew {
+            self.refuse_partial(path, existing, found)?;
         }
         let Some(bottom) = chain.pop() else {
             return Ok(());
@@ -491,7 +518,12 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn remove(&mut self, path: &Path, existing: &Place, found: &Statx) -> Result<(), Error> {
+    pub(super) fn remove(
+        &mut self,
+        path: &Path,
+        existing: &Place,
+        found: &Statx,
+    ) -> Result<(), Error> {
         self.check(existing, Some(found))?;
         self.displace(found);
         let kind = kind_of(found);
@@ -549,6 +581,15 @@ impl Planner<'_> {
                         continue;
                     }
                 }
+            }
+            if !self.takes_any(&path)? {
+                if let Some(stat) = self.disk.stat(&now)? {
+                    loses_entries = true;
+                    let directory = entry.kind == FileType::Directory;
+                    let (to, ino) = (self.aside(), stat.stx_ino);
+                    self.plan.steps.push(Step::Rename { from: then, to, ino, directory });
+                }
+                continue;
             }
             if entry.kind == FileType::Directory {
                 if let Some(origin) = self.redirect(&now, &path)? {
@@ -646,12 +687,20 @@ impl Planner<'_> {
     }
 
     /// A directory on both sides takes the attributes that the branch shows.
-    fn plan_metadata(&mut self, path: &Path, top: &Source, existing: &Place) -> Result<(), Error> {
+    pub(super) fn plan_metadata(
+        &mut self,
+        path: &Path,
+        top: &Source,
+        existing: &Place,
+    ) -> Result<(), Error> {
         let (mut new, old) = (self.disk.metadata(&top.now)?, self.disk.metadata(existing)?);
         if let Place::Base(path) = existing {
             if let Some(then) = self.metadata_at_fork(path)? {
                 new.keep_changes(&then, &old);
             }
+        }
+        if !self.takes(path) && !path.as_os_str().is_empty() {
+            new = Metadata { mtime: new.mtime, ..old.clone() }; // on the way to something that is taken
         }
         let is_changed =
             (new.mode, new.uid, new.gid, &new.xattrs) != (old.mode, old.uid, old.gid, &old.xattrs);

@@ -17,6 +17,7 @@ use crate::error::{Context, Error};
 use crate::filesystem::{MAIN, Slot};
 use crate::layer::Layer;
 use crate::seen::WriteSet;
+use crate::selection::Selection;
 
 /// What a commit is asked to be.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +28,10 @@ pub(crate) struct CommitOptions {
     pub(crate) dry_run: bool,
     /// Instead of the mount's.
     pub(crate) policy: Option<Policy>,
+    /// Leave what others changed as it is, and commit the rest.
+    pub(crate) skip: bool,
+    /// What to commit; the rest goes with the branch.
+    pub(crate) selection: Selection,
 }
 
 /// In a layer: it and the branch's other layers laid together for a commit.
@@ -58,6 +63,12 @@ impl Workspace {
         let children = children_of(&branches, id);
         if !children.is_empty() {
             return Err(Error::Frozen { name, children: children.join(", ") });
+        }
+        if parent != MAIN_BRANCH && (options.skip || !options.selection.is_all()) {
+            return Err(Error::Unsupported(
+                "paths can be chosen in a commit into main alone: commit all of it into its parent"
+                    .to_owned(),
+            ));
         }
         if self.policy(options) != Policy::FirstWinner && self.driver().name() != "fuse" {
             return Err(Error::Unsupported(
@@ -96,32 +107,35 @@ impl Workspace {
     /// The plan of a commit into main that nothing stands against, or that is forced.
     fn checked_plan(&self, branch: &Branch, options: &CommitOptions) -> Result<Plan, Error> {
         let record = &branch.record;
-        let plan = self.plan(branch)?;
         let theirs = self.theirs(record)?;
         let policy = self.policy(options);
         let reads = match policy {
             Policy::Serializable => self.reads(record)?,
             Policy::FirstWinner | Policy::Snapshot => Vec::new(),
         };
-        if options.force {
-            return Ok(plan);
-        }
-        if policy == Policy::FirstWinner && !theirs.is_empty() {
+        if policy == Policy::FirstWinner && !theirs.is_empty() && !options.force {
             return Err(too_late(&record.name));
         }
-        let written = theirs.against(&plan.changes, &plan.written);
-        refuse(
-            &record.name,
-            "others committed changes of the same paths since the fork",
-            &written,
-        )?;
-        let read = theirs.against_reads(&reads);
-        refuse(&record.name, "others committed changes of what it read since the fork", &read)?;
-        refuse(&record.name, "the base was changed by others since the fork", &plan.drift)?;
-        Ok(plan)
+        let mut selection = options.selection.clone();
+        loop {
+            let plan = self.plan(branch, selection.clone())?;
+            if options.force {
+                return Ok(plan);
+            }
+            let written = theirs.against(&plan.changes, &plan.written);
+            if options.skip && selection.skip(written.iter().chain(&plan.drift).cloned()) {
+                continue; // each turn leaves out more, so there are no more turns than paths
+            }
+            let name = &record.name;
+            refuse(name, "others committed changes of the same paths since the fork", &written)?;
+            let read = theirs.against_reads(&reads);
+            refuse(name, "others committed changes of what it read since the fork", &read)?;
+            refuse(name, "the base was changed by others since the fork", &plan.drift)?;
+            return Ok(plan);
+        }
     }
 
-    fn plan(&self, branch: &Branch) -> Result<Plan, Error> {
+    fn plan(&self, branch: &Branch, selection: Selection) -> Result<Plan, Error> {
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
         mounted.lock().join_all_links().at(&self.base_path)?;
         let mut seen = BTreeMap::new();
@@ -142,6 +156,7 @@ impl Workspace {
             forked: branch.record.created,
             by_kernel: self.is_by_kernel(branch),
             veils: self.veils_of(&branch.record),
+            selection,
             own: self.own_intervals(&disk)?,
         };
         commit::plan(&disk, &request)
@@ -176,7 +191,7 @@ impl Workspace {
         let branch = Selector::Name(name.to_owned())
             .find(&branches)?
             .ok_or_else(|| Error::NotFound(name.to_owned()))?;
-        let plan = self.plan(branch)?;
+        let plan = self.plan(branch, Selection::default())?;
         Ok((self.disk()?, commit_header(branch, &plan), plan))
     }
 
@@ -192,7 +207,7 @@ impl Workspace {
         if branch.record.parent != 0 {
             return Err(Error::Unsupported("the changes of a nested branch cannot be listed yet; commit it into its parent first".to_owned()));
         }
-        let plan = self.plan(branch)?;
+        let plan = self.plan(branch, Selection::default())?;
         self.drop_flat(&branch.record)?;
         Ok(Committed { changes: plan.changes, stale: Vec::new() })
     }

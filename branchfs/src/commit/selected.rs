@@ -1,0 +1,218 @@
+//! The parts of a plan that matter only where a commit takes some paths and leaves others.
+//!
+//! What is left out stays in the layer: of a new directory it is set aside before the directory goes in, of a deleted one
+//! it stays in the base. A renamed directory goes as a whole or not at all.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rustix::fs::{FileType, Statx};
+
+use super::plan::{Planner, Source, kind_of};
+use super::step::{Metadata, Place, Step};
+use crate::error::Error;
+
+impl Planner<'_> {
+    pub(super) fn takes_all(&self) -> bool {
+        self.request.selection.is_all() && self.unmoved.is_empty()
+    }
+
+    pub(super) fn takes(&self, path: &Path) -> bool {
+        self.request.selection.takes(path)
+            && !path.ancestors().any(|part| self.unmoved.contains(part))
+    }
+
+    /// Whether something that a layer has at a path, or below it, is taken.
+    pub(super) fn takes_any(&self, path: &Path) -> Result<bool, Error> {
+        if self.takes_all() || self.takes(path) {
+            return Ok(true);
+        }
+        for layer in &self.request.layers {
+            if self.takes_below(path, &Place::Store(layer.join(path)))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn takes_below(&self, path: &Path, place: &Place) -> Result<bool, Error> {
+        if self.disk.stat(place)?.is_none_or(|stat| kind_of(&stat) != FileType::Directory) {
+            return Ok(false);
+        }
+        for entry in self.disk.list(place)? {
+            let path = path.join(&entry.name);
+            if self.takes(&path) || self.takes_below(&path, &place.join(&entry.name))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether all of a tree is taken.
+    pub(super) fn takes_whole(&self, path: &Path, place: &Place) -> Result<bool, Error> {
+        if self.takes_all() {
+            return Ok(true);
+        }
+        if !self.takes(path) {
+            return Ok(false);
+        }
+        if self.disk.stat(place)?.is_none_or(|stat| kind_of(&stat) != FileType::Directory) {
+            return Ok(true);
+        }
+        for entry in self.disk.list(place)? {
+            if !self.takes_whole(&path.join(&entry.name), &place.join(&entry.name))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    pub(super) fn takes_chain(&self, path: &Path, chain: &[Source]) -> Result<bool, Error> {
+        for source in chain {
+            if !self.takes_whole(path, &source.now)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Decides for each renamed directory whether it goes; `renamed` are its new path and where it came from.
+    pub(super) fn choose_renamed(&mut self, renamed: &[(PathBuf, PathBuf)]) -> Result<(), Error> {
+        if self.takes_all() {
+            return Ok(());
+        }
+        let selection = &self.request.selection;
+        for (path, origin) in renamed {
+            let is_skipped = selection.skips_around(path) || selection.skips_around(origin);
+            match (self.takes(path), self.takes(origin)) {
+                (true, true) if !is_skipped => {}
+                (one, other) if is_skipped || (!one && !other && !self.takes_any(path)?) => {
+                    self.unmoved.extend([path.clone(), origin.clone()]);
+                }
+                _ => {
+                    return Err(Error::Usage(format!(
+                        "the directory {} was renamed to {}: choose both paths or neither; nothing was committed",
+                        origin.display(),
+                        path.display()
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Of what the branch deleted, removes what is taken. A directory that keeps something stays.
+    pub(super) fn remove_taken(
+        &mut self,
+        path: &Path,
+        existing: &Place,
+        found: &Statx,
+    ) -> Result<(), Error> {
+        if self.takes_whole(path, existing)? {
+            return self.remove(path, existing, found);
+        }
+        if kind_of(found) != FileType::Directory {
+            return Ok(());
+        }
+        for entry in self.disk.list(existing)? {
+            let (path, place) = (path.join(&entry.name), existing.join(&entry.name));
+            if let Some(found) = self.existing(&place)? {
+                self.remove_taken(&path, &place, &found)?;
+            }
+        }
+        // It loses entries now; taken back, it has the time it had.
+        let old = self.disk.metadata(existing)?;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+        let new = Metadata { mtime: (seconds, now.subsec_nanos()), ..old.clone() };
+        let (path, before) = (Place::Base(path.to_path_buf()), existing.clone());
+        self.metadata.push(Step::Metadata { path, before, ino: found.stx_ino, new, old });
+        Ok(())
+    }
+
+    /// An object of another type cannot take the place of a directory of which something is to stay, nor a directory that
+    /// is not taken itself the place of something else.
+    pub(super) fn refuse_partial(
+        &self,
+        path: &Path,
+        existing: &Place,
+        found: Option<&Statx>,
+    ) -> Result<(), Error> {
+        if found.is_none() || self.takes_whole(path, existing)? {
+            return Ok(());
+        }
+        Err(Error::Usage(format!(
+            "{} is of another type in the branch: choose all of it or nothing; nothing was committed",
+            path.display()
+        )))
+    }
+
+    /// A directory that the branch made anew in the place of one of the base, taken in part: each name by itself.
+    pub(super) fn merge_anew(
+        &mut self,
+        path: &Path,
+        sources: &[Source],
+        existing: &Place,
+    ) -> Result<(), Error> {
+        self.plan_metadata(path, &sources[0], existing)?;
+        let mut names: BTreeMap<OsString, Option<usize>> = BTreeMap::new();
+        for (position, source) in sources.iter().enumerate() {
+            for entry in self.disk.list(&source.now)? {
+                names.entry(entry.name).or_insert(Some(position));
+            }
+        }
+        for entry in self.disk.list(existing)? {
+            names.entry(entry.name).or_insert(None);
+        }
+        for (name, position) in names {
+            let (path, existing) = (path.join(&name), existing.join(&name));
+            let found = self.existing(&existing)?;
+            let sources = position.map_or(&sources[..0], |position| &sources[position..]);
+            let own = match sources.first() {
+                Some(source) => {
+                    let now = source.now.join(&name);
+                    let stat = self.disk.stat(&now)?;
+                    stat.filter(|stat| !self.is_whiteout(&now, stat))
+                }
+                None => None,
+            };
+            match (own, found) {
+                (None, Some(found)) => self.remove_taken(&path, &existing, &found)?,
+                (None, None) => {}
+                (Some(own), Some(found))
+                    if kind_of(&own) == FileType::Directory
+                        && kind_of(&found) == FileType::Directory =>
+                {
+                    if self.takes_any(&path)? || self.takes_below(&path, &existing)? {
+                        let inner = self.inner(sources, &name)?;
+                        self.merge_anew(&path, &inner, &existing)?;
+                    }
+                }
+                (Some(_), _) => self.plan_name(&path, &name, sources, &existing)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The directories `name` in those of `sources` that have one, down to the first that is something else.
+    fn inner(&self, sources: &[Source], name: &OsString) -> Result<Vec<Source>, Error> {
+        let mut inner = Vec::new();
+        for source in sources {
+            let (now, then) = (source.now.join(name), source.then.join(name));
+            match self.disk.stat(&now)? {
+                Some(stat) if kind_of(&stat) == FileType::Directory => {
+                    let is_opaque = self.is_opaque(&now);
+                    inner.push(Source { now, then, layer: source.layer });
+                    if is_opaque {
+                        break;
+                    }
+                }
+                Some(_) => break,
+                None => {}
+            }
+        }
+        Ok(inner)
+    }
+}
