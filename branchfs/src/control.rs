@@ -1,6 +1,8 @@
 //! The control socket: JSON lines, one reply a request (docs/control.md). One thread a connection.
 
+mod comparison;
 mod connection;
+mod descriptors;
 mod runtime;
 
 use std::ffi::OsStr;
@@ -69,6 +71,10 @@ struct Request {
     dry_run: bool,
     keep: Option<usize>,
     policy: Option<String>,
+    #[serde(default)]
+    stat: bool,
+    #[serde(default)]
+    patch: bool,
 }
 
 impl Control {
@@ -139,7 +145,10 @@ fn serve_connection(
     let mut connection = Connection::new(stream)?;
     loop {
         match connection.read()? {
-            Line::Whole(line) => connection.write(&reply(answer(&line, workspace, info)))?,
+            Line::Whole(line) => {
+                let answer = answer(&line, workspace, info, &mut connection);
+                connection.write(&reply(answer))?;
+            }
             Line::End => return Ok(()),
             Line::Broken => {
                 let error = Error::Usage(format!(
@@ -164,7 +173,12 @@ fn reply(outcome: Result<Value, Error>) -> String {
     restore_surrogates(&value.to_string()) + "\n"
 }
 
-fn answer(line: &[u8], workspace: &Workspace, info: &MountInfo) -> Result<Value, Error> {
+fn answer(
+    line: &[u8],
+    workspace: &Workspace,
+    info: &MountInfo,
+    connection: &mut Connection<'_>,
+) -> Result<Value, Error> {
     let request: Request = serde_json::from_slice(line)
         .map_err(|error| Error::Usage(format!("the request cannot be read: {error}")))?;
     if request.v != Some(VERSION) {
@@ -201,10 +215,7 @@ fn answer(line: &[u8], workspace: &Workspace, info: &MountInfo) -> Result<Value,
                 workspace.list()?.iter().map(|branch| branch_object(branch, info)).collect();
             Ok(json!({ "branches": branches }))
         }
-        "diff" => {
-            let found = workspace.diff(&branch_of(request.branch.as_ref())?)?;
-            Ok(json!({ "changes": changes(&found.changes) }))
-        }
+        "diff" => comparison::diff(&request, workspace, connection),
         "undo" | "redo" => {
             let towards = if request.verb == "undo" { Towards::Past } else { Towards::Future };
             let reverted = workspace.revert(towards, request.force, request.dry_run)?;

@@ -170,7 +170,8 @@ fn to_errno(error: &Error) -> Errno {
         | Error::Busy { .. }
         | Error::Written { .. }
         | Error::InUse(_)
-        | Error::MountInUse => Errno::BUSY,
+        | Error::MountInUse
+        | Error::Changed(_) => Errno::BUSY,
         Error::Unsupported(_) => Errno::OPNOTSUPP,
         Error::Io { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::IO),
         Error::Corrupt(_) => Errno::UCLEAN,

@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -235,7 +236,7 @@ pub fn stop(mountpoint: &Path, lazily: bool) -> Result<()> {
         ask_to_unmount(&socket)?;
         return waiter.map_or(Ok(()), |waiter| wait_for_end(mountpoint, &waiter));
     }
-    unmount(mountpoint, lazily).map_err(|error| match error.raw_os_error() {
+    patiently(|| unmount(mountpoint, lazily)).map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY) => anyhow::anyhow!(
             "{} is in use: end the processes that have files or their working directory in it, or unmount with --lazy",
             mountpoint.display()
@@ -277,6 +278,24 @@ fn wait_for_end(mountpoint: &Path, daemon: &std::os::fd::OwnedFd) -> Result<()> 
         );
     }
     Ok(())
+}
+
+/// Tries again for a moment while something is in use: whatever looks at all mounts of a machine (`df`, a monitor, a
+/// container being started) holds each for an instant.
+fn patiently(action: impl Fn() -> std::io::Result<()>) -> std::io::Result<()> {
+    const BUSY_WAIT_MAX: Duration = Duration::from_secs(2);
+    const BUSY_POLL: Duration = Duration::from_millis(10);
+    let deadline = Instant::now() + BUSY_WAIT_MAX;
+    loop {
+        match action() {
+            Err(error)
+                if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline =>
+            {
+                thread::sleep(BUSY_POLL);
+            }
+            other => return other,
+        }
+    }
 }
 
 /// The control socket of a mount.

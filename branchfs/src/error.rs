@@ -80,6 +80,9 @@ pub enum Error {
         "the mount is in use: end the processes that have files or their working directory in it"
     )]
     MountInUse,
+    /// Something was not what it was a moment ago.
+    #[error("{} was changed while it was read", .0.display())]
+    Changed(PathBuf),
     /// This mount cannot do it.
     #[error("{0}")]
     Unsupported(String),
@@ -108,7 +111,11 @@ impl Error {
             Self::Stale(_) => "stale",
             Self::Conflict { .. } => "conflict",
             Self::Frozen { .. } => "frozen",
-            Self::Busy { .. } | Self::Written { .. } | Self::InUse(_) | Self::MountInUse => "busy",
+            Self::Busy { .. }
+            | Self::Written { .. }
+            | Self::InUse(_)
+            | Self::MountInUse
+            | Self::Changed(_) => "busy",
             Self::Unsupported(_) => "unsupported",
             Self::Io { .. } => "io",
             Self::Corrupt(_) => "corrupt",
@@ -128,6 +135,7 @@ impl Error {
             Self::Frozen { .. } => Some("commit or abort the children first"),
             Self::Busy { .. } => Some("end the processes that write there, then commit again"),
             Self::Written { .. } => Some("close them, or end the processes that write there"),
+            Self::Changed(_) => Some("end what writes there, then try again"),
             Self::Corrupt(_) => {
                 Some("keep the store as it is and look at it before anything is removed")
             }

@@ -183,6 +183,23 @@ impl Layer {
         })
     }
 
+    /// The redirect of the object at `path` as it is written.
+    pub(crate) fn redirect_text(&self, path: &Path) -> Result<Option<Vec<u8>>> {
+        let Some(own) = &self.own else {
+            return Ok(None);
+        };
+        match self.tree.get_xattr(path, OsStr::new(own.namespace.redirect())) {
+            Ok(value) => Ok(Some(value)),
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// True where the file at `path` is without its content, which a lower layer has (the kernel's layers only).
+    pub(crate) fn is_without_content(&self, path: &Path) -> bool {
+        self.own.is_some() && self.tree.get_xattr(path, OsStr::new(overlay::METACOPY_XATTR)).is_ok()
+    }
+
     /// Where the directory at `path` came from, if it was renamed over lower layers.
     pub(crate) fn redirect(&self, path: &Path) -> Result<Option<PathBuf>> {
         let Some(own) = &self.own else {

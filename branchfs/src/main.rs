@@ -1,8 +1,8 @@
 //! The `branchfs` program: mounts, unmounts, and asks a mount's daemon.
 
+mod cli;
+
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -10,6 +10,8 @@ use anyhow::{Context, Result, bail};
 use branchfs::{Choice, Options, Policy};
 use clap::{Parser, Subcommand};
 use serde_json::{Value, json};
+
+use cli::show;
 
 /// Copy-on-write branches over an ordinary directory: fork, explore, commit.
 #[derive(Parser)]
@@ -127,13 +129,8 @@ enum Command {
         /// The mountpoint
         mountpoint: PathBuf,
     },
-    /// Show what a branch changes
-    Diff {
-        /// The branch
-        name: String,
-        /// The mountpoint
-        mountpoint: PathBuf,
-    },
+    /// Show what a branch changes: added, modified, deleted, renamed, type, metadata
+    Diff(cli::Diff),
     /// Take the last commit to main back
     Undo {
         #[command(flatten)]
@@ -294,9 +291,7 @@ fn run(command: Command) -> Result<()> {
             let reply = ask(&mountpoint, json!({ "verb": "prune", "keep": keep }))?;
             show(&format!("{} commits forgotten, {} bytes", reply["removed"], reply["bytes"]))
         }
-        Command::Diff { name, mountpoint } => {
-            show_changes(&ask(&mountpoint, json!({ "verb": "diff", "branch": name }))?)
-        }
+        Command::Diff(arguments) => cli::diff(&arguments),
     }
 }
 
@@ -351,29 +346,8 @@ fn named_or_current(name: Option<String>, mountpoint: &Path) -> Result<String> {
 }
 
 /// One request to the daemon of a mount.
-fn ask(mountpoint: &Path, mut request: Value) -> Result<Value> {
-    request["v"] = 1.into();
-    let socket = branchfs::control_socket(mountpoint)?;
-    let mut stream = UnixStream::connect(&socket)
-        .with_context(|| format!("the daemon does not answer at {}", socket.display()))?;
-    writeln!(stream, "{request}")?;
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line)?;
-    let reply: Value = serde_json::from_str(&line.replace("\\udc", "\\\\udc"))
-        .context("the daemon's reply cannot be read")?;
-    let Some(error) = reply.get("error") else {
-        return Ok(reply["ok"].clone());
-    };
-    let mut message = error["message"].as_str().unwrap_or("unknown error").to_owned();
-    for path in error["paths"].as_array().into_iter().flatten() {
-        message.push_str("\n  ");
-        message.push_str(path.as_str().unwrap_or_default());
-    }
-    if let Some(hint) = error["hint"].as_str() {
-        message.push_str("\nHint: ");
-        message.push_str(hint);
-    }
-    bail!("{message}")
+fn ask(mountpoint: &Path, request: Value) -> Result<Value> {
+    Ok(cli::ask(mountpoint, request, None)?.value)
 }
 
 fn show_changes(reply: &Value) -> Result<()> {
@@ -382,12 +356,4 @@ fn show_changes(reply: &Value) -> Result<()> {
         show(&format!("{:<9} {}", text("change"), text("path")))?;
     }
     Ok(())
-}
-
-/// A line on standard output; a reader that has gone away ends the program quietly.
-fn show(line: &str) -> Result<()> {
-    match writeln!(std::io::stdout(), "{line}") {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
-    }
 }

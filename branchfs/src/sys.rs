@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, open_tree};
@@ -137,6 +138,38 @@ pub(crate) fn open_by_handle(on: impl AsFd, kind: i32, bytes: &[u8]) -> Result<O
         );
         let opened = i32::try_from(opened).map_err(|_| Errno::IO)?;
         if opened < 0 { Err(last_error()) } else { Ok(OwnedFd::from_raw_fd(opened)) }
+    }
+}
+
+/// The supplementary groups of the process that connected to a Unix socket.
+pub(crate) fn peer_groups(socket: &UnixStream) -> io::Result<Vec<u32>> {
+    const SO_PEERGROUPS: libc::c_int = 59; // asm-generic/socket.h; the C library's binding lacks it
+    // Linux allows a process 65536 groups; most have fewer than this.
+    let mut groups: Vec<libc::gid_t> = vec![0; 64];
+    loop {
+        let mut bytes = libc::socklen_t::try_from(size_of_val(groups.as_slice()))
+            .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        // SAFETY: the kernel writes at most `bytes` bytes, the size of the buffer, which outlives the call; every bit
+        // pattern is a group id.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut bytes,
+            )
+        };
+        // Also where the buffer is too small the kernel says how much there is.
+        let count = bytes as usize / size_of::<libc::gid_t>();
+        let error = io::Error::last_os_error();
+        if result != 0 && !(error.raw_os_error() == Some(libc::ERANGE) && count > groups.len()) {
+            return Err(error);
+        }
+        groups.resize(count, 0);
+        if result == 0 {
+            return Ok(groups);
+        }
     }
 }
 

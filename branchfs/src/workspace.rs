@@ -9,6 +9,7 @@
 
 mod commits;
 mod conflicts;
+mod differences;
 mod history;
 mod presentation;
 mod probe;

@@ -55,6 +55,8 @@ class Change:
     """"file", "directory", "symlink" or "other"."""
     origin: str | None = None
     """Where a renamed path was before."""
+    aspects: tuple[str, ...] = ()
+    """In what it differs if it was there: "content", "mode", "owner", "xattrs", "times"."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -273,6 +273,7 @@ def _changes(reply: Fields) -> list[Change]:
             change=str(entry["change"]),
             kind=str(entry["kind"]),
             origin=cast("str | None", entry.get("from")),
+            aspects=tuple(cast("list[str]", entry.get("aspects", []))),
         )
         for entry in cast("list[Fields]", reply["changes"])
     ]

@@ -7,10 +7,15 @@
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+
+use super::descriptors::Socket;
+use crate::error::Error;
+use crate::peer::Peer;
 
 /// Longest request line in bytes.
 pub(super) const REQUEST_BYTES_MAX: usize = 1 << 20;
@@ -82,14 +87,24 @@ pub(super) enum Line {
 #[derive(Debug)]
 pub(super) struct Connection<'s> {
     stream: &'s UnixStream,
-    reader: BufReader<&'s UnixStream>,
+    reader: BufReader<Socket<'s>>,
+    /// Who connected.
+    pub(super) peer: Peer,
     line_wait_max: Duration,
 }
 
 impl<'s> Connection<'s> {
     pub(super) fn new(stream: &'s UnixStream) -> io::Result<Self> {
         stream.set_write_timeout(Some(REPLY_WAIT_MAX))?;
-        Ok(Self { stream, reader: BufReader::new(stream), line_wait_max: LINE_WAIT_MAX })
+        let reader = BufReader::new(Socket::new(stream));
+        Ok(Self { stream, reader, peer: Peer::of(stream)?, line_wait_max: LINE_WAIT_MAX })
+    }
+
+    /// The descriptor that came with the request.
+    pub(super) fn descriptor(&mut self, what: &str) -> Result<OwnedFd, Error> {
+        self.reader.get_mut().descriptor().ok_or_else(|| {
+            Error::Usage(format!("the request brings no descriptor {what} (SCM_RIGHTS)"))
+        })
     }
 
     /// Waits for the next line.

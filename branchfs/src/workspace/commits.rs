@@ -195,23 +195,6 @@ impl Workspace {
         Ok((self.disk()?, commit_header(branch, &plan), plan))
     }
 
-    /// What a branch would change in the base: its own layers alone.
-    ///
-    /// # Errors
-    /// `NotFound`, `Unsupported` for a nested branch, `Io`.
-    pub(crate) fn diff(&self, selector: &Selector) -> Result<Committed, Error> {
-        let branches = self.lock();
-        let branch = selector
-            .find(&branches)?
-            .ok_or_else(|| Error::Usage("main has no parent to compare with".to_owned()))?;
-        if branch.record.parent != 0 {
-            return Err(Error::Unsupported("the changes of a nested branch cannot be listed yet; commit it into its parent first".to_owned()));
-        }
-        let plan = self.plan(branch, Selection::default())?;
-        self.drop_flat(&branch.record)?;
-        Ok(Committed { changes: plan.changes, stale: Vec::new() })
-    }
-
     /// Closing a file is told to us after the caller goes on: give it a moment.
     fn wait_for_writers(&self, branch: &Branch) -> Result<(), Error> {
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;

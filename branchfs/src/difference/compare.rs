@@ -1,0 +1,302 @@
+//! From pairs to differences: what changed in each, and which removed and added objects are one that was renamed.
+//!
+//! A removed and an added object are one if the branch shows the same inode number for both, or if they are regular files
+//! that are not empty and have the same content. The first is certain and free; the second reads only files that have a
+//! counterpart of the same size. In both, path order decides between equals, and a pair with the same file name goes
+//! first.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FileType;
+
+use super::{Pair, Reader, Side};
+use crate::error::Error;
+
+/// How a path differs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Word {
+    /// It is new.
+    Added,
+    /// Its content, target or device number is another.
+    Modified,
+    /// It is gone.
+    Deleted,
+    /// It was somewhere else.
+    Renamed,
+    /// It is of another type.
+    Type,
+    /// Only its attributes are others.
+    Metadata,
+}
+
+impl Word {
+    /// The protocol's word.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Added => "added",
+            Self::Modified => "modified",
+            Self::Deleted => "deleted",
+            Self::Renamed => "renamed",
+            Self::Type => "type",
+            Self::Metadata => "metadata",
+        }
+    }
+}
+
+/// In what an object that is on both sides differs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Aspect {
+    Content,
+    Mode,
+    Owner,
+    Xattrs,
+    /// The modification time, where nothing else differs.
+    Times,
+}
+
+impl Aspect {
+    /// The protocol's word.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Content => "content",
+            Self::Mode => "mode",
+            Self::Owner => "owner",
+            Self::Xattrs => "xattrs",
+            Self::Times => "times",
+        }
+    }
+}
+
+/// One changed path.
+#[derive(Clone, Debug)]
+pub(crate) struct Difference {
+    pub(crate) word: Word,
+    pub(crate) pair: Pair,
+    /// Empty for what is only on one side.
+    pub(crate) aspects: Vec<Aspect>,
+}
+
+impl Difference {
+    /// Where it is, or was.
+    pub(crate) fn path(&self) -> &Path {
+        self.pair.path()
+    }
+
+    /// Where a renamed object was.
+    pub(crate) fn from(&self) -> Option<&Path> {
+        match (&self.pair.before, self.word) {
+            (Some(before), Word::Renamed) => Some(&before.path),
+            _ => None,
+        }
+    }
+
+    /// The object's type, of a removed one what it was.
+    pub(crate) fn kind(&self) -> FileType {
+        let side = self.pair.after.as_ref().or(self.pair.before.as_ref());
+        side.map_or(FileType::Unknown, Side::kind)
+    }
+}
+
+/// Finds out what differs. Sorted by path.
+pub(crate) fn compare(pairs: Vec<Pair>, reader: &mut Reader) -> Result<Vec<Difference>, Error> {
+    let mut differences = Vec::new();
+    for pair in fold(rename(pairs, reader)?) {
+        let aspects = match (&pair.before, &pair.after) {
+            (Some(before), Some(after)) => aspects(before, after, reader)?,
+            _ => Vec::new(),
+        };
+        if let Some(word) = word(&pair, &aspects) {
+            differences.push(Difference { word, pair, aspects });
+        }
+    }
+    Ok(differences)
+}
+
+/// `None` where nothing differs.
+fn word(pair: &Pair, aspects: &[Aspect]) -> Option<Word> {
+    match (&pair.before, &pair.after) {
+        (None, _) => Some(Word::Added),
+        (_, None) => Some(Word::Deleted),
+        (Some(before), Some(after)) if before.path != after.path && !pair.keeps_name => {
+            Some(Word::Renamed)
+        }
+        (Some(before), Some(after)) if before.kind() != after.kind() => Some(Word::Type),
+        _ if aspects.contains(&Aspect::Content) => Some(Word::Modified),
+        _ => (!aspects.is_empty()).then_some(Word::Metadata),
+    }
+}
+
+fn aspects(before: &Side, after: &Side, reader: &mut Reader) -> Result<Vec<Aspect>, Error> {
+    let is_same_object = before.layer.id == after.layer.id && before.stat.ino == after.stat.ino;
+    if is_same_object || before.kind() != after.kind() {
+        return Ok(Vec::new());
+    }
+    let xattrs = |reader: &mut Reader, side: &Side| readable(reader.xattrs(side));
+    let checks = [
+        (Aspect::Content, !has_same_content(before, after, reader)?),
+        // A symbolic link has no mode of its own.
+        (Aspect::Mode, before.mode() != after.mode() && before.kind() != FileType::Symlink),
+        (Aspect::Owner, before.stat.owner != after.stat.owner),
+        (Aspect::Xattrs, xattrs(reader, before)? != xattrs(reader, after)?),
+    ];
+    let mut found: Vec<Aspect> =
+        checks.iter().filter(|(_, differs)| *differs).map(|(aspect, _)| *aspect).collect();
+    // A directory's times change with its entries.
+    if found.is_empty() && !after.is_directory() && before.stat.mtime != after.stat.mtime {
+        found.push(Aspect::Times);
+    }
+    Ok(found)
+}
+
+fn has_same_content(before: &Side, after: &Side, reader: &mut Reader) -> Result<bool, Error> {
+    match after.kind() {
+        FileType::RegularFile => {
+            if before.stat.size != after.stat.size {
+                return Ok(false);
+            }
+            let object = |side: &Side| (side.data().layer.id, side.data().stat.ino);
+            if object(before) == object(after) {
+                return Ok(true);
+            }
+            // What may not be read may differ.
+            Ok(readable(reader.is_same_content(before, after))?.unwrap_or(false))
+        }
+        FileType::Symlink => Ok(reader.link_target(before)? == reader.link_target(after)?),
+        FileType::CharacterDevice | FileType::BlockDevice => {
+            Ok(before.stat.device == after.stat.device)
+        }
+        _ => Ok(true),
+    }
+}
+
+/// `None` for what the asking user may not read.
+fn readable<T>(read: Result<T, Error>) -> Result<Option<T>, Error> {
+    match read {
+        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
+            Ok(None)
+        }
+        other => other.map(Some),
+    }
+}
+
+/// Joins removed and added objects that are one.
+fn rename(pairs: Vec<Pair>, reader: &mut Reader) -> Result<Vec<Pair>, Error> {
+    let (mut removed, mut added, mut rest) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+    for pair in pairs {
+        match (pair.before, pair.after) {
+            (Some(before), None) if !before.is_directory() => {
+                removed.insert(before.path.clone(), before);
+            }
+            (None, Some(after)) if !after.is_directory() => {
+                added.insert(after.path.clone(), after);
+            }
+            (before, after) => rest.push(Pair { before, after, keeps_name: pair.keeps_name }),
+        }
+    }
+    let by_inode = |side: &Side| Some((side.stat.mode & libc::S_IFMT, side.shown_ino()));
+    join(&mut removed, &mut added, &mut rest, by_inode);
+
+    let digests = digests_of_equal_sizes(&removed, &added, reader)?;
+    let by_content = |side: &Side| digests.get(&(side.layer.id, side.stat.ino)).copied();
+    join(&mut removed, &mut added, &mut rest, by_content);
+
+    rest.extend(removed.into_values().map(|side| Pair {
+        before: Some(side),
+        after: None,
+        keeps_name: false,
+    }));
+    rest.extend(added.into_values().map(|side| Pair {
+        before: None,
+        after: Some(side),
+        keeps_name: false,
+    }));
+    rest.sort_by(|one, other| one.path().cmp(other.path()));
+    Ok(rest)
+}
+
+/// Takes out of `removed` and `added` what has the same key, and pairs it.
+fn join<K: Eq + std::hash::Hash>(
+    removed: &mut BTreeMap<PathBuf, Side>,
+    added: &mut BTreeMap<PathBuf, Side>,
+    pairs: &mut Vec<Pair>,
+    key: impl Fn(&Side) -> Option<K>,
+) {
+    let mut candidates: HashMap<K, Vec<PathBuf>> = HashMap::new();
+    for (path, side) in removed.iter().rev() {
+        if let Some(found) = key(side) {
+            candidates.entry(found).or_default().push(path.clone()); // the first by path is last
+        }
+    }
+    // Two rounds: those that kept their file name choose first.
+    for must_keep_name in [true, false] {
+        let paths: Vec<PathBuf> = added.keys().cloned().collect();
+        for path in paths {
+            let Some(known) = key(&added[&path]).and_then(|found| candidates.get_mut(&found))
+            else {
+                continue;
+            };
+            let fits = |from: &PathBuf| !must_keep_name || from.file_name() == path.file_name();
+            let Some(position) = known.iter().rposition(fits) else { continue };
+            let from = known.remove(position);
+            pairs.push(Pair {
+                before: removed.remove(&from),
+                after: added.remove(&path),
+                keeps_name: false,
+            });
+        }
+    }
+}
+
+type Digest = [u8; 20];
+type Object = (crate::layer::LayerId, u64);
+
+/// Digests of regular files that have a counterpart of their size on the other side. What the asking user may not read
+/// has none.
+fn digests_of_equal_sizes(
+    removed: &BTreeMap<PathBuf, Side>,
+    added: &BTreeMap<PathBuf, Side>,
+    reader: &mut Reader,
+) -> Result<HashMap<Object, Digest>, Error> {
+    let is_candidate = |side: &&Side| side.kind() == FileType::RegularFile && side.stat.size > 0;
+    let sizes = |sides: &BTreeMap<PathBuf, Side>| -> std::collections::HashSet<u64> {
+        sides.values().filter(is_candidate).map(|side| side.stat.size).collect()
+    };
+    let common: std::collections::HashSet<u64> =
+        sizes(removed).intersection(&sizes(added)).copied().collect();
+    let mut digests = HashMap::new();
+    let candidates = removed.values().chain(added.values()).filter(is_candidate);
+    for side in candidates.filter(|side| common.contains(&side.stat.size)) {
+        let mut digest = sha1_smol::Sha1::new();
+        let read = reader.stream(side, |piece| {
+            digest.update(piece);
+            Ok(())
+        });
+        if readable(read)?.is_some() {
+            digests.insert((side.layer.id, side.stat.ino), digest.digest().bytes());
+        }
+    }
+    Ok(digests)
+}
+
+/// What was removed and added under one name is one change of type.
+fn fold(pairs: Vec<Pair>) -> Vec<Pair> {
+    let mut folded: Vec<Pair> = Vec::with_capacity(pairs.len());
+    for pair in pairs {
+        if let Some(last) = folded.last_mut().filter(|last| last.path() == pair.path()) {
+            match (&last.before, &last.after, &pair.before, &pair.after) {
+                (None, Some(_), Some(_), None) => {
+                    last.before = pair.before;
+                    continue;
+                }
+                (Some(_), None, None, Some(_)) => {
+                    last.after = pair.after;
+                    continue;
+                }
+                _ => {}
+            }
+        }
+        folded.push(pair);
+    }
+    folded
+}

@@ -1,0 +1,29 @@
+//! Comparing a branch with its parent as it was at the fork.
+
+use super::{Selector, Workspace};
+use crate::difference::{Moves, Pair, walk};
+use crate::error::{Context, Error};
+
+impl Workspace {
+    /// Pairs what a branch's own layers have with what lies below them. The branch stands still meanwhile; content is
+    /// for the caller to read, and may by then be another.
+    ///
+    /// # Errors
+    /// `Usage` for main, `NotFound`, `Io`.
+    pub(crate) fn compare(&self, selector: &Selector, moves: Moves) -> Result<Vec<Pair>, Error> {
+        let branches = self.lock();
+        let branch = selector
+            .find(&branches)?
+            .ok_or_else(|| Error::Usage("main has no parent to compare with".to_owned()))?;
+        let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
+        let mut view = mounted.lock();
+        view.join_all_links().at(&self.base_path)?;
+        let (own, below) = branch.stack.split_at(branch.record.layers.len());
+        for layer in own {
+            layer.tree.forget_all(); // where the kernel writes a layer by itself, directories move unseen
+        }
+        let pairs = walk(own, below, moves)?;
+        drop(view);
+        Ok(pairs)
+    }
+}
