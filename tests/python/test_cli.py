@@ -179,6 +179,7 @@ class TestRun:
             "branch": "mine",
             "exit_code": 0,
             "action": "committed",
+            "ended": "exit",
             "changes": [],
         }
         assert done.err == "noise\n"
@@ -455,6 +456,7 @@ class TestSpeculate:
             "success": False,
             "error": "exit 3",
             "state": "failed",
+            "ended": "exit",
             "exit_code": 3,
             "seconds": 0,
             "label": "echo x; exit 3",
