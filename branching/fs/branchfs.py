@@ -27,7 +27,7 @@ from branching.fs.mounts import Mount
 CONTROL_XATTR = "user.branchfs.control"
 """On the mount's root: the path of the control socket."""
 
-BUSY_SECONDS_MAX = 1.0
+BUSY_SECONDS_MAX = 5.0
 """How long a commit waits for files that are still open for writing.
 
 The kernel reports the last close of a file some time after close() or exit() returned, so a

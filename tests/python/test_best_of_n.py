@@ -130,8 +130,8 @@ def test_the_timeout_stops_the_wait_and_the_best_so_far_is_committed(
 ) -> None:
     """4.17"""
     started = time.monotonic()
-    outcome = BestOfN([scored(9, after=5), scored(1), scored(2)], timeout=0.4)(workspace)
-    assert time.monotonic() - started < 2
+    outcome = BestOfN([scored(9, after=60), scored(1), scored(2)], timeout=1.5)(workspace)
+    assert time.monotonic() - started < 30
     assert outcome.winner is outcome.all_results[2]
     assert [result.state for result in outcome.all_results] == ["timed_out", "succeeded", "won"]
 
@@ -139,10 +139,10 @@ def test_the_timeout_stops_the_wait_and_the_best_so_far_is_committed(
 def test_a_slow_evaluate_does_not_outlast_the_timeout(workspace: Workspace) -> None:
     """4.23: a callback that hangs does not hang the call."""
     started = time.monotonic()
-    outcome = BestOfN([scored(1)], evaluate=lambda path: time.sleep(5) or 1.0, timeout=0.3)(  # type: ignore[func-returns-value]
+    outcome = BestOfN([scored(1)], evaluate=lambda path: time.sleep(60) or 1.0, timeout=0.3)(  # type: ignore[func-returns-value]
         workspace
     )
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30
     assert not outcome.committed
 
 

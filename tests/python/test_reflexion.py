@@ -85,16 +85,16 @@ def test_a_task_that_raises_is_a_failed_attempt(workspace: Workspace) -> None:
 @pytest.mark.parametrize("slow", ["task", "critique"])
 def test_the_timeout_is_for_the_whole_call(workspace: Workspace, slow: str) -> None:
     def task(path: Path, attempt: int, feedback: str | None) -> bool:
-        time.sleep(5 if slow == "task" else 0)
+        time.sleep(60 if slow == "task" else 0)
         return False
 
     def critique(path: Path) -> str:
-        time.sleep(5)
+        time.sleep(60)
         return ""
 
     started = time.monotonic()
     outcome = Reflexion(task, critique=critique, timeout=0.3)(workspace)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30
     assert not outcome.committed
     assert len(outcome.all_results) == 1
 

@@ -118,12 +118,12 @@ def test_a_loser_is_dropped_at_once(workspace: Workspace) -> None:
 
 def test_a_judge_that_hangs_does_not_outlast_the_timeout(workspace: Workspace) -> None:
     def judge(a: Path, b: Path) -> int:
-        time.sleep(5)
+        time.sleep(60)
         return 0
 
     started = time.monotonic()
     outcome = Tournament([plays(1)] * 2, judge=judge, timeout=0.3)(workspace)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30
     assert not outcome.committed
 
 

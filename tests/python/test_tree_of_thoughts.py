@@ -90,7 +90,7 @@ def test_an_expand_that_raises_ends_the_call_cleanly(workspace: Workspace) -> No
 
 def test_the_timeout_takes_the_best_of_the_level_it_interrupts(workspace: Workspace) -> None:
     def slow(path: Path) -> bool:
-        time.sleep(5)
+        time.sleep(60)
         return True
 
     started = time.monotonic()
@@ -98,9 +98,9 @@ def test_the_timeout_takes_the_best_of_the_level_it_interrupts(workspace: Worksp
         [marks("a")],
         expand=lambda path, depth: [slow, marks(f"b{depth}")],
         max_depth=5,
-        timeout=0.4,
+        timeout=1.5,
     )(workspace)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30
     assert outcome.committed
     assert marked(workspace) == ["a", "b1"]
 

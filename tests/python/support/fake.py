@@ -189,6 +189,7 @@ class FakeBranchFS:
 class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # as many as come at once; the default of 5 makes them wait
     fake: FakeBranchFS
 
 
