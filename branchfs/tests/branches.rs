@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 
-mod common;
+pub(crate) mod common;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -107,6 +107,40 @@ fn nested_commits_carry_every_kind_of_change_through_the_stack() {
     assert_same(&snapshot(&parent), &wanted, "after a remount");
     mount.commit("parent");
     assert_same(&snapshot(&mount.base()), &wanted, "in the base");
+}
+
+#[test]
+fn a_nested_branch_that_moves_what_its_parent_moved_or_made_loses_nothing() {
+    let mount = Mount::over(|base| {
+        shell(
+            base,
+            "mkdir -p d/e/x q/r; echo 1 > d/e/f; echo 1 > d/e/x/f; echo 1 > q/r/f; mkdir -p t/u; echo 1 > t/u/f",
+        );
+    });
+    let parent = mount.create("parent");
+    shell(
+        &parent,
+        "mkdir made q/new; echo 2 > made/f; mv d/e d/E; mv d D; echo 2 > D/E/x/g; echo 2 > q/r/g; mv q Q
+         mv t T; mkdir -p t/u; echo other > t/u/other",
+    );
+    let child = mount.create_below("parent", "child");
+    shell(
+        &child,
+        "mkdir new; mv made new/made; mv D/E E; mv E/x new/x; mv Q/r r; mv Q/new r/new; echo 3 > r/new/f; echo 3 > new/x/h; echo 3 > new/made/g; rm r/g; mv T/u u; mv t/u v",
+    );
+    let wanted = snapshot(&child);
+    mount.unmount();
+    mount.mount();
+    assert_same(&snapshot(&child), &wanted, "after a remount");
+    mount.commit("child");
+    assert_same(&snapshot(&parent), &wanted, "in the parent");
+    let before = snapshot(&mount.base());
+    mount.commit("parent");
+    assert_same(&snapshot(&mount.base()), &wanted, "in the base");
+    common::succeed(&mount.run(&["undo"], &[]));
+    assert_same(&snapshot(&mount.base()), &before, "after the undo");
+    common::succeed(&mount.run(&["redo"], &[]));
+    assert_same(&snapshot(&mount.base()), &wanted, "after the redo");
 }
 
 #[test]

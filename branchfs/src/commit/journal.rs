@@ -132,8 +132,15 @@ impl Decided {
         let owner = disk.store.stat(Path::new("")).at(&directory)?;
         let given = disk.store.set_owner(&directory, Some(owner.stx_uid), Some(owner.stx_gid));
         given.at(&directory)?;
+        let mut steps = plan.steps;
+        for place in &plan.empty {
+            let path = place.path();
+            disk.store.make_directory(path, 0o700).at(path)?;
+            let ino = disk.store.stat(path).at(path)?.stx_ino;
+            steps.iter_mut().for_each(|step| step.expect(place, ino));
+        }
         sync_file_system(disk, &Path::new("").join("."), Root::Store)?;
-        let decided = Self { header, directory, steps: plan.steps, changes: plan.changes };
+        let decided = Self { header, directory, steps, changes: plan.changes };
         decided.write(disk)?;
         Ok(decided)
     }

@@ -114,6 +114,8 @@ pub(crate) struct Plan {
     pub(crate) written: BTreeSet<PathBuf>,
     /// Paths of the base that others changed since the branch depended on them.
     pub(crate) drift: BTreeSet<PathBuf>,
+    /// Directories to make, empty, before the plan is decided.
+    pub(crate) empty: Vec<Place>,
     /// Whiteouts that hide nothing and must not come into the base.
     pub(crate) litter: Vec<Place>,
     /// Bytes on disk of what leaves the base: what keeping it for an undo costs.
@@ -127,6 +129,30 @@ pub(super) struct Source {
     pub(super) then: Place,
     /// Position in the stack.
     pub(super) layer: usize,
+}
+
+/// What a directory of the branch is made of.
+#[derive(Debug, Default)]
+struct Made {
+    /// Its parts in the layers, top first.
+    chain: Vec<Source>,
+    /// The directory of the base that it merges with.
+    origin: Option<PathBuf>,
+    /// That directory has another path.
+    is_redirected: bool,
+}
+
+/// What is to be put somewhere.
+#[derive(Clone, Copy, Debug)]
+struct Object {
+    kind: FileType,
+    ino: u64,
+}
+
+impl Object {
+    fn of(stat: &Statx) -> Self {
+        Self { kind: kind_of(stat), ino: stat.stx_ino }
+    }
 }
 
 /// Sorts, and folds what was deleted and added at one path into one change.
@@ -243,7 +269,7 @@ impl Planner<'_> {
                 continue;
             }
             let (place, path) = (directory.join(&entry.name), path.join(&entry.name));
-            if let Some(origin) = self.redirect(&place, &path)? {
+            if let Some(origin) = self.origin(&place, &path)? {
                 self.plan.written.insert(origin.clone());
                 if self.disk.stat(&Place::Base(origin.clone()))?.is_some() {
                     found.push((path.clone(), origin));
@@ -347,7 +373,7 @@ impl Planner<'_> {
                 return self.plan_attributes(path, &now, existing, found.as_ref());
             }
             self.strip_marks(&now, path, kind)?;
-            return self.put(path, then, &stat, existing, found.as_ref());
+            return self.put(path, then, Object::of(&stat), existing, found.as_ref());
         }
         if !self.takes_any(path)? {
             return Ok(());
@@ -363,51 +389,93 @@ impl Planner<'_> {
         existing: &Place,
         found: Option<&Statx>,
     ) -> Result<(), Error> {
-        let mut chain: Vec<Source> = Vec::new();
-        let mut origin = None;
-        let mut merges = true;
+        let here = match existing {
+            Place::Base(path) => Some(path.clone()),
+            Place::Store(_) => None,
+        };
+        let made = self.follow(sources, name, here)?;
+        self.place_directory(path, made, existing, found)
+    }
+
+    /// What the directory `name` of `sources` is made of; `here` is its path in the base, where it merges with that.
+    fn follow(
+        &self,
+        sources: &[Source],
+        name: &std::ffi::OsStr,
+        here: Option<PathBuf>,
+    ) -> Result<Made, Error> {
+        let mut made = Made::default();
         for source in sources {
             let (now, then) = (source.now.join(name), source.then.join(name));
-            let Some(stat) = self.disk.stat(&now)? else {
-                continue;
-            };
+            let Some(stat) = self.disk.stat(&now)? else { continue };
             if kind_of(&stat) != FileType::Directory {
-                merges = false;
-                break;
+                return Ok(made); // a whiteout, or hidden by what is above
             }
-            chain.push(Source { now: now.clone(), then, layer: source.layer });
+            made.chain.push(Source { now: now.clone(), then, layer: source.layer });
             if self.is_opaque(&now) {
-                merges = false;
-                break;
+                return Ok(made);
             }
-            if let Some(redirect) = self.redirect(&now, path)? {
-                // Layers further down know the directory under its old name.
-                for below in &self.request.layers[source.layer + 1..] {
-                    let place = Place::Store(below.join(&redirect));
-                    if self
-                        .disk
-                        .stat(&place)?
-                        .is_some_and(|stat| kind_of(&stat) == FileType::Directory)
-                    {
-                        chain.push(Source {
-                            now: place.clone(),
-                            then: place,
-                            layer: source.layer + 1,
-                        });
-                    }
-                }
-                origin = Some(redirect);
-                break;
+            if let Some(redirect) = self.redirect(&now, Path::new(name))? {
+                let below = self.follow_redirect(source.layer, &redirect)?;
+                made.chain.extend(below.chain);
+                return Ok(Made { origin: below.origin, is_redirected: true, ..made });
             }
         }
-        if let Some((origin, waiting)) =
-            origin.and_then(|origin| self.moved.get(&origin).cloned().map(|to| (origin, to)))
-        {
-            return self.put_moved(path, &chain, existing, found, origin, waiting);
+        Ok(Made { origin: here, ..made })
+    }
+
+    /// What a redirect in a layer means: the layers below know the directory under that path, and may have renamed any
+    /// part of it themselves.
+    fn follow_redirect(&self, layer: usize, redirect: &Path) -> Result<Made, Error> {
+        let roots = self.request.layers.iter().enumerate().skip(layer + 1);
+        let root = |(layer, path): (usize, &PathBuf)| {
+            let place = Place::Store(path.clone());
+            Source { now: place.clone(), then: place, layer }
+        };
+        let mut made = Made {
+            chain: roots.map(root).collect(),
+            origin: Some(PathBuf::new()),
+            is_redirected: true,
+        };
+        for name in redirect {
+            let here = made.origin.map(|origin| origin.join(name));
+            made = Made { is_redirected: true, ..self.follow(&made.chain, name, here)? };
         }
-        if merges && found.is_some_and(|found| kind_of(found) == FileType::Directory) {
-            self.check(existing, found)?;
-            return self.merge(path, &chain, existing);
+        Ok(made)
+    }
+
+    /// The path in the base that a redirect at `place` leads to in the end; `None` for a directory of the branch's own.
+    fn origin(&self, place: &Place, path: &Path) -> Result<Option<PathBuf>, Error> {
+        let Some(redirect) = self.redirect(place, path)? else { return Ok(None) };
+        let is_in = |layer: &&PathBuf| place.path().starts_with(layer);
+        let layer = self.request.layers.iter().position(|layer| is_in(&layer)).unwrap_or(0);
+        Ok(self.follow_redirect(layer, &redirect)?.origin)
+    }
+
+    /// Plans a directory that is made of `made`; `existing` is what the base has in its place.
+    fn place_directory(
+        &mut self,
+        path: &Path,
+        made: Made,
+        existing: &Place,
+        found: Option<&Statx>,
+    ) -> Result<(), Error> {
+        let Made { chain, origin, is_redirected } = made;
+        if let Some(origin) = origin {
+            let waiting = self.moved.get(&origin).filter(|_| is_redirected).cloned();
+            if let Some(waiting) = waiting {
+                return self.put_moved(path, &chain, existing, found, origin, waiting);
+            }
+            if *existing == Place::Base(origin.clone())
+                && found.is_some_and(|found| kind_of(found) == FileType::Directory)
+            {
+                self.check(existing, found)?;
+                return self.merge(path, &chain, existing);
+            }
+            let below = Place::Base(origin);
+            if is_redirected && self.disk.stat(&below)?.is_none() {
+                self.check(&below, None)?; // others removed it
+            }
         }
         let is_anew = found.is_some_and(|found| kind_of(found) == FileType::Directory);
         if is_anew && !(self.takes_whole(path, existing)? && self.takes_chain(path, &chain)?) {
@@ -416,17 +484,36 @@ impl Planner<'_> {
         if !is_anew {
             self.refuse_partial(path, existing, found)?;
         }
-        let Some(bottom) = chain.pop() else {
-            return Ok(());
-        };
-        let Some(stat) = self.disk.stat(&bottom.now)? else {
-            return Ok(());
-        };
         self.check(existing, found)?;
-        let apart = self.purify(&bottom, path)?;
-        self.strip_marks(&bottom.now, path, FileType::Directory)?;
-        self.put(path, bottom.then.clone(), &stat, existing, found)?;
-        if self.is_opaque(&bottom.now) {
+        match <[Source; 1]>::try_from(chain) {
+            Ok([only]) => self.put_whole(path, &only, existing, found),
+            Err(chain) if chain.is_empty() => Ok(()),
+            Err(chain) => {
+                // Several layers make it up: an empty directory comes first, then what each of them has in it.
+                let empty = self.aside();
+                self.plan.empty.push(empty.clone());
+                let stand_in = Object { kind: FileType::Directory, ino: 0 };
+                self.put(path, empty.clone(), stand_in, existing, found)?;
+                self.merge(path, &chain, &empty)
+            }
+        }
+    }
+
+    /// A directory that one layer alone has comes into the base with all that is in it.
+    fn put_whole(
+        &mut self,
+        path: &Path,
+        only: &Source,
+        existing: &Place,
+        found: Option<&Statx>,
+    ) -> Result<(), Error> {
+        let Some(stat) = self.disk.stat(&only.now)? else {
+            return Ok(());
+        };
+        let apart = self.purify(only, path)?;
+        self.strip_marks(&only.now, path, FileType::Directory)?;
+        self.put(path, only.then.clone(), Object::of(&stat), existing, found)?;
+        if self.is_opaque(&only.now) {
             let name = self.request.namespace.opaque().to_owned();
             self.plan.steps.push(Step::Strip {
                 place: Place::Base(path.to_path_buf()),
@@ -434,15 +521,15 @@ impl Planner<'_> {
                 value: Mark(b"y".to_vec()),
             });
         }
-        for (path, source, origin) in apart {
-            let Some(waiting) = self.moved.get(&origin).cloned() else {
-                continue;
-            };
+        for (path, source) in apart {
+            let Some(redirect) = self.redirect(&source.now, &path)? else { continue };
+            let mut made = self.follow_redirect(source.layer, &redirect)?;
             // In a new directory nothing of the base can be in its way.
             let nothing = source.now.clone();
-            self.put_moved(&path, &[source], &nothing, None, origin, waiting)?;
+            made.chain.insert(0, source);
+            self.place_directory(&path, made, &nothing, None)?;
         }
-        if chain.is_empty() { Ok(()) } else { self.merge(path, &chain, &bottom.now) }
+        Ok(())
     }
 
     /// A directory of the base that was renamed, with what the branch changed in it.
@@ -480,12 +567,11 @@ impl Planner<'_> {
         &mut self,
         path: &Path,
         from: Place,
-        stat: &Statx,
+        Object { kind, ino }: Object,
         existing: &Place,
         found: Option<&Statx>,
     ) -> Result<(), Error> {
         let to = Place::Base(path.to_path_buf());
-        let kind = kind_of(stat);
         match found {
             Some(found) => {
                 self.displace(found);
@@ -504,7 +590,7 @@ impl Planner<'_> {
                 self.plan.steps.push(Step::Exchange {
                     one: from,
                     other: to,
-                    ino_one: stat.stx_ino,
+                    ino_one: ino,
                     ino_other: found.stx_ino,
                     directory,
                 });
@@ -512,7 +598,7 @@ impl Planner<'_> {
             None => {
                 self.change(path, ChangeKind::Added, None, kind);
                 let directory = kind == FileType::Directory;
-                self.plan.steps.push(Step::Rename { from, to, ino: stat.stx_ino, directory });
+                self.plan.steps.push(Step::Rename { from, to, ino, directory });
             }
         }
         Ok(())
@@ -562,12 +648,8 @@ impl Planner<'_> {
     }
 
     /// A new directory goes into the base whole. Finds what must not go with it: whiteouts, and directories that were
-    /// moved into it from the base, whose layer part is set aside first (path, part, origin).
-    fn purify(
-        &mut self,
-        source: &Source,
-        path: &Path,
-    ) -> Result<Vec<(PathBuf, Source, PathBuf)>, Error> {
+    /// moved into it from elsewhere, whose part here is set aside first (path, part).
+    fn purify(&mut self, source: &Source, path: &Path) -> Result<Vec<(PathBuf, Source)>, Error> {
         let mut apart = Vec::new();
         let mut loses_entries = false;
         for entry in self.disk.list(&source.now)? {
@@ -592,7 +674,7 @@ impl Planner<'_> {
                 continue;
             }
             if entry.kind == FileType::Directory {
-                if let Some(origin) = self.redirect(&now, &path)? {
+                if self.redirect(&now, &path)?.is_some() {
                     let Some(stat) = self.disk.stat(&now)? else {
                         continue;
                     };
@@ -604,7 +686,7 @@ impl Planner<'_> {
                         ino: stat.stx_ino,
                         directory: true,
                     });
-                    apart.push((path, Source { now, then: to, layer: source.layer }, origin));
+                    apart.push((path, Source { now, then: to, layer: source.layer }));
                     continue;
                 }
                 if self.is_opaque(&now) {
@@ -693,7 +775,9 @@ impl Planner<'_> {
         top: &Source,
         existing: &Place,
     ) -> Result<(), Error> {
-        let (mut new, old) = (self.disk.metadata(&top.now)?, self.disk.metadata(existing)?);
+        let mut new = self.disk.metadata(&top.now)?;
+        let is_made = self.plan.empty.contains(existing);
+        let old = if is_made { new.clone() } else { self.disk.metadata(existing)? };
         if let Place::Base(path) = existing {
             if let Some(then) = self.metadata_at_fork(path)? {
                 new.keep_changes(&then, &old);

@@ -254,6 +254,16 @@ impl Step {
         }
     }
 
+    /// Sets the inode of what is moved from `place`, which was made only after the plan.
+    pub(super) fn expect(&mut self, place: &Place, made: u64) {
+        match self {
+            Self::Rename { from, ino, .. } if from == place => *ino = made,
+            Self::Exchange { one, ino_one, .. } if one == place => *ino_one = made,
+            Self::Metadata { before, ino, .. } if before == place => *ino = made,
+            _ => {}
+        }
+    }
+
     /// Does the step, or takes it back.
     pub(crate) fn run(&self, disk: &Disk, direction: Direction) -> Result<(), Error> {
         let forward = direction == Direction::Forward;
