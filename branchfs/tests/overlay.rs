@@ -14,3 +14,315 @@ mod model;
 mod posix;
 #[path = "programs.rs"]
 mod programs;
+
+mod common {
+    pub(crate) use super::branches::common::*;
+}
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{Mount, assert_same, refusal, shell, snapshot, snapshot_by_names, succeed};
+
+/// The file systems mounted below a mount: mountpoint and options.
+fn covers(mount: &Mount) -> Vec<(String, String)> {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let inside = mount.mountpoint().join("@");
+    let found = table.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split(' ').collect();
+        words[4].starts_with(inside.to_str().unwrap()).then(|| {
+            let name = words[4].rsplit('@').next().unwrap();
+            (name.to_owned(), words.last().unwrap().to_string())
+        })
+    });
+    found.collect()
+}
+
+fn is_covered(mount: &Mount, name: &str) -> bool {
+    covers(mount).iter().any(|(covered, _)| covered == name)
+}
+
+/// A process whose working directory is `directory`; it ends when this is dropped.
+struct Inside(std::process::Child);
+
+impl Inside {
+    fn new(directory: &Path) -> Self {
+        let mut command = Command::new("cat");
+        command.current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn branches_of_main_are_kernel_mounts_with_full_semantics() {
+    let mount = Mount::new();
+    mount.create("one");
+    mount.create_below("one", "inner");
+    let found = covers(&mount);
+    assert_eq!(found.len(), 1, "the nested branch is the FUSE view's: {found:?}");
+    for option in ["index=on", "redirect_dir=on", "metacopy=on"] {
+        assert!(found[0].1.split(',').any(|given| given == option), "{option}: {found:?}");
+    }
+}
+
+#[test]
+fn attributes_alone_are_committed_without_a_copy() {
+    let mount = Mount::over(|base| shell(base, "truncate -s 64G huge; echo small > small"));
+    let ino = fs::metadata(mount.base().join("huge")).unwrap().ino();
+    let branch = mount.create("branch");
+    shell(&branch, "chmod 600 huge; touch -c -d '2001-02-03 04:05:06.789' huge; chown 7:8 small");
+    let wanted = (snapshot(&branch.join("small")), fs::metadata(branch.join("huge")).unwrap());
+    mount.commit("branch");
+    let huge = fs::metadata(mount.base().join("huge")).unwrap();
+    assert_eq!(huge.ino(), ino, "the file itself is still there");
+    assert_eq!((huge.mode(), huge.len()), (0o100600, 64 << 30));
+    assert_eq!((huge.mtime(), huge.mtime_nsec()), (wanted.1.mtime(), wanted.1.mtime_nsec()));
+    assert_same(&snapshot(&mount.base().join("small")), &wanted.0, "after the commit");
+    succeed(&mount.run(&["undo"], &[]));
+    assert_eq!(fs::metadata(mount.base().join("huge")).unwrap().mode(), 0o100644);
+}
+
+#[test]
+fn what_others_did_to_the_base_since_the_fork_is_drift() {
+    let fill = |base: &Path| {
+        shell(
+            base,
+            "for f in edited replaced deleted touched renamed mine; do echo 1 > $f; done; mkdir -p d/e gone moved; echo 1 > d/e/x; echo 1 > gone/x; echo 1 > moved/x",
+        );
+    };
+    let mount = Mount::over(fill);
+    let branch = mount.create("branch");
+    std::thread::sleep(std::time::Duration::from_millis(20)); // a tick of the file system's clock
+    shell(
+        &mount.base(),
+        "echo 2 >> edited; echo 2 > new; mv new replaced; echo 2 > d/e/x; chmod 600 touched; echo 2 > renamed; echo 2 > mine",
+    );
+    shell(
+        &branch,
+        "echo b >> edited; echo b >> replaced; echo b >> deleted; chmod 640 touched; mv renamed elsewhere; mv d D; echo b > D/e/x; rm gone/x; echo b > moved/y",
+    );
+    shell(&mount.base(), "rm deleted; mv moved moved-away; echo theirs > gone/y");
+    let refused = refusal(&mount.run(&["commit", "branch"], &[]));
+    for path in ["edited", "replaced", "deleted", "touched", "renamed", "d/e/x", "moved"] {
+        assert!(refused.contains(&format!("\n  {path}\n")), "{path} is named in: {refused}");
+    }
+    assert!(!refused.contains("mine"), "the branch never touched it: {refused}");
+    // The branch goes on, and what it did may be forced.
+    shell(&branch, "rm touched elsewhere; echo more > more");
+    succeed(&mount.run(&["commit", "--force", "branch"], &[]));
+    assert_eq!(fs::read_to_string(mount.base().join("edited")).unwrap(), "1\n2\nb\n");
+    assert_eq!(fs::read_to_string(mount.base().join("D/e/x")).unwrap(), "b\n");
+    assert_eq!(fs::read_to_string(mount.base().join("more")).unwrap(), "more\n");
+    assert_eq!(fs::read_to_string(mount.base().join("gone/y")).unwrap(), "theirs\n");
+}
+
+#[test]
+fn a_commit_of_what_others_left_alone_is_no_conflict() {
+    let mount = Mount::over(|base| {
+        shell(base, "echo 1 > a; echo 1 > b; mkdir -p d/e; echo 1 > d/e/f; ln a c")
+    });
+    let branch = mount.create("branch");
+    shell(
+        &branch,
+        "mv a A; echo 2 >> b; mv d/e d/E; mv d D; echo 2 >> D/E/f; mv D/E/f D/E/g; chmod 600 c",
+    );
+    let wanted = snapshot_by_names(&branch);
+    mount.commit("branch");
+    assert_same(&snapshot_by_names(&mount.base()), &wanted, "after the commit");
+}
+
+#[test]
+fn a_file_open_for_writing_stands_against_commit_and_fork_and_is_named() {
+    let mount = Mount::over(|base| shell(base, "mkdir d; echo 1 > d/f"));
+    let branch = mount.create("branch");
+    let mut file = fs::OpenOptions::new().append(true).open(branch.join("d/f")).unwrap();
+    assert!(refusal(&mount.run(&["commit", "branch"], &[])).contains("\n  d/f\n"));
+    assert!(refusal(&mount.run(&["create", "--parent", "branch", "c"], &[])).contains("\n  d/f\n"));
+    writeln!(file, "2").unwrap();
+    drop(file);
+    mount.commit("branch");
+    assert_eq!(fs::read_to_string(mount.base().join("d/f")).unwrap(), "1\n2\n");
+}
+
+#[test]
+fn a_process_inside_stands_in_no_ones_way() {
+    let mount = Mount::over(|base| shell(base, "mkdir d; echo 1 > d/f"));
+    let (one, two) = (mount.create("one"), mount.create("two"));
+    let inside = [Inside::new(&one.join("d")), Inside::new(&two)];
+    fs::write(one.join("d/f"), "won").unwrap();
+    mount.commit("one");
+    assert_eq!(fs::read_to_string(mount.base().join("d/f")).unwrap(), "won");
+    assert_eq!(fs::read_dir(&two).unwrap_err().raw_os_error(), Some(libc::ESTALE));
+    mount.abort("two");
+    assert!(covers(&mount).is_empty());
+    let three = mount.create("three");
+    let last = Inside::new(&three);
+    mount.abort("three");
+    assert!(!three.exists());
+    drop((inside, last));
+}
+
+#[test]
+fn an_unmount_is_refused_while_a_branch_is_in_use_and_all_goes_on() {
+    let mount = Mount::new();
+    let branches = [mount.create("one"), mount.create("two"), mount.create("three")];
+    let inside = Inside::new(&branches[1]);
+    assert!(refusal(&mount.run(&["unmount"], &[])).contains("branch two is in use"));
+    let outer = Inside::new(&mount.mountpoint());
+    drop(inside);
+    assert!(refusal(&mount.run(&["unmount"], &[])).contains("the mount is in use"));
+    assert_eq!(covers(&mount).len(), 3, "every branch is there again");
+    for branch in &branches {
+        fs::write(branch.join("file"), "content").unwrap();
+    }
+    drop(outer);
+    mount.unmount();
+    mount.mount();
+    assert_eq!(fs::read_to_string(branches[2].join("file")).unwrap(), "content");
+}
+
+#[test]
+fn a_nested_branch_reads_what_the_kernel_wrote() {
+    let mount = Mount::over(|base| {
+        shell(
+            base,
+            "mkdir -p d/e; head -c 300000 /dev/urandom > big; echo 1 > d/e/f; echo linked > a; mkdir l; ln a l/b; ln a l/c; echo gone > gone",
+        );
+    });
+    let parent = mount.create("parent");
+    shell(
+        &parent,
+        "chmod 600 big; touch -c -d 2001-02-03 big; mv d/e d/E; mv d D; mv big D/huge; echo more >> a; rm gone; mkdir gone; echo new > gone/new",
+    );
+    let wanted = snapshot_by_names(&parent);
+    let child = mount.create_below("parent", "child");
+    assert_same(&snapshot_by_names(&child), &wanted, "in the child");
+    let frozen = fs::write(parent.join("late"), "").unwrap_err();
+    assert_eq!(frozen.raw_os_error(), Some(libc::EROFS));
+    mount.abort("child");
+    shell(&parent, "echo thawed > thawed; echo again >> l/b; chmod 640 D/huge");
+    let child = mount.create_below("parent", "child");
+    shell(&child, "echo child >> a; mv D/E E; chmod 755 D; rm l/c");
+    let wanted = snapshot_by_names(&child);
+    mount.commit("child");
+    assert!(!is_covered(&mount, "parent"), "its layers are two now: the FUSE view's");
+    assert_same(&snapshot_by_names(&parent), &wanted, "in the parent");
+    mount.unmount();
+    mount.mount();
+    assert_same(&snapshot_by_names(&parent), &wanted, "after a remount");
+    mount.commit("parent");
+    assert_same(&snapshot_by_names(&mount.base()), &wanted, "in the base");
+}
+
+#[test]
+fn a_branch_that_the_kernel_wrote_goes_on_under_fuse() {
+    let mount = Mount::over(|base| {
+        shell(
+            base,
+            "head -c 300000 /dev/urandom > big; echo linked > a; mkdir l d; ln a l/b; echo 1 > d/f; echo 1 > other",
+        );
+    });
+    let branch = mount.create("branch");
+    shell(&branch, "chmod 600 big; echo more >> a; mv d D; echo 2 >> other; rm D/f");
+    let wanted = snapshot(&branch);
+    let ino = fs::metadata(branch.join("other")).unwrap().ino();
+    mount.unmount();
+    succeed(&mount.run(&["mount", "--driver", "fuse", "--base"], &[&mount.base()]));
+    assert!(covers(&mount).is_empty());
+    assert_same(&snapshot(&branch), &wanted, "under fuse");
+    assert_eq!(fs::metadata(branch.join("other")).unwrap().ino(), ino, "the number shown stays");
+    mount.unmount();
+    mount.mount();
+    assert!(!is_covered(&mount, "branch"), "what fuse wrote, fuse goes on with");
+    assert_same(&snapshot(&branch), &wanted, "under both");
+    mount.commit("branch");
+    assert_same(&snapshot(&mount.base()), &wanted, "in the base");
+}
+
+#[test]
+fn a_mount_over_a_dead_one_takes_its_place() {
+    let mount = Mount::over(|base| fs::write(base.join("file"), "base").unwrap());
+    let branch = mount.create("kept");
+    fs::write(branch.join("file"), "changed").unwrap();
+    mount.kill_alone();
+    mount.mount();
+    assert_eq!(fs::read_to_string(branch.join("file")).unwrap(), "changed");
+    assert_eq!(covers(&mount).len(), 1);
+}
+
+#[test]
+fn the_end_of_one_branch_leaves_the_others_mounted() {
+    let mount = Mount::new();
+    let kept = mount.create("kept");
+    mount.create_below("kept", "inner");
+    assert!(!kept.join("@other").exists());
+    mount.abort("inner");
+    mount.create("gone");
+    mount.abort("gone");
+    let parent = mount.create("parent");
+    let child = mount.create_below("parent", "child");
+    fs::write(child.join("file"), "child").unwrap();
+    mount.commit("child");
+    assert!(is_covered(&mount, "kept"));
+    fs::write(kept.join("file"), "kept").unwrap();
+    assert_eq!(fs::read_to_string(parent.join("file")).unwrap(), "child");
+}
+
+#[test]
+fn the_stores_name_cannot_be_committed() {
+    let mount = Mount::new();
+    let branch = mount.create("branch");
+    assert!(!branch.join(".branching").exists());
+    fs::create_dir(branch.join(".branching")).unwrap();
+    let refused = refusal(&mount.run(&["commit", "branch"], &[]));
+    assert!(refused.contains("a .branching of its own"), "{refused}");
+    fs::remove_dir(branch.join(".branching")).unwrap();
+    fs::write(branch.join("file"), "").unwrap();
+    mount.commit("branch");
+    assert!(mount.base().join("file").exists());
+    succeed(&mount.run(&["undo"], &[]));
+    assert!(!mount.base().join("file").exists());
+}
+
+#[test]
+fn the_owner_can_remove_a_store_that_was_left() {
+    let mount = Mount::unmounted(|base| {
+        shell(base, "echo 1 > a; ln a b; mkdir d; echo 1 > d/f; chown -R 12345:12345 .");
+    });
+    fs::set_permissions(mount.directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    mount.mount();
+    let branch = mount.create("branch");
+    shell(
+        &branch,
+        "setpriv --reuid 12345 --regid 12345 --clear-groups bash -c 'echo 2 >> b; echo 2 > d/f; rm -r d'",
+    );
+    mount.unmount();
+    let status = Command::new("setpriv")
+        .args(["--reuid", "12345", "--regid", "12345", "--clear-groups", "rm", "-rf"])
+        .arg(mount.base().join(".branching"))
+        .status()
+        .unwrap();
+    assert!(status.success() && !mount.base().join(".branching").exists());
+}
+
+#[test]
+fn where_the_index_cannot_be_had_the_driver_says_so() {
+    let mount = Mount::unmounted(|_| ());
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-dac_read_search", "--inh-caps", "-dac_read_search"]);
+    command.args([common::PROGRAM, "mount", "--driver", "overlay", "--base"]);
+    let output = command.arg(mount.base()).arg(mount.mountpoint()).output().unwrap();
+    let refused = refusal(&output);
+    assert!(refused.contains("index=on") && refused.contains("DAC_READ_SEARCH"), "{refused}");
+    assert!(!mount.base().join(".branching").exists());
+}

@@ -26,7 +26,7 @@ use super::Completion;
 use super::kernel_mount::{KernelMount, Layers};
 use crate::error::{Context, Error};
 use crate::layer::{Layer, times};
-use crate::overlay::{DEVICE_XATTR, METACOPY_XATTR, Namespace, is_private_xattr};
+use crate::overlay::{METACOPY_XATTR, Namespace, is_private_xattr};
 use crate::seen::{Expected, Identity};
 use crate::tree::{Result, Tree, xattr_names};
 
@@ -368,9 +368,10 @@ pub(crate) fn make_plain(
     });
     walked.at(directory)?;
     layer.sync_log().at(directory)?;
-    let strip = |path: &Path| {
+    let strip = |path: &Path, kind: FileType| {
         let list = upper.list_xattrs(path)?;
-        let kept = [Namespace::Trusted.opaque(), Namespace::Trusted.redirect(), DEVICE_XATTR];
+        let of_directories = [Namespace::Trusted.opaque(), Namespace::Trusted.redirect()];
+        let kept = if kind == FileType::Directory { &of_directories[..] } else { &[] };
         for name in xattr_names(&list).filter(|name| is_private_xattr(name)) {
             if !kept.iter().any(|kept| name == *kept) {
                 upper.remove_xattr(path, name)?;
@@ -378,8 +379,8 @@ pub(crate) fn make_plain(
         }
         Ok(())
     };
-    strip(Path::new("")).at(directory)?;
-    walk(&upper, &mut |object| strip(&object.path)).at(directory)?;
+    strip(Path::new(""), FileType::Directory).at(directory)?;
+    walk(&upper, &mut |object| strip(&object.path, object.kind)).at(directory)?;
     drop_index(directory)
 }
 

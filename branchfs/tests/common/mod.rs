@@ -123,6 +123,12 @@ impl Mount {
 
     /// `kill -9` of the daemon; the dead mount is taken away.
     pub fn kill(&self) {
+        self.kill_alone();
+        rustix::mount::unmount(self.mountpoint(), rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
+
+    /// `kill -9` of the daemon.
+    pub fn kill_alone(&self) {
         let pid = rustix::process::Pid::from_raw(self.daemon()).unwrap();
         let waiter =
             rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
@@ -130,7 +136,6 @@ impl Mount {
         let mut poll = [rustix::event::PollFd::new(&waiter, rustix::event::PollFlags::IN)];
         rustix::event::poll(&mut poll, None).unwrap();
         let _ = fs::remove_file(format!("/run/branchfs/{}.sock", pid.as_raw_nonzero()));
-        rustix::mount::unmount(self.mountpoint(), rustix::mount::UnmountFlags::DETACH).unwrap();
     }
 
     /// Runs the program with words, paths, and the mountpoint last.
