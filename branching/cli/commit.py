@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated
 
 import typer
@@ -9,7 +10,15 @@ import typer
 from branching.cli.failure import UsageFault, reported
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
 from branching.cli.place import opened_workspace
-from branching.cli.report import change_facts, print_json
+from branching.cli.report import change_facts, change_lines, print_json
+
+
+class Policy(str, Enum):
+    """The file system's policies."""
+
+    first_winner = "first-winner"
+    snapshot = "snapshot"
+    serializable = "serializable"
 
 
 def commit(
@@ -28,6 +37,17 @@ def commit(
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Leave these paths out. Repeatable.")
     ] = None,
+    policy: Annotated[
+        Policy | None,
+        typer.Option(
+            help="What becomes of the siblings: they are stale, or live on and can be committed if "
+            "they wrote, or wrote and read, nothing that is committed now. [default: the mount's]",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tell what would be committed, and do nothing.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Commit a branch that was kept, all or nothing.
@@ -39,10 +59,18 @@ def commit(
             raise UsageFault("--force and --skip say opposite things; give one of them")
         with opened_workspace(workspace) as space:
             changes = space.reopen(name).commit(
-                force=force, skip=skip, only=only or (), exclude=exclude or ()
+                force=force,
+                skip=skip,
+                only=only or (),
+                exclude=exclude or (),
+                policy=policy.value if policy else None,
+                dry_run=dry_run,
             )
+        action = "none" if dry_run else "committed"
         if json:
             facts = change_facts(changes)
-            print_json("commit", branch=name, action="committed", changes=facts)
+            print_json("commit", branch=name, action=action, changes=facts)
         else:
-            print(f"branch: {name}\naction: committed")
+            print(f"branch: {name}\naction: {action}")
+            if dry_run:
+                print("".join(f"  {line}\n" for line in change_lines(changes)), end="")

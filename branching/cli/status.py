@@ -20,7 +20,9 @@ def status(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
             print_json(
                 "status",
                 workspace=str(space.root),
+                base=str(space.base),
                 fstype=space.fstype,
+                policy=space.policy,
                 branches=[branch.name for branch in branches],
             )
             return

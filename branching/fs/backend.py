@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
+
+Policy = Literal["first-winner", "snapshot", "serializable"]
+"""What a commit means for the siblings of the branch.
+
+first-winner    they have lost: they are stale
+snapshot        they live on, and can be committed if they wrote no path that was committed since
+serializable    the same, and if they read no such path either
+"""
 
 MAIN_ID = 0
 """The id of the root branch, whose content is the base directory."""
@@ -136,6 +144,10 @@ class Backend(Protocol):
         """Where the branches are kept, if that is a directory."""
 
     @property
+    def policy(self) -> str:
+        """What a commit means for the siblings of the branch, unless it says otherwise."""
+
+    @property
     def fstype(self) -> str:
         """What presents the branches: "branchfs", "overlay", "daxfs"."""
 
@@ -156,6 +168,8 @@ class Backend(Protocol):
         skip: bool = False,
         only: Sequence[str] = (),
         exclude: Sequence[str] = (),
+        policy: Policy | None = None,
+        dry_run: bool = False,
     ) -> list[Change]:
         """Applies the branch to its parent, all or nothing. CommitError or ConflictError if not."""
 

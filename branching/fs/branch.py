@@ -6,6 +6,9 @@ it: committed on a clean exit, aborted on an exception, left open where told so.
     new ── __enter__ ──> open ── commit() ──> committed
                           └───── abort() ───> aborted
 
+`async with` does the same without blocking the event loop. A cancelled task aborts the branch, as
+any exception does.
+
 The state changes under no lock: a branch belongs to the thread that opened it. Different branches
 may be used from different threads at once.
 """
@@ -25,7 +28,8 @@ from branching.errors import (
     ConflictError,
     add_note,
 )
-from branching.fs.backend import Backend, BranchRecord, Change
+from branching.fs.awaited import finished
+from branching.fs.backend import Backend, BranchRecord, Change, Policy
 
 NAME_BYTES_MAX = 254
 """A directory entry can have 255 bytes, and the branch's has an `@` in front."""
@@ -122,12 +126,16 @@ class Branch:
         skip: bool = False,
         only: Sequence[str] = (),
         exclude: Sequence[str] = (),
+        policy: Policy | None = None,
+        dry_run: bool = False,
     ) -> list[Change]:
         """Applies the branch to its parent, all or nothing, and closes it; returns what changed.
 
         Where a path of the base was changed by others since the branch depended on it, `force`
         takes the branch's side and `skip` the others'. `only` and `exclude` are patterns of the
-        paths to commit. On a branch that has ended already this does nothing and returns [].
+        paths to commit. `policy` says what becomes of the siblings, if not what the mount says.
+        `dry_run` tells what would be changed, or raises what would be raised, and does nothing.
+        On a branch that has ended already this does nothing and returns [].
 
         Raises ConflictError when a sibling was committed first, or others changed the same paths,
         and CommitError when the file system refused. Parent and branch are then as before.
@@ -135,8 +143,17 @@ class Branch:
         record = self._opened()
         if self._ended is not None:
             return []
-        changes = self._backend.commit(record, force=force, skip=skip, only=only, exclude=exclude)
-        self._ended = "committed"
+        changes = self._backend.commit(
+            record,
+            force=force,
+            skip=skip,
+            only=only,
+            exclude=exclude,
+            policy=policy,
+            dry_run=dry_run,
+        )
+        if not dry_run:
+            self._ended = "committed"
         return changes
 
     def abort(self) -> None:
@@ -199,6 +216,22 @@ class Branch:
             except BranchingError as failure:
                 # The exception under way is what the caller must see; this one goes along.
                 add_note(error, f"and its branch stays open: {failure}")
+
+    async def __aenter__(self) -> Branch:
+        try:
+            return await finished(self.__enter__)
+        except BaseException:
+            if self.is_open:  # it was made before the cancellation could be heard
+                await finished(self.abort)
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await finished(lambda: self.__exit__(kind, error, traceback))
 
     def _commit_at_exit(self) -> None:
         try:

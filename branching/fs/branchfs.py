@@ -20,7 +20,7 @@ from branching.errors import (
     ConflictError,
     MountError,
 )
-from branching.fs.backend import BranchRecord, Change, CommitRecord, Reversal
+from branching.fs.backend import BranchRecord, Change, CommitRecord, Policy, Reversal
 from branching.fs.control import ControlSocket, DaemonGone, Fields, Refused
 from branching.fs.mounts import Mount
 
@@ -46,6 +46,7 @@ class BranchFS:
         self._root = Path(str(info["mountpoint"]))
         self._base = Path(str(info["base"]))
         self._store = Path(str(info["store"])) if info.get("store") else None
+        self._policy = str(info.get("policy"))
         self._fstype = "overlay" if info.get("driver") == "overlay" else "branchfs"
         self._owner = (_int(info["uid"]), _int(info["gid"]))
         features = info.get("features")
@@ -67,6 +68,10 @@ class BranchFS:
     @property
     def store(self) -> Path | None:
         return self._store
+
+    @property
+    def policy(self) -> str:
+        return self._policy
 
     @property
     def fstype(self) -> str:
@@ -100,8 +105,12 @@ class BranchFS:
         skip: bool = False,
         only: Sequence[str] = (),
         exclude: Sequence[str] = (),
+        policy: Policy | None = None,
+        dry_run: bool = False,
     ) -> list[Change]:
         fields: Fields = {"branch": branch.id, "force": force, "skip": skip}
+        fields |= {} if policy is None else {"policy": policy}
+        fields |= {"dry_run": True} if dry_run else {}
         fields |= {"only": list(only), "exclude": list(exclude)}
         what = f"branch {branch.name!r} was not committed"
         with _translated(CommitError, what, self._root, branch=branch.name):

@@ -12,10 +12,11 @@ import weakref
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from branching.errors import BranchNotFoundError, MountError, add_note
-from branching.fs.backend import MAIN_ID, Backend, BranchRecord, CommitRecord, Reversal
+from branching.fs.awaited import finished
+from branching.fs.backend import MAIN_ID, Backend, BranchRecord, CommitRecord, Policy, Reversal
 from branching.fs.branch import Branch, OnError, OnSuccess
 from branching.fs.branchfs import BranchFS
 from branching.fs.mounts import Mount, mounts_around
@@ -64,12 +65,15 @@ class Workspace:
         mountpoint: str | os.PathLike[str] | None = None,
         storage: str | os.PathLike[str] | None = None,
         branchfs_bin: str | os.PathLike[str] | None = None,
-        policy: Literal["first-winner", "snapshot", "serializable"] = "first-winner",
+        policy: Policy = "first-winner",
     ) -> Workspace:
         """Mounts `base` and opens it; `close`, or the end of a `with`, unmounts it.
 
         It is mounted at `mountpoint`, by default a new directory; branches are kept in `storage`,
-        by default `.branching` in the base. Raises MountError when it cannot be mounted.
+        by default `.branching` in the base. `policy` says what a commit means for the siblings of
+        the branch: they are stale (first-winner), or live on and can be committed if they wrote
+        (snapshot), or wrote and read (serializable), nothing that was committed since.
+        Raises MountError when it cannot be mounted.
         """
         directory = Path(base).resolve()
         if not directory.is_dir():
@@ -114,6 +118,11 @@ class Workspace:
     def store(self) -> Path | None:
         """Where the branches are kept. Commands in branches have no business there."""
         return self._backend.store
+
+    @property
+    def policy(self) -> str:
+        """What a commit means for the siblings of the branch, unless it says otherwise."""
+        return self._backend.policy
 
     @property
     def fstype(self) -> str:
@@ -217,6 +226,17 @@ class Workspace:
             if error is None:
                 raise
             add_note(error, f"and its mount stays: {failure}")
+
+    async def __aenter__(self) -> Workspace:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await finished(lambda: self.__exit__(kind, error, traceback))
 
     def __repr__(self) -> str:
         return f"Workspace({str(self.path)!r})"

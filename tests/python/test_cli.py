@@ -563,6 +563,8 @@ class TestStatus:
                 "version": 1,
                 "command": "status",
                 "workspace": str(root),
+                "base": str(root.parent / "base"),
+                "policy": "first-winner",
                 "fstype": "branchfs",
                 "branches": ["one", "two"],
             }

@@ -28,7 +28,7 @@ _FIELDS = {
     "list": set[str](),
     "diff": {"branch"},
 }
-_OPTIONAL = {"create": {"disk_limit"}}
+_OPTIONAL = {"create": {"disk_limit"}, "commit": {"policy", "dry_run"}}
 
 
 class Refusal(Exception):

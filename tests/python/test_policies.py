@@ -1,0 +1,158 @@
+"""What a commit means for others at work at the same time, seen from the library and the command.
+
+The rules themselves are BranchFS's, and tested there; here is who hears of what.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import NAME_FROM
+from support.branchfs import find_program, mounted
+from support.command import branching
+
+from branching import BestOfN, ConflictError, Speculate, SpeculationOutcome, Workspace
+
+
+@pytest.fixture
+def base(place: Path) -> Path:
+    path = place / "base"
+    path.mkdir()
+    (path / NAME_FROM).write_text("seed\n")
+    return path
+
+
+@pytest.fixture(params=["snapshot", "serializable"])
+def disjoint(request: pytest.FixtureRequest, base: Path) -> Iterator[Workspace]:
+    """A workspace on which siblings live on."""
+    with Workspace.mount(base, policy=request.param, branchfs_bin=find_program()) as workspace:
+        yield workspace
+        assert workspace.branches() == []
+
+
+@pytest.fixture
+def first_winner(base: Path) -> Iterator[Workspace]:
+    with Workspace.mount(base, branchfs_bin=find_program()) as workspace:
+        yield workspace
+        assert workspace.branches() == []
+
+
+def at_once(
+    workspace: Workspace, *names: str
+) -> tuple[list[SpeculationOutcome], list[ConflictError]]:
+    """Calls a pattern for each name; all have forked before the first may commit."""
+    all_forked = threading.Barrier(len(names), timeout=60)
+    outcomes: list[SpeculationOutcome] = []
+    conflicts: list[ConflictError] = []
+
+    def writes(name: str) -> Callable[[Path], bool]:
+        def candidate(path: Path) -> bool:
+            (path / name).write_text(threading.current_thread().name)
+            all_forked.wait()
+            return True
+
+        return candidate
+
+    def call(name: str) -> None:
+        try:
+            outcomes.append(Speculate([writes(name)])(workspace))
+        except ConflictError as conflict:
+            conflicts.append(conflict)
+
+    threads = [threading.Thread(target=call, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes, conflicts
+
+
+class TestTwoPatternsAtOnce:
+    """Issue: two patterns at once on one workspace behave by the policy."""
+
+    def test_the_first_winner_makes_the_other_stale(self, first_winner: Workspace) -> None:
+        """S5"""
+        outcomes, conflicts = at_once(first_winner, "a", "b")
+        assert [outcome.committed for outcome in outcomes] == [True]
+        assert len(conflicts) == 1
+
+    def test_both_commit_where_they_wrote_different_paths(self, disjoint: Workspace) -> None:
+        """S6, S7"""
+        outcomes, conflicts = at_once(disjoint, "a", "b", "c")
+        assert [outcome.committed for outcome in outcomes] == [True] * 3
+        assert conflicts == []
+        assert {(disjoint.path / name).exists() for name in "abc"} == {True}
+
+    def test_one_of_two_commits_the_same_path(self, disjoint: Workspace) -> None:
+        """S6, S7: the paths are named, and the work is kept."""
+        outcomes, conflicts = at_once(disjoint, "same", "same")
+        assert [outcome.committed for outcome in outcomes] == [True]
+        [conflict] = conflicts
+        assert conflict.paths == ("same",)
+        [kept] = disjoint.branches()
+        assert kept.name in (conflict.hint or "")
+        disjoint.reopen(kept.name).abort()
+
+
+def test_the_losers_of_a_race_go_under_every_policy(disjoint: Workspace) -> None:
+    def candidate(path: Path, attempt: int) -> tuple[bool, float]:
+        (path / f"by-{attempt}").write_text("x")
+        return True, float(attempt)
+
+    assert BestOfN(candidate, 4)(disjoint).committed
+    assert [path.name for path in disjoint.path.glob("by-*")] == ["by-3"]
+
+
+class TestCommit:
+    def test_another_policy_than_the_mounts(self, first_winner: Workspace) -> None:
+        with first_winner.branch("a") as a, first_winner.branch("b") as b:
+            (a.path / "a").write_text("x")
+            (b.path / "b").write_text("x")
+            a.commit(policy="snapshot")
+            b.commit(policy="snapshot")
+        assert {(first_winner.path / name).exists() for name in "ab"} == {True}
+
+    def test_a_dry_run_tells_and_does_nothing(self, first_winner: Workspace) -> None:
+        with first_winner.branch("a") as branch:
+            (branch.path / "made").write_text("x")
+            assert [change.path for change in branch.commit(dry_run=True)] == ["made"]
+            assert branch.is_open
+            assert not (first_winner.path / "made").exists()
+        assert (first_winner.path / "made").exists()
+
+    def test_a_part_of_a_branch(self, first_winner: Workspace) -> None:
+        """S8"""
+        with first_winner.branch("a") as branch:
+            for name in ("one", "two", "three"):
+                (branch.path / name).write_text("x")
+            changes = branch.commit(only=["t*"], exclude=["three"])
+        assert [change.path for change in changes] == ["two"]
+        assert sorted(path.name for path in first_winner.path.iterdir()) == [NAME_FROM, "two"]
+
+    def test_the_command_lists_the_conflict_and_takes_a_side(self, base: Path) -> None:
+        """S8"""
+        with mounted(base, base.parent / "mount") as root:
+            for side in ("force", "skip"):
+                words = ["-b", "mine", "--on-success", "keep", "--", "sh", "-c"]
+                script = f"echo mine >> {NAME_FROM}; echo x > made-{side}"
+                assert branching(root, "run", *words, script).code == 0
+                (base / NAME_FROM).write_text(f"theirs {side}\n")
+                done = branching(root, "commit", "mine")
+                assert done.code == 125
+                assert f"\n  {NAME_FROM}\n" in done.err
+                done = branching(root, "commit", "--dry-run", f"--{side}", "mine")
+                assert (done.code, "action: none" in done.out) == (0, True)
+                assert branching(root, "commit", f"--{side}", "mine").code == 0
+                assert (base / f"made-{side}").exists()
+                found = (base / NAME_FROM).read_text()
+                assert ("mine" in found) == (side == "force"), found
+
+    def test_the_command_takes_a_part(self, base: Path) -> None:
+        with mounted(base, base.parent / "mount") as root:
+            words = ["--select", "a*", "-c", "touch a1 a2 b"]
+            done = branching(root, "speculate", "--json", *words)
+            assert [change["path"] for change in done.document["changes"]] == ["a1", "a2"]
+            assert sorted(path.name for path in root.iterdir()) == ["a1", "a2", NAME_FROM]
