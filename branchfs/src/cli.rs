@@ -2,9 +2,11 @@
 
 mod ask;
 mod diff;
+mod transfer;
 
 pub(crate) use ask::ask;
 pub(crate) use diff::{Diff, diff};
+pub(crate) use transfer::{Export, Import, export, import};
 
 use std::io::Write;
 

@@ -4,6 +4,7 @@ mod comparison;
 mod connection;
 mod descriptors;
 mod runtime;
+mod transfer;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -75,6 +76,8 @@ struct Request {
     stat: bool,
     #[serde(default)]
     patch: bool,
+    #[serde(default)]
+    no_same_owner: bool,
 }
 
 impl Control {
@@ -216,6 +219,9 @@ fn answer(
             Ok(json!({ "branches": branches }))
         }
         "diff" => comparison::diff(&request, workspace, connection),
+        "export" => transfer::export(&request, workspace, connection),
+        "import" => transfer::import(&request, workspace, connection)
+            .map(|branch| branch_object(&branch, info)),
         "undo" | "redo" => {
             let towards = if request.verb == "undo" { Towards::Past } else { Towards::Future };
             let reverted = workspace.revert(towards, request.force, request.dry_run)?;

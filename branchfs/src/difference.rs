@@ -28,6 +28,7 @@ use crate::layer::Layer;
 pub(crate) use compare::{Aspect, Difference, compare};
 pub(crate) use content::Reader;
 pub(crate) use patch::{Statistics, statistics, write_patch};
+pub(crate) use stack::find_below;
 pub(crate) use walk::{Moves, walk};
 
 /// One object on one side: where it is in the view, and in which layer it lies.

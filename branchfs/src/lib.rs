@@ -3,6 +3,7 @@
 //! `daemon` runs a mount; it holds a `workspace` (branches, their records and verbs), which shows its branches through
 //! `filesystem` (the kernel's requests, led to the `view` of one branch over its `layer`s) and commits them by `commit`.
 
+mod archive;
 mod commit;
 mod control;
 mod control_files;

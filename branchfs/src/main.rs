@@ -131,6 +131,10 @@ enum Command {
     },
     /// Show what a branch changes: added, modified, deleted, renamed, type, metadata
     Diff(cli::Diff),
+    /// Write what a branch changes as an OCI layer (tar)
+    Export(cli::Export),
+    /// Create a branch from an OCI layer (tar) on standard input
+    Import(cli::Import),
     /// Take the last commit to main back
     Undo {
         #[command(flatten)]
@@ -292,6 +296,8 @@ fn run(command: Command) -> Result<()> {
             show(&format!("{} commits forgotten, {} bytes", reply["removed"], reply["bytes"]))
         }
         Command::Diff(arguments) => cli::diff(&arguments),
+        Command::Export(arguments) => cli::export(&arguments),
+        Command::Import(arguments) => cli::import(&arguments),
     }
 }
 

@@ -32,6 +32,17 @@ impl Peer {
         self.uid.as_raw()
     }
 
+    /// The user and the main group.
+    pub(crate) fn ids(&self) -> (u32, u32) {
+        (self.uid.as_raw(), self.gid.as_raw())
+    }
+
+    /// Whether the user could give a file this owner and group without any privilege.
+    pub(crate) fn may_give(&self, uid: u32, gid: u32) -> bool {
+        uid == self.uid()
+            && (gid == self.gid.as_raw() || self.groups.iter().any(|group| group.as_raw() == gid))
+    }
+
     /// May do what the daemon may.
     pub(crate) fn is_equal(&self) -> bool {
         self.uid.is_root() || self.uid == rustix::process::geteuid()
@@ -95,5 +106,12 @@ mod tests {
         let read = || Ok(std::fs::read(&secret).map_err(|error| error.kind()));
         assert_eq!(nobody().act(read).unwrap(), Err(std::io::ErrorKind::PermissionDenied));
         assert!(read().unwrap().is_ok(), "the daemon's own threads keep their rights");
+    }
+
+    #[test]
+    fn a_user_may_give_files_to_oneself_alone() {
+        assert!(nobody().may_give(NOBODY, NOBODY));
+        assert!(!nobody().may_give(0, NOBODY));
+        assert!(!nobody().may_give(NOBODY, 0));
     }
 }

@@ -11,6 +11,7 @@ mod commits;
 mod conflicts;
 mod differences;
 mod history;
+mod import;
 mod presentation;
 mod probe;
 mod selector;
@@ -168,6 +169,9 @@ pub(crate) struct Committed {
     pub(crate) changes: Vec<Change>,
     pub(crate) stale: Vec<String>,
 }
+
+/// Fills a layer that nobody sees yet.
+type Fill<'f> = Box<dyn FnOnce(&Layer, &[Arc<Layer>]) -> Result<(), Error> + 'f>;
 
 /// The base, its store and its branches.
 pub(crate) struct Workspace {
@@ -480,6 +484,17 @@ impl Workspace {
         parent: &Selector,
         disk_limit: Option<u64>,
     ) -> Result<BranchInfo, Error> {
+        self.create_filled(name, parent, disk_limit, None)
+    }
+
+    /// Creates a branch whose layer `fill` fills before anybody sees it: it gets the layer, and the stack below.
+    fn create_filled(
+        &self,
+        name: &str,
+        parent: &Selector,
+        disk_limit: Option<u64>,
+        fill: Option<Fill<'_>>,
+    ) -> Result<BranchInfo, Error> {
         check_name(OsStr::new(name))?;
         let mut branches = self.lock();
         if branches.values().any(|branch| branch.record.name == name) {
@@ -498,8 +513,18 @@ impl Workspace {
         let path = self.layer_path(id);
         self.freeze_for_fork(parent_slot)?;
         self.freeze_presented(parent_id).inspect_err(|_| self.thaw(parent_slot, 1))?;
+        let is_filled = fill.is_some();
+        let created = now();
         let made = self.make_layer(id, &path, &parent_stack).and_then(|layer| {
             layer.limit(quota.clone()).at(&path)?;
+            if let Some(fill) = fill {
+                if quota.is_some() {
+                    return Err(Error::Unsupported(format!(
+                        "{name} would be below a branch with a disk limit, which an import does not heed"
+                    )));
+                }
+                fill(&layer, &parent_stack)?;
+            }
             let record = Record {
                 id,
                 name: name.to_owned(),
@@ -510,7 +535,7 @@ impl Workspace {
                     .map(|parent| [&parent.record.layers[..], &parent.record.below].concat())
                     .unwrap_or_default(),
                 is_stale: false,
-                created: now(),
+                created,
                 disk_limit,
                 absorbed: None,
             };
@@ -529,7 +554,9 @@ impl Workspace {
         let slot = self.filesystem.add(OsStr::new(name), parent_slot, stack.clone());
         drop(gate);
         branches.insert(id, Branch { record, slot, stack, quota });
-        if let Err(error) = self.present_new(&branches[&id]) {
+        // What the kernel did not write from the start is left to the FUSE view.
+        let presented = if is_filled { Ok(()) } else { self.present_new(&branches[&id]) };
+        if let Err(error) = presented {
             self.abort_one(&mut branches, id)?;
             return Err(error);
         }

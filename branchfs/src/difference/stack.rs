@@ -229,6 +229,26 @@ impl<'s> Stack<'s> {
     }
 }
 
+/// What the view of `layers` has at a path.
+pub(crate) fn find_below(layers: &[Arc<Layer>], path: &Path) -> Result<Option<Side>, Error> {
+    let view = Stack::new(layers, None);
+    let mut directory = view.root();
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return view.side(&directory).map(Some);
+    };
+    for name in parent {
+        match view.find(&directory, name)? {
+            Some(Found::Directory(found)) => directory = found,
+            _ => return Ok(None),
+        }
+    }
+    match view.find(&directory, name)? {
+        Some(Found::Directory(found)) => view.side(&found).map(Some),
+        Some(Found::Own(side) | Found::Through(side)) => Ok(Some(side)),
+        None => Ok(None),
+    }
+}
+
 fn stat(layer: &Layer, place: &Path) -> Result<Option<Statx>, Error> {
     match layer.tree.stat(place) {
         Ok(stat) => Ok(Some(stat)),

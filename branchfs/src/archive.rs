@@ -1,0 +1,29 @@
+//! A branch as an OCI layer: a tar archive of what it changes, written ([`export`]) and read ([`import`]).
+//!
+//! | in the archive | meaning |
+//! |---|---|
+//! | a member | the object, whole, in place of whatever the parent has; a directory merges with the parent's |
+//! | `.wh.NAME`, an empty file | NAME is gone |
+//! | `.wh..wh..opq` | nothing of the parent shows through in this directory |
+//!
+//! Times in nanoseconds, long names and extended attributes are PAX records (`mtime`, `path`, `linkpath`,
+//! `SCHILY.xattr.*`), as GNU tar, bsdtar and the container engines read them. Access times are left out: reading changes
+//! them, and two exports of a branch are the same bytes.
+//!
+//! The library `tar` does headers, checksums and padding. Its reader is used for raw members alone: what extends a header
+//! is read here, with limits, for an archive may come from anywhere.
+
+mod export;
+mod import;
+
+pub(crate) use export::export;
+pub(crate) use import::{Rights, import};
+
+/// Begins the name of a whiteout.
+const WHITEOUT: &[u8] = b".wh.";
+
+/// Makes its directory opaque.
+const OPAQUE: &[u8] = b".wh..wh..opq";
+
+/// Begins a record with an extended attribute.
+const XATTR: &str = "SCHILY.xattr.";

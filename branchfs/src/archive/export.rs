@@ -1,0 +1,232 @@
+//! Writing the archive, in the order of paths.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsStr;
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FileType;
+use tar::{Builder, EntryType, Header};
+
+use super::{WHITEOUT, XATTR};
+use crate::difference::{Pair, Reader, Side};
+use crate::error::{Context, Error};
+
+/// What errors name where the archive is written to.
+const OUTPUT: &str = "the output";
+
+/// Longest name that a header holds by itself.
+const HEADER_NAME_BYTES_MAX: usize = 100;
+
+/// Writes what a walk found. Renamed directories must have been listed name by name.
+pub(crate) fn export(
+    pairs: Vec<Pair>,
+    reader: &mut Reader,
+    out: &mut dyn Write,
+) -> Result<(), Error> {
+    let (mut present, mut before) = (BTreeMap::new(), BTreeSet::new());
+    for pair in pairs {
+        before.extend(pair.before.map(|side| side.path));
+        if let Some(side) = pair.after {
+            present.insert(side.path.clone(), side);
+        }
+    }
+    refuse_what_has_no_place(&present)?;
+    let gone: BTreeSet<PathBuf> =
+        before.into_iter().filter(|path| !present.contains_key(path)).collect();
+    let is_hidden_by_more = |path: &Path| {
+        path.ancestors().skip(1).any(|above| {
+            gone.contains(above) || present.get(above).is_some_and(|side| !side.is_directory())
+        })
+    };
+    let mut names: BTreeMap<&Path, Option<&Side>> =
+        present.iter().map(|(path, side)| (path.as_path(), Some(side))).collect();
+    names.extend(gone.iter().filter(|path| !is_hidden_by_more(path)).map(|path| (&**path, None)));
+    let mut archive = Archive { builder: Builder::new(out), reader, linked: HashMap::new() };
+    for (path, side) in names {
+        match side {
+            Some(side) => archive.member(side)?,
+            None => archive.whiteout(path)?,
+        }
+    }
+    archive.builder.finish().at(OUTPUT)
+}
+
+/// An archive that lacks something is worse than none.
+fn refuse_what_has_no_place(present: &BTreeMap<PathBuf, Side>) -> Result<(), Error> {
+    for (path, side) in present {
+        let name = path.file_name().unwrap_or_default().as_bytes();
+        let reason = if name.starts_with(WHITEOUT) {
+            "a name that begins with .wh. means a deletion in a layer"
+        } else if side.kind() == FileType::Socket {
+            "a socket cannot be in an archive; remove it first"
+        } else {
+            continue;
+        };
+        let path = path.display();
+        return Err(Error::Unsupported(format!("{path} cannot be exported: {reason}")));
+    }
+    Ok(())
+}
+
+struct Archive<'a> {
+    builder: Builder<&'a mut dyn Write>,
+    reader: &'a mut Reader,
+    /// First names of objects with several.
+    linked: HashMap<(u64, u64), PathBuf>,
+}
+
+impl Archive<'_> {
+    fn whiteout(&mut self, path: &Path) -> Result<(), Error> {
+        let name = [WHITEOUT, path.file_name().unwrap_or_default().as_bytes()].concat();
+        let mut header = Header::new_ustar();
+        header.set_entry_type(EntryType::Regular);
+        header.set_size(0);
+        header.set_mode(0o600);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        let path = path.with_file_name(OsStr::from_bytes(&name));
+        self.append(header, path.as_os_str().as_bytes(), b"", Vec::new(), io::empty())
+    }
+
+    fn member(&mut self, side: &Side) -> Result<(), Error> {
+        let mut header = Header::new_ustar();
+        header.set_mode(side.mode());
+        header.set_uid(side.stat.owner.0.into());
+        header.set_gid(side.stat.owner.1.into());
+        let (seconds, nanoseconds) = side.stat.mtime;
+        header.set_mtime(u64::try_from(seconds).unwrap_or(0));
+        header.set_size(0);
+        let mut records: Records = Vec::new();
+        if seconds < 0 || nanoseconds > 0 {
+            records.push(("mtime".to_owned(), decimal(side.stat.mtime).into_bytes()));
+        }
+        for (name, value) in self.reader.xattrs(side)? {
+            let name = name.into_string().map_err(|name| {
+                Error::Unsupported(format!("the attribute {} has no place", name.to_string_lossy()))
+            })?;
+            records.push((format!("{XATTR}{name}"), value));
+        }
+        let mut name = if side.path.as_os_str().is_empty() {
+            b".".to_vec()
+        } else {
+            side.path.as_os_str().as_bytes().to_vec()
+        };
+        if side.is_directory() {
+            name.push(b'/');
+        } else if side.stat.links > 1 {
+            let object = (side.layer.id.0, side.stat.ino);
+            if let Some(first) = self.linked.get(&object) {
+                let target = first.as_os_str().as_bytes().to_vec();
+                header.set_entry_type(EntryType::Link);
+                records.retain(|(key, _)| key == "mtime");
+                return self.append(header, &name, &target, records, io::empty());
+            }
+            self.linked.insert(object, side.path.clone());
+        }
+        let kind = match side.kind() {
+            FileType::RegularFile => {
+                let file = self.reader.open(side)?;
+                let size = file.metadata().at(&side.path)?.len();
+                header.set_entry_type(EntryType::Regular);
+                header.set_size(size);
+                let exact = Exact { file: file.take(size), left: size };
+                return self.append(header, &name, b"", records, exact).map_err(|error| {
+                    let is_short = matches!(&error, Error::Io { source, .. }
+                        if source.kind() == io::ErrorKind::UnexpectedEof);
+                    if is_short { Error::Changed(side.path.clone()) } else { error }
+                });
+            }
+            FileType::Symlink => {
+                let target = self.reader.link_target(side)?;
+                header.set_entry_type(EntryType::Symlink);
+                return self.append(header, &name, &target, records, io::empty());
+            }
+            FileType::Directory => EntryType::Directory,
+            FileType::Fifo => EntryType::Fifo,
+            FileType::BlockDevice => EntryType::Block,
+            _ => EntryType::Char,
+        };
+        header.set_entry_type(kind);
+        if matches!(kind, EntryType::Block | EntryType::Char) {
+            let (major, minor) = side.stat.device;
+            header.set_device_major(major).at(OUTPUT)?;
+            header.set_device_minor(minor).at(OUTPUT)?;
+        }
+        self.append(header, &name, b"", records, io::empty())
+    }
+
+    fn append(
+        &mut self,
+        mut header: Header,
+        name: &[u8],
+        target: &[u8],
+        mut records: Records,
+        content: impl Read,
+    ) -> Result<(), Error> {
+        for (key, text) in [("path", name), ("linkpath", target)] {
+            if text.len() > HEADER_NAME_BYTES_MAX {
+                if std::str::from_utf8(text).is_err() {
+                    records.insert(0, ("hdrcharset".to_owned(), b"BINARY".to_vec()));
+                }
+                records.push((key.to_owned(), text.to_vec()));
+            }
+        }
+        if !records.is_empty() {
+            let records = records.iter().map(|(key, value)| (key.as_str(), value.as_slice()));
+            self.builder.append_pax_extensions(records).at(OUTPUT)?;
+        }
+        let old = header.as_old_mut();
+        let fill = |field: &mut [u8], text: &[u8]| {
+            let length = text.len().min(field.len());
+            field[..length].copy_from_slice(&text[..length]);
+        };
+        fill(&mut old.name, name);
+        fill(&mut old.linkname, target);
+        header.set_cksum();
+        self.builder.append(&header, content).at(OUTPUT)
+    }
+}
+
+type Records = Vec<(String, Vec<u8>)>;
+
+/// Seconds with nine digits of fraction; before 1970 the fraction counts towards it.
+fn decimal((seconds, nanoseconds): (i64, u32)) -> String {
+    if seconds >= 0 || nanoseconds == 0 {
+        return format!("{seconds}.{nanoseconds:09}");
+    }
+    let whole = -(seconds + 1);
+    format!("-{whole}.{:09}", 1_000_000_000 - nanoseconds)
+}
+
+/// A file's content, which must be as long as its header says.
+struct Exact {
+    file: io::Take<std::fs::File>,
+    left: u64,
+}
+
+impl Read for Exact {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(buffer)?;
+        self.left -= read as u64;
+        if read == 0 && self.left > 0 && !buffer.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_1970_are_decimal_fractions_too() {
+        assert_eq!(decimal((5, 7)), "5.000000007");
+        assert_eq!(decimal((-2, 750_000_000)), "-1.250000000");
+        assert_eq!(decimal((-1, 999_999_999)), "-0.000000001");
+        assert_eq!(decimal((-3, 0)), "-3.000000000");
+    }
+}

@@ -1,0 +1,497 @@
+//! Reading an archive into a fresh layer that nobody sees yet.
+//!
+//! Every path is resolved beneath the layer's root without following a link, and holds only what the archive itself has
+//! put there: no name, link or order of members leads out. Whatever is wrong or beyond the rights of who asks refuses the
+//! whole archive; the layer is then thrown away.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Timespec, Timestamps, XattrFlags};
+use rustix::io::Errno;
+use tar::{Archive, EntryType, Header};
+
+use super::{OPAQUE, WHITEOUT, XATTR};
+use crate::difference::{Side, find_below};
+use crate::error::{Context, Error};
+use crate::layer::{Layer, copy_metadata};
+use crate::overlay::{DEVICE_XATTR, is_private_xattr};
+use crate::peer::Peer;
+
+/// Longest header extension: names, and extended attributes, of which Linux takes 64 KiB a value.
+const EXTENSION_BYTES_MAX: u64 = 1 << 20;
+
+/// Longest path.
+const PATH_BYTES_MAX: usize = 64 * 1024;
+
+/// Whose files the archive may make.
+pub(crate) enum Rights<'p> {
+    /// Anybody's, and devices.
+    All,
+    /// Of this user alone, and no devices.
+    Of(&'p Peer),
+    /// Everything belongs to this user and group, whatever the archive says; no devices.
+    Given(u32, u32),
+}
+
+/// Fills `layer`, which lies on `below`.
+pub(crate) fn import(
+    content: impl Read,
+    layer: &Layer,
+    below: &[Arc<Layer>],
+    rights: &Rights<'_>,
+) -> Result<(), Error> {
+    let mut import =
+        Import { layer, below, rights, directories: Vec::new(), whiteouts: HashSet::new() };
+    let mut archive = Archive::new(content);
+    let mut extension = Extension::default();
+    for entry in archive.entries().map_err(|error| damaged(&error))?.raw(true) {
+        let mut entry = entry.map_err(|error| damaged(&error))?;
+        let kind = entry.header().entry_type();
+        match kind {
+            EntryType::XHeader => extension.read_pax(&read_extension(&mut entry)?)?,
+            EntryType::XGlobalHeader => check_global(&read_extension(&mut entry)?)?,
+            EntryType::GNULongName => extension.path = Some(text(read_extension(&mut entry)?)),
+            EntryType::GNULongLink => extension.target = Some(text(read_extension(&mut entry)?)),
+            _ => {
+                let member = Member::of(entry.header(), std::mem::take(&mut extension))?;
+                import.member(&member, &mut entry)?;
+            }
+        }
+    }
+    import.finish()
+}
+
+fn damaged(error: &io::Error) -> Error {
+    Error::Usage(format!("the archive cannot be read: {error}"))
+}
+
+fn refused(path: &Path, reason: &str) -> Error {
+    Error::Usage(format!("the archive is refused: {}: {reason}", path.display()))
+}
+
+fn read_extension(entry: &mut impl Read) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    entry.take(EXTENSION_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| damaged(&error))?;
+    if bytes.len() as u64 > EXTENSION_BYTES_MAX {
+        return Err(Error::Usage("the archive is refused: a header of more than 1 MiB".to_owned()));
+    }
+    Ok(bytes)
+}
+
+/// Without the NUL that GNU tar ends it with.
+fn text(mut bytes: Vec<u8>) -> Vec<u8> {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    bytes.truncate(end);
+    bytes
+}
+
+/// A header for all members could change what they mean: only remarks are taken.
+fn check_global(bytes: &[u8]) -> Result<(), Error> {
+    for record in records(bytes)? {
+        if record.0 != b"comment" {
+            let key = String::from_utf8_lossy(record.0).into_owned();
+            return Err(Error::Usage(format!(
+                "the archive is refused: a global header sets {key}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Key and value.
+type Record<'b> = (&'b [u8], &'b [u8]);
+
+/// `LENGTH KEY=VALUE\n`, the length counting all of it.
+fn records(mut bytes: &[u8]) -> Result<Vec<Record<'_>>, Error> {
+    let wrong = || Error::Usage("the archive is refused: a damaged extended header".to_owned());
+    let mut found = Vec::new();
+    while !bytes.is_empty() {
+        let blank = bytes.iter().position(|byte| *byte == b' ').ok_or_else(wrong)?;
+        let length: usize = std::str::from_utf8(&bytes[..blank])
+            .ok()
+            .and_then(|digits| digits.parse().ok())
+            .ok_or_else(wrong)?;
+        let record = bytes.get(blank + 1..length).ok_or_else(wrong)?;
+        let record = record.strip_suffix(b"\n").ok_or_else(wrong)?;
+        let equals = record.iter().position(|byte| *byte == b'=').ok_or_else(wrong)?;
+        found.push((&record[..equals], &record[equals + 1..]));
+        bytes = &bytes[length..];
+    }
+    Ok(found)
+}
+
+/// What extends the next member's header.
+#[derive(Default)]
+struct Extension {
+    path: Option<Vec<u8>>,
+    target: Option<Vec<u8>>,
+    mtime: Option<(i64, u32)>,
+    owner: (Option<u32>, Option<u32>),
+    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Extension {
+    fn read_pax(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let number = |value: &[u8]| {
+            std::str::from_utf8(value).ok().and_then(|digits| digits.parse().ok()).ok_or_else(
+                || Error::Usage("the archive is refused: an owner that is no number".to_owned()),
+            )
+        };
+        for (key, value) in records(bytes)? {
+            match key {
+                b"path" => self.path = Some(value.to_vec()),
+                b"linkpath" => self.target = Some(value.to_vec()),
+                b"mtime" => self.mtime = Some(time(value)?),
+                b"uid" => self.owner.0 = Some(number(value)?),
+                b"gid" => self.owner.1 = Some(number(value)?),
+                b"atime" | b"ctime" | b"uname" | b"gname" | b"comment" | b"hdrcharset"
+                | b"charset" => {}
+                key => match key.strip_prefix(XATTR.as_bytes()) {
+                    Some(name) => self.xattrs.push((name.to_vec(), value.to_vec())),
+                    // LIBARCHIVE.xattr says the same again, the others what is stored elsewhere too.
+                    None if key.starts_with(b"LIBARCHIVE.") || key.starts_with(b"SCHILY.") => {}
+                    None => {
+                        let key = String::from_utf8_lossy(key).into_owned();
+                        return Err(Error::Usage(format!(
+                            "the archive is refused: {key} is not known; pack it again without (sparse files: without --sparse)"
+                        )));
+                    }
+                },
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Decimal seconds.
+fn time(value: &[u8]) -> Result<(i64, u32), Error> {
+    let wrong = || Error::Usage("the archive is refused: a time that is no number".to_owned());
+    let text = std::str::from_utf8(value).map_err(|_| wrong())?;
+    let (is_before, digits) = text.strip_prefix('-').map_or((false, text), |digits| (true, digits));
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    let seconds: i64 = whole.parse().map_err(|_| wrong())?;
+    let nine: String = fraction.chars().chain(std::iter::repeat('0')).take(9).collect();
+    let nanoseconds: u32 = nine.parse().map_err(|_| wrong())?;
+    Ok(match (is_before, nanoseconds) {
+        (false, _) => (seconds, nanoseconds),
+        (true, 0) => (-seconds, 0),
+        (true, _) => (-seconds - 1, 1_000_000_000 - nanoseconds),
+    })
+}
+
+struct Member {
+    path: PathBuf,
+    target: Vec<u8>,
+    kind: EntryType,
+    mode: u32,
+    owner: (u32, u32),
+    mtime: (i64, u32),
+    device: (u32, u32),
+    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Member {
+    fn of(header: &Header, extension: Extension) -> Result<Self, Error> {
+        let path = extension.path.unwrap_or_else(|| header.path_bytes().into_owned());
+        let path = beneath(&path)?;
+        let target = extension
+            .target
+            .or_else(|| header.link_name_bytes().map(std::borrow::Cow::into_owned))
+            .unwrap_or_default();
+        let wrong = |error: io::Error| refused(&path, &error.to_string());
+        let narrow = |number: u64| {
+            u32::try_from(number).map_err(|_| refused(&path, "an owner out of range"))
+        };
+        let owner = (
+            extension.owner.0.map_or_else(|| header.uid().map_err(wrong).and_then(narrow), Ok)?,
+            extension.owner.1.map_or_else(|| header.gid().map_err(wrong).and_then(narrow), Ok)?,
+        );
+        let seconds = i64::try_from(header.mtime().map_err(wrong)?).unwrap_or(i64::MAX);
+        let number = |number: io::Result<Option<u32>>| number.map(Option::unwrap_or_default);
+        let kind = header.entry_type();
+        let device = if matches!(kind, EntryType::Block | EntryType::Char) {
+            (
+                number(header.device_major()).map_err(wrong)?,
+                number(header.device_minor()).map_err(wrong)?,
+            )
+        } else {
+            (0, 0)
+        };
+        Ok(Self {
+            mode: header.mode().map_err(wrong)? & 0o7777,
+            mtime: extension.mtime.unwrap_or((seconds, 0)),
+            xattrs: extension.xattrs,
+            path,
+            target,
+            kind,
+            owner,
+            device,
+        })
+    }
+}
+
+/// A member's path, relative to the root.
+fn beneath(bytes: &[u8]) -> Result<PathBuf, Error> {
+    let path = Path::new(OsStr::from_bytes(bytes));
+    let mut clean = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => clean.push(name),
+            Component::CurDir => {}
+            _ => return Err(refused(path, "it leads out of the workspace")),
+        }
+    }
+    if bytes.is_empty() || bytes.contains(&0) || bytes.len() > PATH_BYTES_MAX {
+        return Err(refused(path, "it is no path"));
+    }
+    if crate::view::is_hidden(clean.iter().next().map_or(Path::new(""), Path::new)) {
+        return Err(refused(path, "the name is the store's"));
+    }
+    Ok(clean)
+}
+
+struct Import<'i> {
+    layer: &'i Layer,
+    below: &'i [Arc<Layer>],
+    rights: &'i Rights<'i>,
+    /// Directories of the archive: their times are set when nothing comes into them any more.
+    directories: Vec<(PathBuf, Timestamps)>,
+    /// Names that were deleted before something else of the archive took them.
+    whiteouts: HashSet<PathBuf>,
+}
+
+impl Import<'_> {
+    fn member(&mut self, member: &Member, content: &mut impl Read) -> Result<(), Error> {
+        let path = &member.path;
+        let name = path.file_name().unwrap_or_default().as_bytes();
+        if name == OPAQUE {
+            let directory = path.parent().unwrap_or(Path::new(""));
+            self.make_directories(directory)?;
+            return self.layer.set_opaque(directory).at(directory);
+        }
+        if let Some(gone) = name.strip_prefix(WHITEOUT) {
+            if gone.is_empty() || gone == b"." || gone == b".." || gone.starts_with(WHITEOUT) {
+                return Err(refused(path, "it deletes nothing that has a name"));
+            }
+            return self.remove(&path.with_file_name(OsStr::from_bytes(gone)));
+        }
+        if path.as_os_str().is_empty() {
+            if member.kind != EntryType::Directory {
+                return Err(refused(Path::new("."), "the root is a directory"));
+            }
+            return self.describe(member);
+        }
+        self.make_directories(path.parent().unwrap_or(Path::new("")))?;
+        if member.kind == EntryType::Directory {
+            self.directory(path)?;
+            return self.describe(member);
+        }
+        self.clear(path)?;
+        match member.kind {
+            EntryType::Regular | EntryType::Continuous => self.file(path, content)?,
+            EntryType::Symlink => {
+                let target = OsStr::from_bytes(&member.target);
+                self.layer.tree.make_symlink(path, target).at(path)?;
+            }
+            EntryType::Link => return self.link(member),
+            EntryType::Fifo => self.special(member, libc::S_IFIFO)?,
+            EntryType::Char => self.special(member, libc::S_IFCHR)?,
+            EntryType::Block => self.special(member, libc::S_IFBLK)?,
+            kind => {
+                let what =
+                    format!("a member of type {:?} is not known", char::from(kind.as_byte()));
+                return Err(refused(path, &what));
+            }
+        }
+        self.describe(member)
+    }
+
+    fn kind(&self, path: &Path) -> Result<Option<FileType>, Error> {
+        match self.layer.tree.stat(path) {
+            Ok(stat) => Ok(Some(FileType::from_raw_mode(u32::from(stat.stx_mode)))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(Errno::NOTDIR | Errno::LOOP) => {
+                Err(refused(path, "what is above it is no directory"))
+            }
+            Err(error) => Err(error).at(path),
+        }
+    }
+
+    /// Directories that the archive takes for granted: as the parent has them, or new ones of the owner's.
+    fn make_directories(&mut self, path: &Path) -> Result<(), Error> {
+        if path.as_os_str().is_empty() {
+            return Ok(());
+        }
+        match self.kind(path)? {
+            Some(FileType::Directory) => return Ok(()),
+            Some(_) => return Err(refused(path, "something is below it, and it is no directory")),
+            None => {}
+        }
+        self.make_directories(path.parent().unwrap_or(Path::new("")))?;
+        self.layer.tree.make_directory(path, 0o755).at(path)?;
+        let known: Option<Side> = find_below(self.below, path)?.filter(Side::is_directory);
+        if let Some(known) = known {
+            let stat = known.layer.tree.stat(&known.place).at(path)?;
+            let from = (&known.layer.tree, known.place.as_path(), &stat);
+            copy_metadata(from, (&self.layer.tree, path)).at(path)?;
+            let times = crate::layer::times(&stat);
+            self.directories.push((path.to_path_buf(), times));
+            return Ok(());
+        }
+        let (uid, gid) = match self.rights {
+            Rights::Given(uid, gid) => (*uid, *gid),
+            Rights::Of(peer) => peer.ids(),
+            Rights::All => return Ok(()),
+        };
+        self.layer.tree.set_owner(path, Some(uid), Some(gid)).at(path)
+    }
+
+    fn directory(&mut self, path: &Path) -> Result<(), Error> {
+        match self.kind(path)? {
+            Some(FileType::Directory) => return Ok(()),
+            Some(_) => self.clear(path)?,
+            None => {}
+        }
+        self.layer.tree.make_directory(path, 0o700).at(path)?;
+        if self.whiteouts.contains(path) {
+            self.layer.set_opaque(path).at(path)?;
+        }
+        Ok(())
+    }
+
+    /// The last member of a name counts. A directory is not thrown away for something else.
+    fn clear(&mut self, path: &Path) -> Result<(), Error> {
+        match self.kind(path)? {
+            None => Ok(()),
+            Some(FileType::Directory) => Err(refused(path, "it is a directory and something else")),
+            Some(_) => self.layer.tree.remove_file(path).at(path),
+        }
+    }
+
+    fn remove(&mut self, path: &Path) -> Result<(), Error> {
+        self.whiteouts.insert(path.to_path_buf());
+        self.make_directories(path.parent().unwrap_or(Path::new("")))?;
+        match self.kind(path)? {
+            Some(FileType::Directory) => self.layer.set_opaque(path).at(path),
+            Some(_) => Ok(()), // the archive has something else there
+            None if find_below(self.below, path)?.is_some() => {
+                self.layer.put_whiteout(path).at(path)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn file(&self, path: &Path, content: &mut impl Read) -> Result<(), Error> {
+        let mut file = std::fs::File::from(self.layer.tree.create_file(path, 0o600).at(path)?);
+        // An error of the archive and one of the disk look the same here; either refuses the whole.
+        io::copy(content, &mut file).at(path)?;
+        Ok(())
+    }
+
+    /// Only to what the archive itself brought: not to a file of the base that the user may not even read.
+    fn link(&self, member: &Member) -> Result<(), Error> {
+        let target = beneath(&member.target)?;
+        match self.kind(&target)? {
+            None | Some(FileType::Directory) => {
+                let what = format!("its link target {} is not in the archive", target.display());
+                Err(refused(&member.path, &what))
+            }
+            Some(_) => self.layer.tree.link(&target, &member.path).at(&member.path),
+        }
+    }
+
+    fn special(&self, member: &Member, kind: u32) -> Result<(), Error> {
+        let (path, (major, minor)) = (&member.path, member.device);
+        if kind != libc::S_IFIFO && !matches!(self.rights, Rights::All) {
+            return Err(refused(path, "only root may bring devices"));
+        }
+        let device = rustix::fs::makedev(major, minor);
+        self.layer.tree.make_node(path, kind | 0o600, device).at(path)?;
+        if kind == libc::S_IFCHR && (major, minor) == (0, 0) {
+            let mark = OsStr::new(DEVICE_XATTR);
+            self.layer.tree.set_xattr(path, mark, b"y", XattrFlags::empty()).at(path)?;
+        }
+        Ok(())
+    }
+
+    fn describe(&mut self, member: &Member) -> Result<(), Error> {
+        let (tree, path) = (&self.layer.tree, &member.path);
+        let (uid, gid) = match self.rights {
+            Rights::All => member.owner,
+            Rights::Given(uid, gid) => (*uid, *gid),
+            Rights::Of(peer) if peer.may_give(member.owner.0, member.owner.1) => member.owner,
+            Rights::Of(_) => {
+                let (uid, gid) = member.owner;
+                let what = format!(
+                    "it belongs to user {uid}, group {gid}, which you cannot give it to; import with --no-same-owner"
+                );
+                return Err(refused(path, &what));
+            }
+        };
+        tree.set_owner(path, Some(uid), Some(gid)).at(path)?;
+        for (name, value) in &member.xattrs {
+            let name = OsStr::from_bytes(name);
+            let is_free = name.as_bytes().starts_with(b"user.")
+                || name.as_bytes().starts_with(b"system.posix_acl_");
+            if is_private_xattr(name) || !(is_free || matches!(self.rights, Rights::All)) {
+                let what = format!("its attribute {} cannot be given", name.to_string_lossy());
+                return Err(refused(path, &what));
+            }
+            tree.set_xattr(path, name, value, XattrFlags::empty()).at(path)?;
+        }
+        if member.kind != EntryType::Symlink {
+            tree.set_mode(path, member.mode).at(path)?;
+        }
+        let time = Timespec { tv_sec: member.mtime.0, tv_nsec: i64::from(member.mtime.1) };
+        let times = Timestamps { last_access: time, last_modification: time };
+        if member.kind == EntryType::Directory {
+            self.directories.push((path.clone(), times));
+            return Ok(());
+        }
+        tree.set_times(path, &times).at(path)
+    }
+
+    fn finish(self) -> Result<(), Error> {
+        for (path, times) in &self.directories {
+            self.layer.tree.set_times(path, times).at(path)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_lead_out_are_refused() {
+        for path in ["/etc/passwd", "../x", "a/../../x", "", ".branching/x"] {
+            assert!(beneath(path.as_bytes()).is_err(), "{path}");
+        }
+        assert_eq!(beneath(b"./a//b/").unwrap(), Path::new("a/b"));
+        assert_eq!(beneath(b"./").unwrap(), Path::new(""));
+    }
+
+    #[test]
+    fn damaged_records_are_refused() {
+        for bytes in
+            [&b"x"[..], b"5 a=b", b"99 a=b\n", b"3 a\n", b"0 \n", b"18446744073709551616 a=b\n"]
+        {
+            assert!(records(bytes).is_err(), "{bytes:?}");
+        }
+        assert_eq!(records(b"6 a=b\n").unwrap(), [(&b"a"[..], &b"b"[..])]);
+    }
+
+    #[test]
+    fn times_are_read_to_the_nanosecond() {
+        assert_eq!(time(b"5.000000007").unwrap(), (5, 7));
+        assert_eq!(time(b"-1.25").unwrap(), (-2, 750_000_000));
+        assert_eq!(time(b"7").unwrap(), (7, 0));
+        assert!(time(b"soon").is_err());
+    }
+}

@@ -1,0 +1,301 @@
+//! Branches as OCI layers: `branchfs export` and `branchfs import`.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+
+mod common;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use common::{Mount, PROGRAM, assert_same, refusal, shell, snapshot, succeed};
+
+const FILLED: &str = "
+    mkdir -p d/sub kept e r/a r/b; echo one > d/one; echo two > d/sub/two; echo file > file
+    echo other > other; ln -s file link; ln file hard; echo in > kept/in; echo x > r/a/x; echo y > r/b/y
+";
+
+/// Everything that a layer can carry, and what hides the parent's.
+const CHANGED: &str = "
+    echo more >> d/one; rm -r kept; rm other; mkdir other; echo x > other/x; rm e -r; echo e > e
+    rm -r r/a; mkdir r/a; echo new > r/a/new; mv r/b b; mv d moved; ln -sfn nowhere link
+    mkfifo fifo; mknod null c 1 3; mknod zero c 0 0; deep=long/$(printf 'n%.0s' {1..120})/$(printf 'm%.0s' {1..200})
+    mkdir -p $deep; echo deep > $deep/file; ln $deep/file first; ln first second; printf 'odd' > \"$(printf 'new\\nline\\377')\"
+    echo odd > \"$(printf 'o\\377%.0s' {1..100})\"
+    chown 1234567:3000000 file; chmod 4711 file; truncate -s 5M sparse; touch -d '1969-12-31 23:59:58.25' first
+    touch -d '2001-02-03 04:05:06.123456789' moved r; chmod 1777 .
+";
+
+fn export(mount: &Mount, branch: &str) -> PathBuf {
+    let archive = mount.directory.path().join(format!("{branch}.tar"));
+    let output = mount.run(&["export", "-o", archive.to_str().unwrap(), branch], &[]);
+    succeed(&output);
+    archive
+}
+
+fn import_as(mount: &Mount, name: &str, archive: &Path, options: &[&str], user: u32) -> Output {
+    let mut command = Command::new(PROGRAM);
+    command.arg("import").args(options).arg(name).arg(mount.mountpoint());
+    command.stdin(fs::File::open(archive).unwrap());
+    if user != 0 {
+        command.uid(user).gid(user);
+    }
+    command.output().unwrap()
+}
+
+fn import(mount: &Mount, name: &str, archive: &Path) -> Output {
+    import_as(mount, name, archive, &[], 0)
+}
+
+fn set_xattrs(root: &Path) {
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(root.join("first"), "user.note", b"a=b\n\0", flags).unwrap();
+    rustix::fs::setxattr(root.join("moved"), "user.note", b"on a directory", flags).unwrap();
+}
+
+#[test]
+fn what_was_exported_and_imported_commits_as_the_branch_itself() {
+    let source = Mount::over(|base| shell(base, FILLED));
+    let original = source.base().display().to_string();
+    let target = Mount::over(|base| {
+        let copy = "rm -r .branching; touch -r";
+        shell(base, &format!("cp -a '{original}/.' .; {copy} '{original}' ."));
+    });
+    let branch = source.create("branch");
+    shell(&branch, CHANGED);
+    set_xattrs(&branch);
+    let archive = export(&source, "branch");
+    succeed(&import(&target, "branch", &archive));
+    let wanted = snapshot(&branch);
+    source.commit("branch");
+    assert_same(&snapshot(&target.branch("branch")), &wanted, "the imported branch");
+    target.commit("branch");
+    assert_same(&snapshot(&target.base()), &snapshot(&source.base()), "the base after its commit");
+}
+
+#[test]
+fn a_nested_branch_of_several_layers_is_exported_whole() {
+    let mount = Mount::over(|base| shell(base, FILLED));
+    let parent = mount.create("parent");
+    shell(&parent, "mv d moved; echo x > new");
+    let child = mount.create_below("parent", "child");
+    shell(&child, "mv moved/sub sub; rm moved/one; echo y >> new");
+    mount.commit("child");
+    let archive = export(&mount, "parent");
+    succeed(&import(&mount, "again", &archive));
+    assert_same(&snapshot(&mount.branch("again")), &snapshot(&parent), "the imported branch");
+}
+
+#[test]
+fn exports_are_the_same_bytes_every_time() {
+    let mount = Mount::over(|base| shell(base, FILLED));
+    shell(&mount.create("branch"), CHANGED);
+    let first = fs::read(export(&mount, "branch")).unwrap();
+    shell(&mount.branch("branch"), "cat file d/* > /dev/null 2>&1 || :; ls -R > /dev/null");
+    let output = mount.run(&["export", "branch"], &[]);
+    succeed(&output);
+    assert!(first == output.stdout, "the archives differ");
+}
+
+#[test]
+fn tar_unpacks_what_is_new() {
+    let mount = Mount::over(|base| shell(base, FILLED));
+    let branch = mount.create("branch");
+    shell(&branch, CHANGED);
+    set_xattrs(&branch);
+    let archive = export(&mount, "branch");
+    let out = mount.directory.path().join("out");
+    fs::create_dir(&out).unwrap();
+    let tar = Command::new("tar")
+        .args(["--extract", "--xattrs", "--xattrs-include=user.*", "--same-owner", "-p", "-f"])
+        .arg(&archive)
+        .current_dir(&out)
+        .output()
+        .unwrap();
+    succeed(&tar);
+    let (found, wanted) = (snapshot(&out), snapshot(&branch));
+    for (path, object) in &found {
+        let is_whiteout = path.file_name().is_some_and(|name| name.as_bytes().starts_with(b".wh."));
+        if !is_whiteout {
+            assert_eq!(Some(object), wanted.get(path), "{}", path.display());
+        }
+    }
+    assert!(found.contains_key(Path::new(".wh.kept")) && found.contains_key(Path::new(".wh.d")));
+    assert!(found.contains_key(Path::new("r/.wh.b")) && found.contains_key(Path::new("r/a/.wh.x")));
+}
+
+/// A layer as others write it: GNU tar's format, without the directories above, opaque marks in any order.
+#[test]
+fn layers_of_other_tools_are_understood() {
+    let mount = Mount::over(|base| shell(base, FILLED));
+    let made = mount.directory.path().join("made");
+    fs::create_dir(&made).unwrap();
+    shell(
+        &made,
+        "deep=kept/$(printf 'n%.0s' {1..150}); mkdir -p d r/a $deep; echo new > d/new; : > d/.wh..wh..opq
+         : > .wh.file; : > .wh.missing; : > r/.wh.a; echo z > r/a/z; echo long > $deep/file
+         tar --format=gnu -cf ../other.tar d/new d/.wh..wh..opq r/a/z r/.wh.a .wh.file .wh.missing kept/n*/file",
+    );
+    let archive = mount.directory.path().join("other.tar");
+    succeed(&import(&mount, "branch", &archive));
+    let branch = mount.branch("branch");
+    shell(
+        &branch,
+        "test \"$(ls d)\" = new; test ! -e file; test -e hard; test \"$(ls r/a)\" = z; test -e r/b/y
+         test \"$(cat kept/n*/file)\" = long; test -e kept/in",
+    );
+    let wanted = snapshot(&branch);
+    mount.commit("branch");
+    assert_same(&snapshot(&mount.base()), &wanted, "the base after the commit");
+}
+
+/// An archive by hand: (type, path, link target, content).
+fn archive(mount: &Mount, members: &[(u8, &str, &str, &[u8])]) -> PathBuf {
+    let mut bytes = Vec::new();
+    for (kind, path, target, content) in members {
+        let mut block = [0_u8; 512];
+        block[..path.len()].copy_from_slice(path.as_bytes());
+        block[100..107].copy_from_slice(b"0000644");
+        block[108..115].copy_from_slice(b"0000000");
+        block[116..123].copy_from_slice(b"0000000");
+        block[124..135].copy_from_slice(format!("{:011o}", content.len()).as_bytes());
+        block[136..147].copy_from_slice(b"00000000000");
+        block[156] = *kind;
+        block[157..157 + target.len()].copy_from_slice(target.as_bytes());
+        block[329..336].copy_from_slice(b"0000001");
+        block[337..344].copy_from_slice(b"0000003");
+        block[257..265].copy_from_slice(b"ustar\x0000");
+        block[148..156].copy_from_slice(b"        ");
+        let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
+        block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        bytes.extend_from_slice(&block);
+        bytes.extend_from_slice(content);
+        bytes.resize(bytes.len().next_multiple_of(512), 0);
+    }
+    bytes.extend_from_slice(&[0; 1024]);
+    let path = mount.directory.path().join("hostile.tar");
+    fs::File::create(&path).unwrap().write_all(&bytes).unwrap();
+    path
+}
+
+#[test]
+fn hostile_archives_are_refused_whole_and_leave_nothing() {
+    let mount = Mount::over(|base| shell(base, FILLED));
+    let outside = mount.directory.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    let escape = outside.to_str().unwrap();
+    let good = (b'0', "good", "", &b"content"[..]);
+    for (what, members) in [
+        ("absolute", vec![good, (b'0', "/etc/branchfs-test", "", b"x")]),
+        ("parent", vec![good, (b'0', "a/../../x", "", b"x")]),
+        ("through a link", vec![good, (b'2', "out", escape, b""), (b'0', "out/x", "", b"x")]),
+        ("whiteout through a link", vec![(b'2', "out", escape, b""), (b'0', "out/.wh.x", "", b"")]),
+        (
+            "mark through a link",
+            vec![(b'2', "out", escape, b""), (b'0', "out/.wh..wh..opq", "", b"")],
+        ),
+        ("link to the base", vec![good, (b'1', "stolen", "file", b"")]),
+        ("link out", vec![good, (b'1', "stolen", "../../x", b"")]),
+        ("link to a directory", vec![(b'5', "new", "", b""), (b'1', "stolen", "new", b"")]),
+        ("the store", vec![good, (b'0', ".branching/x", "", b"x")]),
+        ("whiteout of a parent", vec![good, (b'0', ".wh...", "", b"")]),
+        ("whiteout without a name", vec![good, (b'0', ".wh.", "", b"")]),
+        ("below a file", vec![good, (b'0', "good/x", "", b"x")]),
+        ("a file for a directory", vec![(b'5', "new", "", b""), (b'0', "new", "", b"x")]),
+        ("root as a file", vec![(b'0', "./", "", b"x")]),
+        ("a sparse file", vec![(b'S', "sparse", "", b"x")]),
+        ("an unknown type", vec![good, (b'Z', "what", "", b"x")]),
+        ("a global path", vec![(b'g', "g", "", b"13 path=/etc\n"), good]),
+        ("a damaged record", vec![(b'x', "x", "", b"99 path=x\n"), good]),
+        ("an absolute record", vec![(b'x', "x", "", b"13 path=/etc\n"), good]),
+        (
+            "a private attribute",
+            vec![(b'x', "x", "", b"47 SCHILY.xattr.trusted.overlay.redirect=/../x\n"), good],
+        ),
+        ("a sparse record", vec![(b'x', "x", "", b"22 GNU.sparse.major=1\n"), good]),
+    ] {
+        let path = archive(&mount, &members);
+        let told = refusal(&import(&mount, "branch", &path));
+        assert!(told.contains("refused") || told.contains("cannot access"), "{what}: {told}");
+        assert!(!mount.branch("branch").exists(), "{what}");
+    }
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    let cut = archive(&mount, &[(b'0', "cut", "", &[b'x'; 5000])]);
+    fs::OpenOptions::new().write(true).open(&cut).unwrap().set_len(3000).unwrap();
+    refusal(&import(&mount, "branch", &cut));
+    let layers = mount.base().join(".branching/layers");
+    assert_eq!(fs::read_dir(layers).unwrap().count(), 0, "a refused layer was left");
+    succeed(&import(&mount, "branch", &archive(&mount, &[good])));
+    assert_eq!(fs::read(mount.branch("branch").join("good")).unwrap(), b"content");
+}
+
+#[test]
+fn a_user_brings_no_files_of_others_and_no_devices() {
+    const USER: u32 = 54_321;
+    let mount =
+        Mount::unmounted(|base| shell(base, &format!("echo x > file; chown -R {USER}:{USER} .")));
+    fs::set_permissions(mount.directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    mount.mount();
+    let roots = archive(&mount, &[(b'0', "root's", "", b"x")]);
+    let told = refusal(&import_as(&mount, "branch", &roots, &[], USER));
+    assert!(told.contains("--no-same-owner"), "{told}");
+    let device = archive(&mount, &[(b'3', "null", "", b"")]);
+    let told = refusal(&import_as(&mount, "branch", &device, &["--no-same-owner"], USER));
+    assert!(told.contains("only root may bring devices"), "{told}");
+    let roots = archive(&mount, &[(b'0', "root's", "", b"x")]);
+    succeed(&import_as(&mount, "branch", &roots, &["--no-same-owner"], USER));
+    let object = &snapshot(&mount.branch("branch"))[Path::new("root's")];
+    assert_eq!(object.owner, (USER, USER));
+}
+
+/// A file of root's in the user's own directory: the user may remove it, and even so not read it.
+#[test]
+fn content_is_handed_out_with_the_rights_of_who_asks() {
+    const USER: u32 = 54_321;
+    let mount = Mount::unmounted(|base| {
+        shell(base, &format!("echo secret > secret; chmod 600 secret; chown {USER}:{USER} ."));
+    });
+    fs::set_permissions(mount.directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    mount.mount();
+    let branch = mount.create("branch");
+    shell(&branch, "echo more >> secret");
+    for words in [&["diff", "--patch"][..], &["export"]] {
+        let output = Command::new(PROGRAM)
+            .args(words)
+            .arg("branch")
+            .arg(mount.mountpoint())
+            .uid(USER)
+            .gid(USER)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(!text.contains("secret\n"), "{words:?}: {text}");
+        let told = refusal(&output);
+        assert!(told.contains("cannot access secret: Permission denied"), "{words:?}: {told}");
+    }
+    succeed(&mount.run(&["export", "branch"], &[]));
+}
+
+#[test]
+fn what_an_archive_cannot_carry_is_refused() {
+    let mount = Mount::new();
+    let branch = mount.create("branch");
+    let socket = std::os::unix::net::UnixListener::bind(branch.join("socket")).unwrap();
+    assert!(refusal(&mount.run(&["export", "branch"], &[])).contains("socket"));
+    drop(socket);
+    fs::remove_file(branch.join("socket")).unwrap();
+    fs::write(branch.join(".wh.file"), "").unwrap();
+    let into = mount.directory.path().join("never.tar");
+    let output = mount.run(&["export", "-o", into.to_str().unwrap(), "branch"], &[]);
+    assert!(refusal(&output).contains(".wh."));
+    let left: Vec<_> = fs::read_dir(mount.directory.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert!(left.iter().all(|name| name == "base" || name == "mount"), "{left:?}");
+}
