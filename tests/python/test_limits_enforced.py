@@ -284,7 +284,7 @@ def test_wherever_descriptors_run_out_nothing_is_left(is_nested: bool) -> None:
             assert groups() == before
             assert not list(group.path.glob("branch-*"))
             if scope is not None:
-                assert count > 2, "nothing failed"
+                assert count > 0, "nothing failed"
                 return
     raise AssertionError("32 descriptors are not enough")
 
