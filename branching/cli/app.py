@@ -16,7 +16,9 @@ from branching.cli.cascaded import cascaded
 from branching.cli.commit import commit
 from branching.cli.diff import diff
 from branching.cli.doctor import doctor
+from branching.cli.export import export
 from branching.cli.history import history
+from branching.cli.load import load
 from branching.cli.log import log
 from branching.cli.ls import ls
 from branching.cli.prune import prune
@@ -51,6 +53,8 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "diff": (diff, "What a branch changed."),
     "log": (log, "What candidates printed."),
     "shell": (shell, "Look around in a branch."),
+    "export": (export, "A branch as an archive."),
+    "load": (load, "A branch from an archive."),
     "commit": (commit, "Take over a branch that was kept."),
     "abort": (abort, "Drop a branch that was kept."),
     "undo": (undo, "Take the last commit back."),

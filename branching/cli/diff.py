@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
-from branching.cli.failure import reported
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from branching.cli.failure import UsageFault, reported
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
 from branching.cli.place import opened_workspace
 from branching.cli.report import change_facts, change_lines, print_json
 
+if TYPE_CHECKING:
+    from branching.fs import Change
 
-def diff(name: BranchArgument, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
+
+def diff(
+    name: BranchArgument,
+    workspace: WorkspaceOption = None,
+    patch: Annotated[
+        bool, typer.Option("-p", "--patch", help="As a patch that git apply takes.")
+    ] = False,
+    stat: Annotated[bool, typer.Option("--stat", help="Count the lines that changed.")] = False,
+    json: JsonOption = False,
+) -> None:
     """List what a branch changed: A added, M modified, D deleted, R renamed, T type, m metadata.
 
-    Example: branching diff run-1a2b3c4d
+    Example: branching diff --stat run-1a2b3c4d
     """
     with reported(json=json):
+        if patch and (stat or json):
+            raise UsageFault("--patch goes with neither --stat nor --json")
         with opened_workspace(workspace) as space:
-            changes = space.reopen(name).diff()
+            branch = space.reopen(name)
+            if patch:
+                left_out = branch.patch(sys.stdout.buffer)
+                if left_out:
+                    print(f"{left_out} changes cannot be said in a patch", file=sys.stderr)
+                return
+            changes = branch.diff(count_lines=stat)
         if json:
             print_json("diff", branch=name, changes=change_facts(changes))
+        elif stat:
+            print("".join(f"{line}\n" for line in _counted(changes)), end="")
         else:
             print("".join(f"{line}\n" for line in change_lines(changes)), end="")
+
+
+def _counted(changes: list[Change]) -> list[str]:
+    lines = change_lines(changes)
+    width = max(map(len, lines), default=0)
+    return [
+        f"{line:<{width}}  +{change.lines[0]} -{change.lines[1]}" if change.lines else line
+        for line, change in zip(lines, changes, strict=True)
+    ]

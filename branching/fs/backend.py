@@ -63,6 +63,8 @@ class Change:
     """"file", "directory", "symlink" or "other"."""
     origin: str | None = None
     """Where a renamed path was before."""
+    lines: tuple[int, int] | None = None
+    """How many lines were added and removed, where they were counted."""
     aspects: tuple[str, ...] = ()
     """In what it differs if it was there: "content", "mode", "owner", "xattrs", "times"."""
 
@@ -176,8 +178,17 @@ class Backend(Protocol):
     def abort(self, branch: BranchRecord) -> None:
         """Drops the branch and its children. One that is gone already is no error."""
 
-    def diff(self, branch: BranchRecord) -> list[Change]:
+    def diff(self, branch: BranchRecord, *, count_lines: bool = False) -> list[Change]:
         """Lists what the branch changed, by path."""
+
+    def patch(self, branch: BranchRecord, file: int) -> int:
+        """Writes what the branch changed as a patch; returns how many changes it cannot say."""
+
+    def export(self, branch: BranchRecord, file: int) -> None:
+        """Writes the branch's layer as an archive."""
+
+    def load(self, name: str, parent: int, file: int) -> BranchRecord:
+        """Makes a branch of an archive, or nothing."""
 
     def history(self) -> list[CommitRecord]:
         """Lists the commits to main that can be taken back or made again, the oldest first."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import IO, Literal
 
 from branching.errors import (
     BranchError,
@@ -166,9 +166,27 @@ class Branch:
             self._backend.abort(record)
             self._ended = "aborted"
 
-    def diff(self) -> list[Change]:
+    def diff(self, *, count_lines: bool = False) -> list[Change]:
         """Lists what the branch changed against its parent, by path."""
-        return self._backend.diff(self._opened())
+        return self._backend.diff(self._opened(), count_lines=count_lines)
+
+    def patch(self, file: IO[bytes]) -> int:
+        """Writes what the branch changed to an open file, as a patch that `git apply` takes.
+
+        Returns how many changes a patch cannot say (owners, empty directories, special files);
+        comment lines in it name them. BranchError if it cannot be written to its end.
+        """
+        file.flush()
+        return self._backend.patch(self._opened(), file.fileno())
+
+    def export(self, file: IO[bytes]) -> None:
+        """Writes all that the branch changed to an open file, as an OCI layer (a tar archive).
+
+        `Workspace.load` makes a branch of it, here or elsewhere. BranchError if it cannot be
+        written to its end; the file then holds no whole archive.
+        """
+        file.flush()
+        self._backend.export(self._opened(), file.fileno())
 
     def inspect(self) -> BranchRecord:
         """Asks what the file system knows of the branch now: its state, its disk use.

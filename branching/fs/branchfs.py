@@ -126,10 +126,31 @@ class BranchFS:
                 if refused.kind != "not_found":  # gone is what was wanted
                     raise
 
-    def diff(self, branch: BranchRecord) -> list[Change]:
+    def diff(self, branch: BranchRecord, *, count_lines: bool = False) -> list[Change]:
         what = f"branch {branch.name!r} cannot be compared"
+        fields: Fields = {"branch": branch.id, **({"stat": True} if count_lines else {})}
         with _translated(BranchError, what, self._root, branch=branch.name):
-            return _changes(self._control.request("diff", {"branch": branch.id}))
+            return _changes(self._control.request("diff", fields))
+
+    def patch(self, branch: BranchRecord, file: int) -> int:
+        what = f"branch {branch.name!r} cannot be written as a patch"
+        fields: Fields = {"branch": branch.id, "patch": True}
+        with _translated(BranchError, what, self._root, branch=branch.name):
+            return _int(self._control.request("diff", fields, descriptor=file)["left_out"])
+
+    def export(self, branch: BranchRecord, file: int) -> None:
+        what = f"branch {branch.name!r} was not exported"
+        with _translated(BranchError, what, self._root, branch=branch.name):
+            self._control.request("export", {"branch": branch.id}, descriptor=file)
+
+    def load(self, name: str, parent: int, file: int) -> BranchRecord:
+        what = f"branch {name!r} was not imported"
+        fields: Fields = {"name": name, "parent": parent}
+        with _translated(MountError, what, self._root, branch=name):
+            made = self._control.request(
+                "import", fields, undo=self._drop_interrupted, descriptor=file
+            )
+        return _record(made)
 
     def history(self) -> list[CommitRecord]:
         with _translated(MountError, "the history cannot be listed", self._root):
@@ -282,10 +303,17 @@ def _changes(reply: Fields) -> list[Change]:
             change=str(entry["change"]),
             kind=str(entry["kind"]),
             origin=cast("str | None", entry.get("from")),
+            lines=_lines(entry.get("lines")),
             aspects=tuple(cast("list[str]", entry.get("aspects", []))),
         )
         for entry in cast("list[Fields]", reply["changes"])
     ]
+
+
+def _lines(counted: object) -> tuple[int, int] | None:
+    if not isinstance(counted, dict):
+        return None
+    return _int(counted["added"]), _int(counted["removed"])
 
 
 def _int(value: object) -> int:

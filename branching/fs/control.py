@@ -55,9 +55,16 @@ class ControlSocket:
         self._finalizer = weakref.finalize(self, _close_all, self._idle)
 
     def request(
-        self, verb: str, fields: Fields, *, undo: Callable[[Fields], None] | None = None
+        self,
+        verb: str,
+        fields: Fields,
+        *,
+        undo: Callable[[Fields], None] | None = None,
+        descriptor: int | None = None,
     ) -> Fields:
         """Sends one request and returns the `ok` part of the reply.
+
+        With `descriptor` the daemon is handed an open file, to write to or to read from.
 
         An interrupt (Ctrl-C) while the reply is awaited would leave unknown what the daemon did.
         So the reply is read to its end all the same, `undo` is called with what was done, and
@@ -68,7 +75,7 @@ class ControlSocket:
         line = json.dumps({"v": VERSION, "verb": verb, **fields}).encode("ascii") + b"\n"
         with self._connection() as connection:
             try:
-                reply = connection.exchange(line)
+                reply = connection.exchange(line, descriptor)
             except KeyboardInterrupt:
                 reply = connection.receive()
                 if undo is not None and "ok" in reply:
@@ -126,8 +133,10 @@ class _Connection:
             self._socket.close()
             raise DaemonGone(f"cannot connect to {path}: {error.strerror or error}") from error
 
-    def exchange(self, line: bytes) -> Fields:
+    def exchange(self, line: bytes, descriptor: int | None = None) -> Fields:
         try:
+            if descriptor is not None:
+                line = line[socket.send_fds(self._socket, [line], [descriptor]) :]
             self._socket.sendall(line)
         except OSError as error:
             raise DaemonGone(f"the connection broke: {error.strerror or error}") from error

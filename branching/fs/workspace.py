@@ -12,12 +12,12 @@ import weakref
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from branching.errors import BranchNotFoundError, MountError, add_note
 from branching.fs.awaited import finished
 from branching.fs.backend import MAIN_ID, Backend, BranchRecord, CommitRecord, Policy, Reversal
-from branching.fs.branch import Branch, OnError, OnSuccess
+from branching.fs.branch import Branch, OnError, OnSuccess, check_name
 from branching.fs.branchfs import BranchFS
 from branching.fs.mounts import Mount, mounts_around
 
@@ -177,6 +177,16 @@ class Workspace:
             hint="branching ls lists them",
             branch=name,
         )
+
+    def load(self, name: str, file: IO[bytes]) -> Branch:
+        """Makes a branch of an archive that `Branch.export` wrote, or any OCI layer; it is open.
+
+        Raises MountError for an archive that is damaged, or leads out of the workspace, or needs
+        rights we lack; then there is no branch.
+        """
+        check_name(name)
+        parent = self._branch.id if self._branch else MAIN_ID
+        return Branch.of(self._backend, self._backend.load(name, parent, file.fileno()))
 
     def branches(self) -> list[BranchRecord]:
         """Lists the open branches at all depths, the oldest first."""

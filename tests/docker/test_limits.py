@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tree import Project
 
-DOCUMENTED = ["--device", "/dev/fuse", "--cap-add", "SYS_ADMIN", "--security-opt", "apparmor:unconfined"]
+DOCUMENTED = [
+    "--device",
+    "/dev/fuse",
+    "--cap-add",
+    "SYS_ADMIN",
+    "--security-opt",
+    "apparmor:unconfined",
+]
 RUN_SECONDS = 120
 HOG = ["python3", "-c", "held = bytearray(200 << 20); open('made', 'w').close()"]
 
@@ -37,7 +44,16 @@ def test_each_candidate_meets_its_own_limit(image: str, project: Project) -> Non
     """All limits are on; the last candidate keeps to them and wins."""
     forks = "for i in $(seq 60); do sleep 60 & done; exit 1"
     fills = "dd if=/dev/zero of=filled bs=64k count=100 status=none"
-    limits = ["--memory-limit", "64M", "--pids-limit", "40", "--disk-limit", "1M", "--cpu-limit", "0.9"]
+    limits = [
+        "--memory-limit",
+        "64M",
+        "--pids-limit",
+        "40",
+        "--disk-limit",
+        "1M",
+        "--cpu-limit",
+        "0.9",
+    ]
     limits += ["--group-memory-limit", "512M", "--group-cpu-limit", "1.5"]
     candidates = ["-c", fills, "-c", forks, "-c", "touch won"]
     done = branching(image, project, "speculate", *limits, "--parallel", "1", "--json", *candidates)

@@ -28,7 +28,7 @@ _FIELDS = {
     "list": set[str](),
     "diff": {"branch"},
 }
-_OPTIONAL = {"create": {"disk_limit"}, "commit": {"policy", "dry_run"}}
+_OPTIONAL = {"create": {"disk_limit"}, "commit": {"policy", "dry_run"}, "diff": {"stat"}}
 
 
 class Refusal(Exception):
@@ -132,7 +132,7 @@ class FakeBranchFS:
     def _list(self) -> dict[str, Any]:
         return {"branches": [self._show(branch) for branch in self.open.values()]}
 
-    def _diff(self, branch: int) -> dict[str, Any]:
+    def _diff(self, branch: int, **_: object) -> dict[str, Any]:
         return {"changes": self._changes(self._find(branch))}
 
     def _changes(self, branch: FakeBranch) -> list[dict[str, Any]]:

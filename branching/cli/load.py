@@ -1,0 +1,49 @@
+"""`branching load`: a branch from a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from branching.cli.failure import UsageFault, reported
+from branching.cli.options import JsonOption, WorkspaceOption
+from branching.cli.place import opened_workspace
+from branching.cli.report import print_json
+
+
+def load(
+    name: Annotated[
+        str, typer.Argument(metavar="BRANCH", help="Name of the new branch.", show_default=False)
+    ],
+    archive: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]", help="The archive. [default: standard input]", show_default=False
+        ),
+    ] = None,
+    workspace: WorkspaceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a branch of an archive that branching export wrote, or of any OCI layer.
+
+    An archive that is damaged, or leads out of the workspace, makes nothing. What to do with the
+    branch comes after: branching diff, commit, abort.
+
+    Example: branching load fix fix.tar
+    """
+    with reported(json=json):
+        if archive is None and sys.stdin.isatty():
+            raise UsageFault("an archive is not typed; give a file")
+        with opened_workspace(workspace) as space:
+            if archive is None:
+                space.load(name, sys.stdin.buffer)
+            else:
+                with archive.open("rb") as file:
+                    space.load(name, file)
+        if json:
+            print_json("load", branch=name, action="kept")
+        else:
+            print(f"branch: {name}\naction: kept")
