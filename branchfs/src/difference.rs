@@ -24,9 +24,10 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Statx};
 
 use crate::layer::Layer;
+use crate::partial::PartialCopy;
 
 pub(crate) use compare::{Aspect, Difference, compare};
-pub(crate) use content::Reader;
+pub(crate) use content::{OpenedFile, Reader};
 pub(crate) use patch::{Statistics, statistics, write_patch};
 pub(crate) use stack::find_below;
 pub(crate) use walk::{Moves, walk};
@@ -42,6 +43,8 @@ pub(crate) struct Side {
     pub(crate) stat: Stat,
     /// What has the content of a file that is in its layer by its attributes alone.
     pub(crate) content: Option<Box<Side>>,
+    /// Where it was copied up in part: the file and its layer do not tell what it shows.
+    pub(crate) partial: Option<Arc<PartialCopy>>,
 }
 
 /// What a comparison needs of `statx`: a walk keeps two for each changed name.

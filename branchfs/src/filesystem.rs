@@ -20,6 +20,7 @@ use std::time::Duration;
 use rustix::fs::{FallocateFlags, OFlags, RenameFlags, SeekFrom};
 use rustix::io::Errno;
 
+use crate::content::Content;
 use crate::kernel::handler::{
     Answer, Attributes, Caller, Capabilities, Changes, DirectorySink, Entry, FOREVER, Handle,
     Handler, Kernel, NodeId, OpenFlags, Opened, Statfs,
@@ -162,6 +163,8 @@ pub(crate) struct Filesystem {
     /// A file of the store, to try that out with.
     probe: OnceLock<OwnedFd>,
     has_covers: AtomicBool,
+    /// Big files may be copied up in part.
+    copies_in_part: Arc<AtomicBool>,
     /// Set where the mount has control files.
     control_file: OnceLock<Box<dyn ControlFile>>,
 }
@@ -191,8 +194,14 @@ impl Filesystem {
             passthrough: OnceLock::new(),
             probe: OnceLock::new(),
             has_covers: AtomicBool::new(false),
+            copies_in_part: Arc::default(),
             control_file: OnceLock::new(),
         }
+    }
+
+    /// Lets big files be copied up in part from now on ([`crate::partial`]).
+    pub(crate) fn copy_in_part(&self) {
+        self.copies_in_part.store(true, Ordering::Relaxed);
     }
 
     /// Shows control files from now on.
@@ -317,7 +326,9 @@ impl Filesystem {
         let mut views = self.views.write().unwrap_or_else(PoisonError::into_inner);
         let slot = views.next;
         views.next += 1;
-        let mounted = Arc::new(Mounted::new(slot, name.to_os_string(), parent, View::new(layers)));
+        let mut view = View::new(layers);
+        view.copies_in_part = Arc::clone(&self.copies_in_part);
+        let mounted = Arc::new(Mounted::new(slot, name.to_os_string(), parent, view));
         views.by_slot.insert(slot, mounted);
         views.by_name.insert(name.to_os_string(), slot);
         slot
@@ -443,14 +454,21 @@ impl Filesystem {
         view.handles.file(handle.0)
     }
 
-    fn writable_file(
+    fn content(&self, node: NodeId, handle: Handle) -> Answer<Content> {
+        let (mounted, _) = self.at(node)?;
+        let view = mounted.live()?;
+        Ok(Content { file: view.handles.file(handle.0)?, partial: view.handles.partial(handle.0) })
+    }
+
+    fn writable_content(
         &self,
         node: NodeId,
         handle: Handle,
-    ) -> Answer<(Arc<OwnedFd>, Option<Arc<FileUse>>)> {
+    ) -> Answer<(Content, Option<Arc<FileUse>>)> {
         let (mounted, _) = self.at(node)?;
         let view = mounted.writable()?;
-        Ok((view.handles.file(handle.0)?, view.handles.file_use(handle.0)))
+        let (file, partial) = (view.handles.file(handle.0)?, view.handles.partial(handle.0));
+        Ok((Content { file, partial }, view.handles.file_use(handle.0)))
     }
 
     fn make(
@@ -751,17 +769,7 @@ impl Handler for Filesystem {
             return Ok(count);
         }
         let _pass = self.pass();
-        let file = self.file(node, handle)?;
-        let mut filled = 0;
-        while filled < buffer.len() {
-            match rustix::io::pread(&*file, &mut buffer[filled..], offset + filled as u64) {
-                Ok(0) => break,
-                Ok(count) => filled += count,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(filled)
+        self.content(node, handle)?.read(offset, buffer)
     }
 
     fn write(
@@ -776,13 +784,15 @@ impl Handler for Filesystem {
             return control_file.write(slot, data).map(|()| data.len());
         }
         let _pass = self.pass();
-        let (file, file_use) = self.writable_file(node, handle)?;
+        let (content, file_use) = self.writable_content(node, handle)?;
         if kill_privileges {
-            crate::view::kill_privileges_of(&*file)?;
+            crate::view::kill_privileges_of(&*content.file)?;
         }
-        let write = || rustix::io::retry_on_intr(|| rustix::io::pwrite(&*file, data, offset));
+        let write = || content.write(offset, data);
         match file_use {
-            Some(file_use) => file_use.write(file.as_fd(), offset, data.len() as u64, write),
+            Some(file_use) => {
+                file_use.write(content.file.as_fd(), offset, data.len() as u64, write)
+            }
             None => write(),
         }
     }
@@ -813,21 +823,24 @@ impl Handler for Filesystem {
         length: u64,
     ) -> Answer<()> {
         let _pass = self.pass();
-        let (file, file_use) = self.writable_file(node, handle)?;
+        let (Content { file, partial }, file_use) = self.writable_content(node, handle)?;
         let mode = FallocateFlags::from_bits_retain(mode);
-        match file_use {
-            Some(file_use) => file_use.allocate(file.as_fd(), mode, offset, length),
-            None => rustix::fs::fallocate(&*file, mode, offset, length),
+        match (file_use, partial) {
+            (Some(file_use), _) => file_use.allocate(file.as_fd(), mode, offset, length),
+            (None, Some(partial)) => partial.allocate(mode, offset, length),
+            (None, None) => rustix::fs::fallocate(&*file, mode, offset, length),
         }
     }
 
     fn lseek(&self, node: NodeId, handle: Handle, offset: u64, whence: u32) -> Answer<u64> {
         const SEEK_DATA: u32 = 3;
         const SEEK_HOLE: u32 = 4;
-        let file = self.file(node, handle)?;
-        match whence {
-            SEEK_DATA => rustix::fs::seek(&*file, SeekFrom::Data(offset)),
-            SEEK_HOLE => rustix::fs::seek(&*file, SeekFrom::Hole(offset)),
+        let Content { file, partial } = self.content(node, handle)?;
+        match (whence, partial) {
+            (SEEK_DATA, Some(partial)) => partial.seek_data(offset),
+            (SEEK_HOLE, Some(partial)) => partial.seek_hole(offset),
+            (SEEK_DATA, None) => rustix::fs::seek(&*file, SeekFrom::Data(offset)),
+            (SEEK_HOLE, None) => rustix::fs::seek(&*file, SeekFrom::Hole(offset)),
             _ => Err(Errno::INVAL),
         }
     }
@@ -840,19 +853,14 @@ impl Handler for Filesystem {
         _flags: u64,
     ) -> Answer<usize> {
         let _pass = self.pass();
-        let source = self.file(from.0, from.1)?;
-        let (target, file_use) = self.writable_file(to.0, to.1)?;
-        let (mut read, mut write) = (from.2, to.2);
-        let mut copy = |length: u64| {
-            let length = usize::try_from(length).unwrap_or(usize::MAX);
-            let (read, write) = (Some(&mut read), Some(&mut write));
-            rustix::fs::copy_file_range(&*source, read, &*target, write, length)
-        };
+        let source = self.content(from.0, from.1)?;
+        let (target, file_use) = self.writable_content(to.0, to.1)?;
+        let copy = |length: u64| target.copy_from(&source, from.2, to.2, length);
         let Some(file_use) = file_use else { return copy(length) };
         // Asked for more than there is, it copies what there is: no more is to be taken.
-        let size = u64::try_from(rustix::fs::fstat(&*source)?.st_size).unwrap_or(0);
+        let size = u64::try_from(rustix::fs::fstat(&*source.file)?.st_size).unwrap_or(0);
         let length = length.min(size.saturating_sub(from.2));
-        file_use.write(target.as_fd(), to.2, length, || copy(length))
+        file_use.write(target.file.as_fd(), to.2, length, || copy(length))
     }
 
     fn opendir(&self, _caller: &Caller, node: NodeId, _flags: u32) -> Answer<Opened> {

@@ -3,7 +3,7 @@
 //! A layer on disk is `upper/` (the changes), `work/` (scratch on the same file system: things are built there and
 //! renamed into place, so that no half-made object is ever visible), `links/` (copied-up objects that had several hard
 //! links below, by layer and inode number: whichever other name is looked up later becomes a link to the copy) and `writes` (what the changes depend on in the
-//! base, see [`crate::write_set`]). The base is a layer without whiteouts, scratch or log.
+//! base, see [`crate::write_set`]); and `partial/`, the files that were copied up in part ([`crate::partial`]). The base is a layer without whiteouts, scratch or log.
 
 mod scratch;
 
@@ -22,6 +22,7 @@ use rustix::io::Errno;
 
 use crate::error::{Context, Error};
 use crate::overlay::{self, Namespace};
+use crate::partial::Parts;
 use crate::quota::{Ledger, Quota};
 use crate::seen::{Expected, Identity, Read, ReadSet, WriteSet};
 use crate::tree::{Result, Tree, xattr_names};
@@ -51,6 +52,7 @@ pub(crate) struct Layer {
 struct Own {
     work: Tree,
     links: Tree,
+    parts: Parts,
     namespace: Namespace,
     foreign: bool,
     scratch: AtomicU64,
@@ -95,12 +97,14 @@ impl Layer {
         let links = Tree::open_root(&links).at(&links)?;
         let names = links.list(Path::new("")).at(directory)?;
         let linked = names.iter().filter_map(|entry| parse_link(&entry.name)).collect();
+        let parts = Parts::open(directory)?;
         let log = directory.join("writes");
         let loaded = WriteSet::load(&log).at(&log)?;
         let writes = WriteSet::open(&log).at(&log)?;
         let own = Own {
             work: scratch,
             links,
+            parts,
             namespace,
             foreign,
             scratch: AtomicU64::new(0),
@@ -146,6 +150,16 @@ impl Layer {
         self.own
             .as_ref()
             .expect("only a branch's layer is changed this way; the base is written in place")
+    }
+
+    /// The layer's files that were copied up in part; the base has none.
+    pub(crate) fn parts(&self) -> Option<&Parts> {
+        self.own.as_ref().map(|own| &own.parts)
+    }
+
+    /// Which extended attributes carry the layer's marks.
+    pub(crate) fn namespace(&self) -> Namespace {
+        self.own().namespace
     }
 
     /// Counts from now on what is added to the layer.
@@ -503,7 +517,12 @@ pub(crate) fn copy_content(from: BorrowedFd<'_>, to: BorrowedFd<'_>, length: u64
     Ok(())
 }
 
-fn copy_range(from: BorrowedFd<'_>, to: BorrowedFd<'_>, start: u64, end: u64) -> Result<()> {
+pub(crate) fn copy_range(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    start: u64,
+    end: u64,
+) -> Result<()> {
     let (mut read, mut write) = (start, start);
     while read < end {
         let wanted = usize::try_from(end - read).unwrap_or(usize::MAX);

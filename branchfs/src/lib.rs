@@ -5,6 +5,7 @@
 
 mod archive;
 mod commit;
+mod content;
 mod control;
 mod control_files;
 mod daemon;
@@ -15,6 +16,7 @@ mod filesystem;
 mod kernel;
 mod layer;
 mod overlay;
+mod partial;
 mod peer;
 mod quota;
 mod seen;

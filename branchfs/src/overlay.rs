@@ -39,6 +39,14 @@ impl Namespace {
         }
     }
 
+    /// Marks a file that was copied up in part ([`crate::partial`]).
+    pub(crate) fn partial(self) -> &'static str {
+        match self {
+            Self::Trusted => "trusted.branchfs.partial",
+            Self::User => "user.branchfs.partial",
+        }
+    }
+
     pub(crate) fn redirect(self) -> &'static str {
         match self {
             Self::Trusted => "trusted.overlay.redirect",
@@ -59,6 +67,7 @@ pub(crate) fn is_private_xattr(name: &OsStr) -> bool {
     [&b"trusted.overlay."[..], b"user.overlay.", b"trusted.branchfs."]
         .iter()
         .any(|prefix| name.starts_with(prefix))
+        || name == Namespace::User.partial().as_bytes()
 }
 
 /// The path in the lower layers that the redirect of the directory at `path` names; `None` for one that leads out.

@@ -15,6 +15,7 @@ mod attributes;
 mod change;
 mod copy_up;
 mod handles;
+mod in_part;
 mod listing;
 mod nodes;
 mod open;
@@ -25,6 +26,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use rustix::fs::{FileType, Statx};
 use rustix::io::Errno;
@@ -59,6 +61,8 @@ pub(crate) struct View {
     pub(crate) handles: Handles,
     /// Nodes that somebody may write to through a mapping.
     mapped: HashSet<Index>,
+    /// Big files may be copied up in part.
+    pub(crate) copies_in_part: Arc<AtomicBool>,
 }
 
 /// A node, and one of its names, that the kernel may hold an outdated answer for.
@@ -83,6 +87,7 @@ impl View {
             nodes: Nodes::new(root),
             handles: Handles::default(),
             mapped: HashSet::new(),
+            copies_in_part: Arc::default(),
         }
     }
 

@@ -38,6 +38,7 @@ use crate::error::{Context, Error};
 use crate::filesystem::{Filesystem, MAIN, Slot};
 use crate::layer::{Layer, LayerId, copy_metadata};
 use crate::overlay::Namespace;
+use crate::partial;
 use crate::quota::Quota;
 use crate::tree::Tree;
 use crate::view::HIDDEN;
@@ -259,6 +260,10 @@ impl Workspace {
             store_path,
         };
         workspace.recover()?;
+        // After it: recovery may need the last block of a full disk.
+        if partial::is_possible_in(&workspace.store_path) {
+            workspace.filesystem.copy_in_part();
+        }
         Ok(workspace)
     }
 

@@ -10,7 +10,7 @@ use rustix::fs::FileType;
 use tar::{Builder, EntryType, Header};
 
 use super::{WHITEOUT, XATTR};
-use crate::difference::{Pair, Reader, Side};
+use crate::difference::{OpenedFile, Pair, Reader, Side};
 use crate::error::{Context, Error};
 
 /// What errors name where the archive is written to.
@@ -129,7 +129,7 @@ impl Archive<'_> {
         let kind = match side.kind() {
             FileType::RegularFile => {
                 let file = self.reader.open(side)?;
-                let size = file.metadata().at(&side.path)?.len();
+                let size = file.size().at(&side.path)?;
                 header.set_entry_type(EntryType::Regular);
                 header.set_size(size);
                 let exact = Exact { file: file.take(size), left: size };
@@ -203,7 +203,7 @@ fn decimal((seconds, nanoseconds): (i64, u32)) -> String {
 
 /// A file's content, which must be as long as its header says.
 struct Exact {
-    file: io::Take<std::fs::File>,
+    file: io::Take<OpenedFile>,
     left: u64,
 }
 

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
+use std::sync::Arc;
 
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
@@ -18,10 +19,34 @@ use super::{Side, Stat};
 use crate::error::{Context, Error};
 use crate::layer::LayerId;
 use crate::overlay::is_private_xattr;
+use crate::partial::PartialCopy;
 use crate::tree::{Tree, xattr_names};
 
 /// Bytes read at a time.
 const BUFFER_BYTES: usize = 128 * 1024;
+
+/// A regular file that is read from its beginning.
+pub(crate) struct OpenedFile {
+    file: File,
+    partial: Option<Arc<PartialCopy>>,
+    /// How far it was read, where it was copied up in part.
+    offset: u64,
+}
+
+impl OpenedFile {
+    pub(crate) fn size(&self) -> std::io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+}
+
+impl Read for OpenedFile {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let Some(partial) = &self.partial else { return self.file.read(buffer) };
+        let read = partial.read(buffer, self.offset)?;
+        self.offset += read as u64;
+        Ok(read)
+    }
+}
 
 /// Opens and reads objects with the rights of the thread it is used on.
 #[derive(Default)]
@@ -42,7 +67,7 @@ impl Reader {
     }
 
     /// A regular file, open for reading.
-    pub(crate) fn open(&mut self, side: &Side) -> Result<File, Error> {
+    pub(crate) fn open(&mut self, side: &Side) -> Result<OpenedFile, Error> {
         let side = side.data();
         let tree = self.tree(side)?;
         let flags = OFlags::RDONLY | OFlags::NONBLOCK; // should a fifo have taken its place
@@ -56,7 +81,7 @@ impl Reader {
         if found.st_ino == side.stat.ino
             && FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
         {
-            Ok(file)
+            Ok(OpenedFile { file, partial: side.partial.clone(), offset: 0 })
         } else {
             Err(changed(side))
         }
@@ -140,7 +165,7 @@ impl Reader {
 }
 
 /// Fills the buffer but at the end of the file.
-fn read_full(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
+fn read_full(file: &mut OpenedFile, buffer: &mut [u8]) -> std::io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
         match file.read(&mut buffer[filled..]) {

@@ -302,7 +302,7 @@ fn load(side: Option<&Side>, reader: &mut Reader) -> Result<Blob, Error> {
         return Ok(Blob { name, size, bytes: Some(target), is_binary: false });
     }
     // A branch may be written to meanwhile: what is read is what counts, if it is one whole.
-    let size = reader.open(side)?.metadata().at(&side.path)?.len();
+    let size = reader.open(side)?.size().at(&side.path)?;
     let is_large = size > TEXT_BYTES_MAX;
     let (mut bytes, mut is_binary, mut read) = (Vec::new(), is_large, 0);
     let mut outcome = Ok(());

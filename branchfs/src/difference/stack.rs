@@ -105,7 +105,14 @@ impl<'s> Stack<'s> {
                 if pieces.is_empty() {
                     let content = self.content(directory, position, name, &place)?;
                     let (layer, stat) = (Arc::clone(layer), Stat::from(&stat));
-                    return Ok(Some(Found::Own(Side { path, layer, place, stat, content })));
+                    return Ok(Some(Found::Own(Side {
+                        path,
+                        layer,
+                        place,
+                        stat,
+                        content,
+                        partial: None,
+                    })));
                 }
                 return made(pieces, None);
             }
@@ -206,7 +213,7 @@ impl<'s> Stack<'s> {
         let layer = Arc::clone(&self.layers[piece.layer]);
         let stat = Stat::from(&layer.tree.stat(&piece.path).at(&directory.path)?);
         let (path, place) = (directory.path.clone(), piece.path.clone());
-        Ok(Side { path, layer, place, stat, content: None })
+        Ok(Side { path, layer, place, stat, content: None, partial: None })
     }
 
     /// Names that the stack's own layers have in a directory, whiteouts among them.

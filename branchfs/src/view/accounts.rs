@@ -9,6 +9,7 @@ use rustix::fs::{FileType, OFlags, Statx};
 use super::copy_up::Content;
 use super::{Index, Place, View};
 use crate::layer::Layer;
+use crate::partial::PartialCopy;
 use crate::quota::{FileUse, Leaving, NameCharge};
 use crate::tree::{Result, Tree};
 
@@ -114,12 +115,13 @@ impl View {
         index: Index,
         file: OwnedFd,
         writable: bool,
+        partial: Option<Arc<PartialCopy>>,
     ) -> Result<u64> {
         let file_use = self.file_use(index)?;
         if let Some(file_use) = file_use.as_ref().filter(|_| writable) {
             file_use.reopened(file.as_fd());
         }
-        let handle = self.handles.add_file(index, file, writable);
+        let handle = self.handles.add_file(index, file, writable, partial);
         self.handles.account(handle, file_use);
         self.nodes.get_mut(index)?.handles.push(handle);
         Ok(handle)
@@ -127,7 +129,11 @@ impl View {
 
     /// Gives a file of the top layer another size.
     pub(super) fn resize(&self, index: Index, file: &OwnedFd, size: u64) -> Result<()> {
-        let change = || rustix::fs::ftruncate(file, size);
+        let partial = self.partial_of(index)?;
+        let change = || match &partial {
+            Some(partial) => partial.resize(size),
+            None => rustix::fs::ftruncate(file, size),
+        };
         match self.file_use(index)? {
             Some(file_use) => file_use.resize(file.as_fd(), size, change),
             None => change(),

@@ -5,7 +5,7 @@
 //! after. The parent's times are put back: copying up is not a change that a user made.
 
 use std::ffi::OsStr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -73,7 +73,12 @@ impl View {
         let (top, path) = (self.top(), self.nodes.path(index)?);
         let copying = Copying::expect(&top, &stat, content)?;
         let scratch = Scratch::new(&top);
-        copy_object(&source.layer.tree, &source.path, &stat, top.work(), &scratch, content)?;
+        let (tree, partial) = (&source.layer.tree, self.partial_at(&source, Some(stat.stx_ino))?);
+        copy_object(tree, &source.path, &stat, top.work(), &scratch, |copy| match &partial {
+            _ if self.is_copied_in_part(&stat, content) => self.begin_copy(&source, &stat, copy),
+            Some(partial) if content == Content::Keep => partial.copy_to(copy),
+            _ => copy_whole(tree, &source.path, &stat, copy, content),
+        })?;
         let made = top.work().stat(&scratch)?;
         keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
         scratch.placed();
@@ -139,7 +144,9 @@ impl View {
         let (links, kept) = holder.kept_link(origin);
         let (scratch, stat) = (Scratch::new(&top), links.stat(&kept)?);
         let copying = Copying::expect(&top, &stat, Content::Keep)?;
-        copy_object(links, &kept, &stat, top.work(), &scratch, Content::Keep)?;
+        copy_object(links, &kept, &stat, top.work(), &scratch, |copy| {
+            copy_whole(links, &kept, &stat, copy, Content::Keep)
+        })?;
         let made = top.work().stat(&scratch)?;
         keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
         scratch.placed();
@@ -174,10 +181,10 @@ impl View {
             return Ok(());
         }
         let file = Arc::new(top.tree.open(path, OFlags::RDONLY)?);
-        let file_use = self.file_use(index)?;
+        let (file_use, partial) = (self.file_use(index)?, self.partial_of(index)?);
         for handle in handles {
             self.handles.account(handle, file_use.clone());
-            self.handles.replace_file(handle, Arc::clone(&file));
+            self.handles.replace_file(handle, Arc::clone(&file), partial.clone());
         }
         Ok(())
     }
@@ -192,7 +199,10 @@ impl View {
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let file_use = top.ledger().map(|ledger| ledger.new_copy(size)).transpose()?;
         let copy = top.work().create_unnamed(Path::new(""), stat.st_mode)?;
-        copy_content(file.as_fd(), copy.as_fd(), size)?;
+        match self.partial_of(index)? {
+            Some(partial) => partial.copy_to(&copy)?,
+            None => copy_content(file.as_fd(), copy.as_fd(), size)?,
+        }
         if let Some(file_use) = &file_use {
             file_use.reopened(copy.as_fd());
         }
@@ -205,7 +215,7 @@ impl View {
         let copy = Arc::new(copy);
         for handle in self.nodes.get(index)?.handles.clone() {
             self.handles.account(handle, file_use.clone());
-            self.handles.replace_file(handle, Arc::clone(&copy));
+            self.handles.replace_file(handle, Arc::clone(&copy), None);
         }
         self.nodes.get_mut(index)?.place = Place::Orphan;
         Ok(())
@@ -221,28 +231,40 @@ impl View {
     }
 }
 
-/// Copies an object that is no directory, with all its metadata, to a path that is free.
+/// Fills the copy of a regular file with all of its content.
+fn copy_whole(
+    from: &Tree,
+    path: &Path,
+    stat: &rustix::fs::Statx,
+    copy: &OwnedFd,
+    content: Content,
+) -> Result<()> {
+    if content == Content::Drop || stat.stx_size == 0 {
+        return Ok(());
+    }
+    // Others may have put a fifo in its place since: opening that must not wait for a writer.
+    let original = from.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&original)?.st_mode);
+    if kind != FileType::RegularFile {
+        return Err(Errno::STALE);
+    }
+    copy_content(original.as_fd(), copy.as_fd(), stat.stx_size)
+}
+
+/// Copies an object that is no directory, with all its metadata, to a path that is free; `fill` gives a regular file
+/// its content.
 fn copy_object(
     from: &Tree,
     path: &Path,
     stat: &rustix::fs::Statx,
     to: &Tree,
     scratch: &Path,
-    content: Content,
+    fill: impl FnOnce(&OwnedFd) -> Result<()>,
 ) -> Result<()> {
     let mode = u32::from(stat.stx_mode);
     match FileType::from_raw_mode(mode) {
         FileType::RegularFile => {
-            let copy = to.create_file(scratch, 0o600)?;
-            if content == Content::Keep && stat.stx_size > 0 {
-                // Others may have put a fifo in its place since: opening that must not wait for a writer.
-                let original = from.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
-                let kind = FileType::from_raw_mode(rustix::fs::fstat(&original)?.st_mode);
-                if kind != FileType::RegularFile {
-                    return Err(Errno::STALE);
-                }
-                copy_content(original.as_fd(), copy.as_fd(), stat.stx_size)?;
-            }
+            fill(&to.create_file(scratch, 0o600)?)?;
         }
         FileType::Symlink => {
             use std::os::unix::ffi::OsStrExt;
@@ -283,7 +305,8 @@ mod tests {
         tree.remove_file(Path::new("file")).unwrap();
         tree.make_node(Path::new("file"), libc::S_IFIFO | 0o600, 0).unwrap();
         let (from, to) = (Path::new("file"), Path::new("copy"));
-        let copied = copy_object(&tree, from, &stat, &tree, to, Content::Keep);
+        let fill = |copy: &OwnedFd| copy_whole(&tree, from, &stat, copy, Content::Keep);
+        let copied = copy_object(&tree, from, &stat, &tree, to, fill);
         assert_eq!(copied, Err(Errno::STALE));
     }
 }

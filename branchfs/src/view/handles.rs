@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::nodes::Index;
+use crate::partial::PartialCopy;
 use crate::quota::FileUse;
 use crate::tree::{DirectoryEntry, Result};
 
@@ -21,6 +22,8 @@ enum Open {
         executed: bool,
         /// Where what the branch adds is limited.
         file_use: Option<Arc<FileUse>>,
+        /// Where the file was copied up in part.
+        partial: Option<Arc<PartialCopy>>,
     },
     Directory(OpenDirectory),
 }
@@ -47,9 +50,15 @@ impl Handles {
         self.next
     }
 
-    pub(crate) fn add_file(&mut self, node: Index, file: OwnedFd, writable: bool) -> u64 {
+    pub(crate) fn add_file(
+        &mut self,
+        node: Index,
+        file: OwnedFd,
+        writable: bool,
+        partial: Option<Arc<PartialCopy>>,
+    ) -> u64 {
         let file = Arc::new(file);
-        self.add(Open::File { node, file, writable, executed: false, file_use: None })
+        self.add(Open::File { node, file, writable, executed: false, file_use: None, partial })
     }
 
     pub(crate) fn add_directory(&mut self, node: Index) -> u64 {
@@ -97,10 +106,24 @@ impl Handles {
         }
     }
 
-    /// Lets a handle go on with another file: its node was copied up.
-    pub(crate) fn replace_file(&mut self, handle: u64, new: Arc<OwnedFd>) {
-        if let Some(Open::File { file, .. }) = self.table.get_mut(&handle) {
+    /// Lets a handle go on with another file: its node was copied up, maybe in part.
+    pub(crate) fn replace_file(
+        &mut self,
+        handle: u64,
+        new: Arc<OwnedFd>,
+        copy: Option<Arc<PartialCopy>>,
+    ) {
+        if let Some(Open::File { file, partial, .. }) = self.table.get_mut(&handle) {
             *file = new;
+            *partial = copy;
+        }
+    }
+
+    /// The partial copy that an open file is, if it is one.
+    pub(crate) fn partial(&self, handle: u64) -> Option<Arc<PartialCopy>> {
+        match self.table.get(&handle) {
+            Some(Open::File { partial, .. }) => partial.clone(),
+            _ => None,
         }
     }
 

@@ -10,6 +10,7 @@
 //! | a big file | by the kernel | no second copy of it in memory |
 //! | a small file for reading | by us, cached | cheapest to open; readers go on with a file that is copied up meanwhile |
 //! | a file of a layer with a disk limit | by us | what is written is counted before |
+//! | a file that was copied up in part ([`crate::partial`]) | by us | only we know where its parts are |
 //! | a file with set-id bits or capabilities, for writing | by us | the kernel writes with our rights, which keep them |
 //!
 //! A big file of a lower layer that is open for reading through the kernel cannot be swapped for its copy. Once it was
@@ -132,6 +133,9 @@ impl View {
             }
         };
         let trunc = if truncate { OFlags::TRUNC } else { OFlags::empty() };
+        if let Some(partial) = self.partial_of(index)?.filter(|_| truncate) {
+            partial.resize(0)?;
+        }
         let open = || at.layer.tree.open(&at.path, access | trunc | OFlags::NONBLOCK);
         match self.file_use(index)? {
             Some(file_use) if truncate => {
@@ -159,19 +163,22 @@ impl View {
         if writable && backing.is_some_and(|backing| backing.layer != layer) {
             return Err(Errno::STALE); // without a name, and copied up since: no name leads to the copy
         }
+        let partial = self.partial_of(index)?;
         if self.nodes.get(index)?.handles.is_empty() {
             let stat = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
             // What is written within a disk limit is counted before.
             let is_counted = layer == self.layers[0].id && self.layers[0].ledger().is_some();
+            let is_whole = partial.as_ref().is_none_or(|partial| partial.is_filled());
             let backing = kernel
-                .filter(|_| (writable || stat.stx_size >= BIG_FILE_BYTES) && !is_counted)
+                .filter(|_| writable || stat.stx_size >= BIG_FILE_BYTES)
+                .filter(|_| is_whole && !is_counted)
                 .filter(|_| !(writable && has_privileges(&file, &stat)))
                 // What the kernel does not take, for whatever reason, we serve.
                 .and_then(|kernel| Some((kernel, kernel.open_backing(file.as_fd()).ok()?)))
                 .map(|(kernel, id)| Backing { id, layer, kernel: Arc::clone(kernel) });
             self.nodes.get_mut(index)?.backing = backing;
         }
-        let handle = self.add_handle(index, file, writable)?;
+        let handle = self.add_handle(index, file, writable, partial)?;
         let node = self.nodes.get_mut(index)?;
         let backing = node.backing.as_ref().map(|backing| backing.id);
         let keeps_pages = !node.pages_outdated;

@@ -238,6 +238,16 @@ impl Workspace {
         options: &CommitOptions,
     ) -> Result<Committed, Error> {
         let branch = &branches[&id];
+        // Before the commit is decided: what is renamed into the base must be whole. A commit that is refused copies nothing.
+        let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
+        let view = mounted.lock();
+        if view.has_partial_copies() {
+            drop(view);
+            self.checked_plan(branch, options)?;
+            mounted.lock().complete_copies()?;
+        } else {
+            drop(view);
+        }
         let plan = self.checked_plan(branch, options)?;
         let disk = self.disk()?;
         for litter in &plan.litter {

@@ -1,0 +1,112 @@
+//! The partial copies of one layer: `partial/` has an empty file for each, named by its inode number.
+//!
+//! The file is made before the copy comes into the layer and goes after the copy is whole, so one without a copy means
+//! nothing, and a layer without any needs no search before a commit. What counts is the copy's own record.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rustix::io::Errno;
+
+use super::PartialCopy;
+use crate::error::{Context, Error};
+use crate::tree::Result;
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    directory: PathBuf,
+    /// Inode number -> the copy, while somebody has it open.
+    known: Mutex<HashMap<u64, Weak<PartialCopy>>>,
+}
+
+impl Parts {
+    /// Reads the table of the layer in `layer`.
+    pub(crate) fn open(layer: &Path) -> std::result::Result<Self, Error> {
+        let directory = layer.join("partial");
+        let mut known = HashMap::new();
+        match fs::read_dir(&directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            entries => {
+                for entry in entries.at(&directory)? {
+                    let name = entry.at(&directory)?.file_name();
+                    if let Some(ino) = name.to_str().and_then(|name| name.parse().ok()) {
+                        known.insert(ino, Weak::new());
+                    }
+                }
+            }
+        }
+        Ok(Self { directory, known: Mutex::new(known) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Weak<PartialCopy>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there may be any.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// Whether the object with this inode number may be one.
+    pub(crate) fn has(&self, ino: u64) -> bool {
+        self.lock().contains_key(&ino)
+    }
+
+    /// A new object will be one.
+    pub(crate) fn mark(&self, ino: u64) -> Result<()> {
+        let marked = self.make(ino);
+        marked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        self.lock().insert(ino, Weak::new());
+        Ok(())
+    }
+
+    fn make(&self, ino: u64) -> std::io::Result<()> {
+        let path = self.directory.join(ino.to_string());
+        let owner = || -> std::io::Result<(u32, u32)> {
+            let layer = fs::metadata(self.directory.parent().unwrap_or(&self.directory))?;
+            Ok((layer.uid(), layer.gid()))
+        };
+        if let Err(error) = fs::File::create(&path) {
+            if error.kind() != ErrorKind::NotFound {
+                return Err(error);
+            }
+            fs::create_dir(&self.directory)?;
+            let (uid, gid) = owner()?;
+            std::os::unix::fs::chown(&self.directory, Some(uid), Some(gid))?;
+            fs::File::create(&path)?;
+        }
+        Ok(())
+    }
+
+    /// It is one no more.
+    pub(crate) fn unmark(&self, ino: u64) {
+        self.lock().remove(&ino);
+        // One that stays is looked at once more at the next start.
+        let _ = fs::remove_file(self.directory.join(ino.to_string()));
+    }
+
+    /// The copy that is open under this number; `open` opens it otherwise, `None` where it is none.
+    pub(crate) fn get(
+        &self,
+        ino: u64,
+        open: impl FnOnce() -> Result<Option<PartialCopy>>,
+    ) -> Result<Option<Arc<PartialCopy>>> {
+        let mut known = self.lock();
+        let Some(entry) = known.get_mut(&ino) else {
+            return Ok(None);
+        };
+        if let Some(copy) = entry.upgrade() {
+            return Ok(Some(copy));
+        }
+        let Some(copy) = open()?.map(Arc::new) else {
+            return Ok(None);
+        };
+        *entry = Arc::downgrade(&copy);
+        Ok(Some(copy))
+    }
+}

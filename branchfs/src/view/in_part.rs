@@ -1,0 +1,179 @@
+//! Copying up in part ([`crate::partial`]) as a view does it: making such copies, finding what they were copied from.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{FileType, OFlags, Statx};
+use rustix::io::Errno;
+
+use super::copy_up::Content;
+use super::open::BIG_FILE_BYTES;
+use super::{At, Index, Place, View};
+use crate::error::{Context, Error};
+use crate::layer::Layer;
+use crate::partial::{OPEN_FLAGS, Original, PartialCopy, Parts, Record, Seen};
+use crate::tree::Result;
+
+impl View {
+    /// The partial copy that a node is, if it is one.
+    pub(crate) fn partial_of(&self, index: Index) -> Result<Option<Arc<PartialCopy>>> {
+        let node = self.nodes.get(index)?;
+        match &node.place {
+            Place::Upper | Place::Lower(_) if !node.names.is_empty() => {
+                self.partial_at(&self.locate(index)?, None)
+            }
+            Place::Directory { .. } => Ok(None),
+            // Without a name, whoever has it open has it.
+            _ => Ok(node.handles.iter().find_map(|handle| self.handles.partial(*handle))),
+        }
+    }
+
+    /// The same for an object of one of the view's layers.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn partial_of_layer(
+        &self,
+        layer: &Arc<Layer>,
+        path: &Path,
+        ino: u64,
+    ) -> std::result::Result<Option<Arc<PartialCopy>>, Error> {
+        if layer.parts().is_none_or(Parts::is_empty) {
+            return Ok(None);
+        }
+        let at = At { layer: Arc::clone(layer), path: path.to_path_buf() };
+        self.partial_at(&at, Some(ino)).at(path)
+    }
+
+    /// The partial copy at a place, if it is one. `ino` is its inode number where that is known.
+    pub(super) fn partial_at(&self, at: &At, ino: Option<u64>) -> Result<Option<Arc<PartialCopy>>> {
+        let Some(parts) = at.layer.parts().filter(|parts| !parts.is_empty()) else {
+            return Ok(None);
+        };
+        let ino = match ino {
+            Some(ino) => ino,
+            None => at.layer.tree.stat(&at.path)?.stx_ino,
+        };
+        if !parts.has(ino) {
+            return Ok(None);
+        }
+        parts.get(ino, || {
+            let file = at.layer.tree.open(&at.path, OPEN_FLAGS)?;
+            let namespace = at.layer.namespace();
+            let Some(record) = Record::read(file.as_fd(), namespace)? else {
+                return Ok(None); // whole by now, or a later object with the same number
+            };
+            let original = self.original(&at.layer, &record)?;
+            PartialCopy::new(file, &record, original, namespace).map(Some)
+        })
+    }
+
+    /// What the copy with `record` in `layer` was copied from: where it was then, or in another layer further down if
+    /// a commit has moved it there.
+    fn original(&self, layer: &Layer, record: &Record) -> Result<Option<Original>> {
+        let below = self.layers.iter().skip_while(|other| other.id != layer.id).skip(1);
+        let (then, others): (Vec<_>, Vec<_>) = below.partition(|other| other.id == record.layer);
+        for candidate in then.into_iter().chain(others) {
+            let file = match candidate.tree.open(&record.path, OFlags::RDONLY | OFlags::NONBLOCK) {
+                Ok(file) => file,
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO) => continue,
+                Err(error) => return Err(error),
+            };
+            if Seen::of(file.as_fd())? != record.seen {
+                continue;
+            }
+            let below = match self.record_in(candidate, &file)? {
+                None => None,
+                Some(deeper) => match self.original(candidate, &deeper)? {
+                    Some(original) => Some((deeper.limit, original)),
+                    None => return Ok(None),
+                },
+            };
+            return Original::new(file, record.seen, below);
+        }
+        Ok(None)
+    }
+
+    fn record_in(&self, layer: &Layer, file: &OwnedFd) -> Result<Option<Record>> {
+        match layer.parts() {
+            Some(parts) if parts.has(rustix::fs::fstat(file)?.st_ino) => {
+                Record::read(file.as_fd(), layer.namespace())
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether an object that is to be copied up with its content is worth copying in part.
+    pub(super) fn is_copied_in_part(&self, stat: &Statx, content: Content) -> bool {
+        self.copies_in_part.load(Ordering::Relaxed)
+            && content == Content::Keep
+            && FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::RegularFile
+            && stat.stx_size >= BIG_FILE_BYTES
+            && stat.stx_nlink == 1
+            // Within a disk limit the whole copy is counted, and so it is made.
+            && self.layers[0].ledger().is_none()
+    }
+
+    /// Makes the copy `copy`, an empty file of the top layer, one of `source`: by sharing all blocks where the file
+    /// system can, else in part.
+    pub(super) fn begin_copy(&self, source: &At, stat: &Statx, copy: &OwnedFd) -> Result<()> {
+        let top = self.top();
+        let file = source.layer.tree.open(&source.path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        let seen = Seen::of(file.as_fd())?;
+        if (seen.ino, seen.size) != (stat.stx_ino, stat.stx_size) {
+            return Err(Errno::STALE); // others have put something else in its place since
+        }
+        let is_partial = self.record_in(&source.layer, &file)?.is_some();
+        if !is_partial && rustix::fs::ioctl_ficlone(copy, &file).is_ok() {
+            return Ok(());
+        }
+        rustix::fs::ftruncate(copy, seen.size)?;
+        let (layer, path) = (source.layer.id, source.path.clone());
+        let record = Record { limit: seen.size, layer, path, seen };
+        record.write(copy.as_fd(), top.namespace())?;
+        top.parts().ok_or(Errno::IO)?.mark(rustix::fs::fstat(copy)?.st_ino)
+    }
+
+    /// Whether there may be any in the view's layers.
+    pub(crate) fn has_partial_copies(&self) -> bool {
+        self.layers.iter().filter_map(|layer| layer.parts()).any(|parts| !parts.is_empty())
+    }
+
+    /// Makes every partial copy of the view's layers whole: before a commit to the base, which knows no other layers.
+    ///
+    /// # Errors
+    /// `Io`, with the path of the copy: its original is not what it was, or no room is left. What is whole stays so.
+    pub(crate) fn complete_copies(&self) -> std::result::Result<(), Error> {
+        for layer in &self.layers {
+            if layer.parts().is_some_and(|parts| !parts.is_empty()) {
+                self.complete_below(layer, Path::new(""))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn complete_below(
+        &self,
+        layer: &Arc<Layer>,
+        directory: &Path,
+    ) -> std::result::Result<(), Error> {
+        let Some(parts) = layer.parts() else { return Ok(()) };
+        for entry in layer.tree.list(directory).at(directory)? {
+            let path = directory.join(&entry.name);
+            match entry.kind {
+                FileType::Directory => self.complete_below(layer, &path)?,
+                FileType::RegularFile if parts.has(entry.ino) => {
+                    let at = At { layer: Arc::clone(layer), path };
+                    if let Some(copy) = self.partial_at(&at, Some(entry.ino)).at(&at.path)? {
+                        copy.complete().at(&at.path)?;
+                    }
+                    parts.unmark(entry.ino);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}

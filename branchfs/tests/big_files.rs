@@ -1,0 +1,314 @@
+//! Big files are copied up in part: what that costs, and that nobody can tell the difference.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use common::{Mount, refusal, shell};
+
+/// Big enough to be copied in part.
+const SIZE: usize = 17 << 20;
+
+/// Every block has another byte than its neighbours.
+fn pattern() -> Vec<u8> {
+    let block = |number: usize| vec![u8::try_from(number % 251).unwrap() + 1; 4096];
+    (0..SIZE / 4096).flat_map(block).collect()
+}
+
+fn mount() -> Mount {
+    Mount::over(|base| {
+        fs::write(base.join("big"), pattern()).unwrap();
+    })
+}
+
+fn write_at(path: &Path, data: &[u8], offset: usize) {
+    OpenOptions::new().write(true).open(path).unwrap().write_all_at(data, offset as u64).unwrap();
+}
+
+/// What the file's layer has on disk, in bytes.
+fn stored(mount: &Mount, name: &str) -> u64 {
+    let store = mount.base().join(".branching/layers");
+    fs::read_dir(store)
+        .unwrap()
+        .map(|layer| layer.unwrap().path().join("upper").join(name))
+        .filter_map(|path| fs::metadata(path).ok())
+        .map(|status| status.blocks() * 512)
+        .sum()
+}
+
+fn assert_content(path: &Path, wanted: &[u8], when: &str) {
+    let found = fs::read(path).unwrap();
+    assert_eq!(found.len(), wanted.len(), "{when}");
+    if found != wanted {
+        let at = (0..found.len()).find(|at| found[*at] != wanted[*at]);
+        panic!("{when}: differs from byte {at:?} on");
+    }
+}
+
+#[test]
+fn one_byte_in_the_middle_of_a_gibibyte_takes_a_block() {
+    let mount = Mount::over(|base| {
+        let big = File::create(base.join("big")).unwrap();
+        big.set_len(1 << 30).unwrap();
+        big.write_all_at(&[b'.'; 8192], (1 << 29) - 4096).unwrap();
+    });
+    let branch = mount.create("branch");
+    write_at(&branch.join("big"), b"x", 1 << 29);
+    assert!(stored(&mount, "big") <= 16 << 10, "{} bytes", stored(&mount, "big"));
+    let mut around = [0; 8192];
+    let file = File::open(branch.join("big")).unwrap();
+    file.read_exact_at(&mut around, (1 << 29) - 4096).unwrap();
+    let mut wanted = [b'.'; 8192];
+    wanted[4096] = b'x';
+    assert!(around == wanted);
+    assert_eq!(file.metadata().unwrap().len(), 1 << 30);
+    drop(file);
+    mount.commit("branch");
+    let committed = fs::metadata(mount.base().join("big")).unwrap();
+    assert!(committed.blocks() * 512 < 1 << 20, "its holes are kept");
+    assert_eq!(committed.len(), 1 << 30);
+}
+
+#[test]
+fn attributes_change_without_a_copy() {
+    let mount = mount();
+    let branch = mount.create("branch");
+    let ino = fs::metadata(branch.join("big")).unwrap().ino();
+    shell(&branch, "chmod 600 big; touch -d 2001-02-03 big; mv big other");
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::lsetxattr(branch.join("other"), "user.mark", b"x", flags).unwrap();
+    assert!(stored(&mount, "other") <= 8 << 10, "at most its extended attributes");
+    assert_eq!(fs::metadata(branch.join("other")).unwrap().ino(), ino);
+    assert_eq!(attributes(&branch.join("other")), b"user.mark\0");
+    assert_content(&branch.join("other"), &pattern(), "renamed in the branch");
+    mount.commit("branch");
+    assert_content(&mount.base().join("other"), &pattern(), "committed");
+    let status = fs::metadata(mount.base().join("other")).unwrap();
+    assert_eq!((status.mode() & 0o777, status.mtime()), (0o600, 981_158_400));
+    assert_eq!(attributes(&mount.base().join("other")), b"user.mark\0");
+}
+
+/// Names of a file's extended attributes.
+fn attributes(path: &Path) -> Vec<u8> {
+    let mut list = vec![0; 4096];
+    let length = rustix::fs::llistxattr(path, list.as_mut_slice()).unwrap();
+    list.truncate(length);
+    list
+}
+
+#[test]
+fn every_way_of_changing_it_shows_what_a_whole_copy_would_show() {
+    let mount = mount();
+    let branch = mount.create("branch");
+    let (path, mut wanted) = (branch.join("big"), pattern());
+    write_at(&path, b"unaligned", 5_000_000);
+    wanted[5_000_000..5_000_009].copy_from_slice(b"unaligned");
+    assert_content(&path, &wanted, "written");
+    shell(&branch, "fallocate -p -o 1000000 -l 500000 big");
+    wanted[1_000_000..1_500_000].fill(0);
+    assert_content(&path, &wanted, "a hole punched");
+    shell(&branch, "fallocate -z -o 3000000 -l 10000 big; fallocate -o 8000000 -l 9999 big");
+    wanted[3_000_000..3_010_000].fill(0);
+    assert_content(&path, &wanted, "zeroed and allocated");
+    shell(&branch, "truncate -s 15000001 big; truncate -s 18000000 big");
+    wanted.truncate(15_000_001);
+    wanted.resize(18_000_000, 0);
+    assert_content(&path, &wanted, "cut and grown");
+    shell(&branch, "printf end >> big");
+    wanted.extend_from_slice(b"end");
+    assert_content(&path, &wanted, "appended");
+    shell(
+        &branch,
+        "python3 -c \"
+import mmap, os
+descriptor = os.open('big', os.O_RDWR)
+mapping = mmap.mmap(descriptor, 0)
+mapping[6000000:6000006] = b'mapped'
+mapping.flush()
+assert os.copy_file_range(descriptor, descriptor, 4096, 6000000, 9000000) == 4096
+other = os.open('copy', os.O_RDWR | os.O_CREAT)
+done = 0
+while done < len(mapping):
+    done += os.copy_file_range(descriptor, other, len(mapping) - done, done, done)
+\"",
+    );
+    wanted[6_000_000..6_000_006].copy_from_slice(b"mapped");
+    wanted.copy_within(6_000_000..6_004_096, 9_000_000);
+    assert_content(&path, &wanted, "mapped and copied within");
+    assert_content(&branch.join("copy"), &wanted, "copied out");
+    mount.commit("branch");
+    assert_content(&mount.base().join("big"), &wanted, "committed");
+    assert_eq!(
+        fs::read_dir(mount.base())
+            .unwrap()
+            .filter(|e| e.as_ref().unwrap().file_name() != ".branching")
+            .count(),
+        2
+    );
+}
+
+#[test]
+fn it_survives_a_killed_daemon_at_any_time() {
+    let mount = mount();
+    let branch = mount.create("branch");
+    let (path, mut wanted) = (branch.join("big"), pattern());
+    for round in 0..4_usize {
+        let offset = 1_000_003 * (round + 1);
+        write_at(&path, &[b'r'; 3000], offset);
+        wanted[offset..offset + 3000].fill(b'r');
+        if round == 2 {
+            shell(&branch, "truncate -s 10000000 big; truncate -s 11000000 big");
+            wanted.truncate(10_000_000);
+            wanted.resize(11_000_000, 0);
+        }
+        mount.kill();
+        mount.mount();
+        assert_content(&path, &wanted, &format!("round {round}"));
+    }
+    assert!(stored(&mount, "big") < 100 << 10, "still in part: {} bytes", stored(&mount, "big"));
+    mount.commit("branch");
+    assert_content(&mount.base().join("big"), &wanted, "committed");
+}
+
+#[test]
+fn branches_of_branches_see_through_the_parts_of_all() {
+    let mount = mount();
+    let parent = mount.create("parent");
+    let mut wanted = pattern();
+    write_at(&parent.join("big"), b"parent", 2_000_000);
+    wanted[2_000_000..2_000_006].copy_from_slice(b"parent");
+    let frozen = wanted.clone();
+    let child = mount.create_below("parent", "child");
+    assert_content(&child.join("big"), &wanted, "unchanged in the child");
+    write_at(&child.join("big"), b"child", 2_000_003);
+    wanted[2_000_003..2_000_008].copy_from_slice(b"child");
+    assert_content(&child.join("big"), &wanted, "changed in the child");
+    assert_content(&parent.join("big"), &frozen, "not in the parent");
+    assert!(stored(&mount, "big") < 100 << 10, "{} bytes", stored(&mount, "big"));
+    mount.kill();
+    mount.mount();
+    assert_content(&child.join("big"), &wanted, "after a restart");
+    mount.commit("child");
+    assert_content(&parent.join("big"), &wanted, "committed into the parent");
+    write_at(&parent.join("big"), b"again", 12_000_000);
+    wanted[12_000_000..12_000_005].copy_from_slice(b"again");
+    mount.commit("parent");
+    assert_content(&mount.base().join("big"), &wanted, "committed into the base");
+}
+
+#[test]
+fn readers_and_writers_at_a_time_lose_nothing() {
+    let mount = mount();
+    let branch = mount.create("branch");
+    let path = branch.join("big");
+    let first = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    std::thread::scope(|scope| {
+        // Neighbours write the same blocks.
+        for writer in 0..4_usize {
+            let file = if writer % 2 == 0 {
+                first.try_clone().unwrap()
+            } else {
+                OpenOptions::new().write(true).open(&path).unwrap()
+            };
+            scope.spawn(move || {
+                for step in 0..200 {
+                    let offset = (step * 4 + writer) * 1000;
+                    file.write_all_at(&[b'0' + u8::try_from(writer).unwrap(); 1000], offset as u64)
+                        .unwrap();
+                }
+            });
+        }
+        let reader = File::open(&path).unwrap();
+        scope.spawn(move || {
+            let mut buffer = vec![0; 64 << 10];
+            let wanted = pattern();
+            for step in 0..100 {
+                let offset = (1 << 20) + step * 128 * 1024;
+                reader.read_exact_at(&mut buffer, offset as u64).unwrap();
+                assert!(buffer == wanted[offset..][..buffer.len()]);
+            }
+        });
+    });
+    let mut wanted = pattern();
+    for piece in 0..800_usize {
+        wanted[piece * 1000..][..1000].fill(b'0' + u8::try_from(piece % 4).unwrap());
+    }
+    assert_content(&path, &wanted, "all writes are there");
+}
+
+#[test]
+fn an_original_that_others_change_is_refused_and_never_mixed_in() {
+    let mount = mount();
+    let branch = mount.create("branch");
+    write_at(&branch.join("big"), b"mine", 1_000_000);
+    write_at(&mount.base().join("big"), b"theirs", 9_000_000);
+    let failed = fs::read(branch.join("big")).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(libc::EIO));
+    assert!(refusal(&mount.run(&["commit", "branch"], &[])).contains("big"));
+    let mut kept = [0; 4];
+    let file = File::open(branch.join("big")).unwrap();
+    // Its own blocks, without those that reading ahead would want.
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+    file.read_exact_at(&mut kept, 1_000_000).unwrap();
+    assert_eq!(&kept, b"mine");
+    fs::write(branch.join("big"), "all mine").unwrap();
+    assert_eq!(fs::read_to_string(branch.join("big")).unwrap(), "all mine");
+    let mut base = [0; 6];
+    File::open(mount.base().join("big")).unwrap().read_exact_at(&mut base, 9_000_000).unwrap();
+    assert_eq!(&base, b"theirs");
+}
+
+#[test]
+fn it_works_where_set_id_bits_links_and_small_files_meet_it() {
+    let mount = Mount::over(|base| {
+        fs::write(base.join("big"), pattern()).unwrap();
+        fs::set_permissions(base.join("big"), fs::Permissions::from_mode(0o4755)).unwrap();
+        fs::write(base.join("linked"), pattern()).unwrap();
+        fs::hard_link(base.join("linked"), base.join("link")).unwrap();
+    });
+    let branch = mount.create("branch");
+    let mut wanted = pattern();
+    wanted[..3].copy_from_slice(b"new");
+    for name in ["big", "linked"] {
+        write_at(&branch.join(name), b"new", 0);
+        assert_content(&branch.join(name), &wanted, name);
+    }
+    assert_content(&branch.join("link"), &wanted, "the other name");
+    shell(&branch, "ln big hard; test $(stat -c %h big) = 2; rm big; ln hard big; rm hard");
+    assert_content(&branch.join("big"), &wanted, "linked and unlinked");
+    mount.commit("branch");
+    for name in ["big", "linked", "link"] {
+        assert_content(&mount.base().join(name), &wanted, name);
+    }
+}
+
+#[test]
+fn a_diff_reads_through_to_what_is_not_copied() {
+    let mount = mount();
+    let branch = mount.create("branch");
+    write_at(&branch.join("big"), b"changed", 3_000_000);
+    shell(&branch, "cp big copy; chmod 640 big; mv big moved");
+    let shown = mount.run(&["diff", "branch", "--stat"], &[]);
+    common::succeed(&shown);
+    let copies = mount.directory.path().join("copies");
+    fs::create_dir(&copies).unwrap();
+    fs::write(copies.join("big"), pattern()).unwrap();
+    let patch = mount.run(&["diff", "--patch", "branch"], &[]);
+    common::succeed(&patch);
+    let file = mount.directory.path().join("patch");
+    fs::write(&file, patch.stdout).unwrap();
+    shell(&copies, &format!("git apply --binary {}", file.display()));
+    let mut wanted = pattern();
+    wanted[3_000_000..3_000_007].copy_from_slice(b"changed");
+    assert_content(&copies.join("moved"), &wanted, "the renamed file of the patch");
+    assert_content(&copies.join("copy"), &wanted, "the copy");
+    let layer = mount.directory.path().join("layer.tar");
+    common::succeed(&mount.run(&["export", "branch", "--output", layer.to_str().unwrap()], &[]));
+    shell(&copies, &format!("mkdir layer; tar xf {} -C layer", layer.display()));
+    assert_content(&copies.join("layer/moved"), &wanted, "the exported file");
+    assert!(stored(&mount, "moved") < 100 << 10, "looking at it copies nothing");
+}
