@@ -12,6 +12,7 @@ mod conflicts;
 mod differences;
 mod history;
 mod import;
+mod nested;
 mod presentation;
 mod probe;
 mod selector;

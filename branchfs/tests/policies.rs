@@ -263,6 +263,48 @@ fn branches_below_a_branch_keep_their_snapshot_too() {
 }
 
 #[test]
+fn siblings_below_a_branch_meet_as_siblings_of_main_do() {
+    // What the first commits, what the second tries, and the path that stands against it.
+    let cases: [(&str, &str, Option<&str>); 9] = [
+        ("echo 1 >file", "echo 2 >file", Some("file")),
+        ("echo 1 >new", "echo 2 >new", Some("new")),
+        ("rm -r gone", "echo 2 >gone/below/new", Some("gone")),
+        ("mv moved there", "echo 2 >moved/new", Some("moved")),
+        ("echo 1 >moved/other", "mv moved there", Some("moved/other")),
+        ("chmod 700 apart", "chmod 711 apart", Some("apart")),
+        ("chmod 700 apart", "echo 2 >apart/mine", None),
+        ("echo 1 >apart/theirs", "echo 2 >apart/mine", None),
+        ("mv moved there", "echo 2 >apart/mine; rm link", None),
+    ];
+    for (first, second, path) in cases {
+        let mount = mounted("snapshot");
+        let parent = mount.create("parent");
+        let (one, two) = (mount.create_below("parent", "one"), mount.create_below("parent", "two"));
+        shell(&one, first);
+        shell(&two, second);
+        mount.commit("one");
+        let tried = mount.run(&["commit", "two"], &[]);
+        match path {
+            Some(path) => {
+                let said = refusal(&tried);
+                assert!(said.lines().any(|line| line.trim() == path), "{first}; {second}: {said}");
+                succeed(&mount.run(&["commit", "--force", "two"], &[]));
+            }
+            None => {
+                succeed(&tried);
+                let both = Mount::over(fill);
+                shell(&both.base(), &format!("{first}; {second}"));
+                let (mut found, mut wanted) = (snapshot(&parent), snapshot(&both.base()));
+                for tree in [&mut found, &mut wanted] {
+                    tree.values_mut().for_each(|object| object.mtime = (0, 0)); // made at two times
+                }
+                assert_same(&found, &wanted, &format!("{first}; {second}"));
+            }
+        }
+    }
+}
+
+#[test]
 fn an_undo_and_a_redo_are_commits_to_those_who_live_on() {
     let mount = mounted("snapshot");
     let early = mount.create("early");

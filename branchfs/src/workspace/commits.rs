@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::nested::Work;
 use super::{
     Absorbed, Branch, BranchId, Committed, MAIN_BRANCH, Policy, Selector, Workspace, below,
     children_of, now,
@@ -36,6 +37,9 @@ pub(crate) struct CommitOptions {
 
 /// In a layer: it and the branch's other layers laid together for a commit.
 pub(super) const FLAT: &str = "flat";
+
+const WRITTEN_BY_OTHERS: &str = "others committed changes of the same paths since the fork";
+const CHANGED_AFTER_READ: &str = "others committed changes of what it read since the fork";
 
 /// How long a commit waits for files that are being closed.
 const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -77,6 +81,12 @@ impl Workspace {
             ));
         }
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
+        if options.dry_run && parent != MAIN_BRANCH {
+            let above = branches.get(&parent).ok_or_else(|| Error::NotFound(parent.to_string()))?;
+            let (ours, theirs) = (Work::of(branch)?, Work::since(above, branch)?);
+            self.refuse_nested(branch, (&ours, &theirs), options)?;
+            return Ok(Committed { changes: ours.changes, stale: Vec::new() });
+        }
         if options.dry_run {
             let plan = self.checked_plan(branch, options);
             self.drop_flat(&branch.record)?;
@@ -127,9 +137,8 @@ impl Workspace {
                 continue; // each turn leaves out more, so there are no more turns than paths
             }
             let name = &record.name;
-            refuse(name, "others committed changes of the same paths since the fork", &written)?;
-            let read = theirs.against_reads(&reads);
-            refuse(name, "others committed changes of what it read since the fork", &read)?;
+            refuse(name, WRITTEN_BY_OTHERS, &written)?;
+            refuse(name, CHANGED_AFTER_READ, &theirs.against_reads(&reads))?;
             refuse(name, "the base was changed by others since the fork", &plan.drift)?;
             return Ok(plan);
         }
@@ -357,6 +366,31 @@ impl Workspace {
         main.lock().top()
     }
 
+    /// Refuses a commit into a branch against which something stands, unless it is forced.
+    fn refuse_nested(
+        &self,
+        child: &Branch,
+        (ours, theirs): (&Work, &Work),
+        options: &CommitOptions,
+    ) -> Result<(), Error> {
+        let record = &child.record;
+        let policy = self.policy(options);
+        let reads = match policy {
+            Policy::Serializable => self.reads(record)?,
+            Policy::FirstWinner | Policy::Snapshot => Vec::new(),
+        };
+        let theirs = theirs.theirs();
+        if options.force || theirs.is_empty() {
+            return Ok(());
+        }
+        if policy == Policy::FirstWinner {
+            return Err(too_late(&record.name));
+        }
+        let written = theirs.against(&ours.changes, &BTreeSet::new());
+        refuse(&record.name, WRITTEN_BY_OTHERS, &written)?;
+        refuse(&record.name, CHANGED_AFTER_READ, &theirs.against_reads(&reads))
+    }
+
     /// A commit into a parent branch: the child's layers become the parent's top. Nobody else's stack changes: what was
     /// forked before goes on seeing the parent as it was.
     fn commit_to_branch(
@@ -376,6 +410,9 @@ impl Workspace {
         };
         let child = branches.get(&id).ok_or_else(|| Error::NotFound(id.to_string()))?;
         let above = branches.get(&parent).ok_or_else(|| Error::NotFound(parent.to_string()))?;
+        let (ours, theirs) = (Work::of(child)?, Work::since(above, child)?);
+        self.refuse_nested(child, (&ours, &theirs), options)?;
+        ours.take_attributes(&theirs)?;
         self.leave_to_fuse(above)?; // the kernel cannot mount what several layers make up
         let own = child.record.layers.len();
         let stack: Vec<Arc<Layer>> =
@@ -415,7 +452,7 @@ impl Workspace {
         self.filesystem.invalidate_outdated(slot, &outdated);
         self.tell_stale(branches, &stale);
         let names = stale.iter().map(|id| branches[id].record.name.clone()).collect();
-        Ok(Committed { changes: Vec::new(), stale: names })
+        Ok(Committed { changes: ours.changes, stale: names })
     }
 
     /// Under the gate: from the next request on these branches answer ESTALE, and freeze nobody any more.
