@@ -198,7 +198,7 @@ fn answer(
                 return Err(Error::Usage("a disk limit is more than zero".to_owned()));
             }
             let branch = workspace.create_limited(&name, &parent, request.disk_limit)?;
-            Ok(branch_object(&branch, info))
+            Ok(branch_object(&branch, workspace, info))
         }
         "commit" => {
             let branch = branch_of(request.branch.as_ref())?;
@@ -214,8 +214,8 @@ fn answer(
         }
         "abort" => workspace.abort(&branch_of(request.branch.as_ref())?).map(|()| json!({})),
         "list" => {
-            let branches: Vec<Value> =
-                workspace.list()?.iter().map(|branch| branch_object(branch, info)).collect();
+            let object = |branch: &BranchInfo| branch_object(branch, workspace, info);
+            let branches: Vec<Value> = workspace.list()?.iter().map(object).collect();
             Ok(json!({ "branches": branches }))
         }
         "diff" => comparison::diff(&request, workspace, connection),
@@ -295,8 +295,9 @@ fn selector(value: &Value) -> Result<Selector, Error> {
     }
 }
 
-fn branch_object(branch: &BranchInfo, info: &MountInfo) -> Value {
+fn branch_object(branch: &BranchInfo, workspace: &Workspace, info: &MountInfo) -> Value {
     json!({
+        "driver": workspace.driver_of(branch.id),
         "id": branch.id,
         "name": branch.name,
         "parent": branch.parent,

@@ -50,6 +50,9 @@ pub(crate) trait Driver: Send + Sync {
     /// Whether this driver presents a branch that was made by `is_by_kernel` or is new (`None`).
     fn is_for(&self, is_by_kernel: Option<bool>) -> bool;
 
+    /// Whether it presents this branch now.
+    fn presents(&self, branch: BranchId) -> bool;
+
     /// Presents the branch, whose layer has its number, at its directory.
     fn attach(&self, branch: BranchId, name: &str) -> Result<(), Error>;
 

@@ -68,8 +68,9 @@ fn branches_of_main_are_kernel_mounts_with_full_semantics() {
     let mount = Mount::new();
     mount.create("one");
     mount.create_below("one", "inner");
+    succeed(&mount.run(&["create", "--disk-limit", "1000000", "limited"], &[]));
     let found = covers(&mount);
-    assert_eq!(found.len(), 1, "the nested branch is the FUSE view's: {found:?}");
+    assert_eq!(found.len(), 1, "the nested and the limited branch are the FUSE view's: {found:?}");
     for option in ["index=on", "redirect_dir=on", "metacopy=on"] {
         assert!(found[0].1.split(',').any(|given| given == option), "{option}: {found:?}");
     }

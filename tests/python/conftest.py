@@ -64,11 +64,21 @@ class Mounted:
 @pytest.fixture
 def real(place: Path) -> Iterator[Mounted]:
     """A real BranchFS mount."""
+    yield from _really_mounted(place, "fuse")
+
+
+@pytest.fixture
+def overlaid(place: Path) -> Iterator[Mounted]:
+    """A real BranchFS mount whose branches are kernel overlayfs mounts."""
+    yield from _really_mounted(place, "overlay")
+
+
+def _really_mounted(place: Path, driver: str) -> Iterator[Mounted]:
     base, root = place / "base", place / "mount"
     base.mkdir()
     (base / NAME_FROM).write_text("seed\n")
-    with mounted(base, root):
-        yield Mounted(base, root, "branchfs")
+    with mounted(base, root, driver=driver):
+        yield Mounted(base, root, "overlay" if driver == "overlay" else "branchfs")
         assert not (left := processes_in(root)), f"processes left in branches: {left}"
 
 

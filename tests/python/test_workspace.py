@@ -21,13 +21,21 @@ from branching import (
 )
 
 SEED = "seed\n"
+_FIXTURES = {"fake": "faked", "branchfs": "real", "overlay": "overlaid"}
+
+
+@pytest.fixture(params=list(_FIXTURES))
+def mount(request: pytest.FixtureRequest) -> Mounted:
+    """A mount of each backend in turn, and of the overlay driver."""
+    found: Mounted = request.getfixturevalue(_FIXTURES[request.param])
+    return found
 
 
 def test_the_backend_is_found_by_itself(mount: Mounted) -> None:
     """2.1, 2.4, 0.6"""
     workspace = Workspace(mount.root)
     assert workspace.path == mount.root
-    assert workspace.fstype == "branchfs"
+    assert workspace.fstype == ("overlay" if mount.backend == "overlay" else "branchfs")
     assert Workspace(str(mount.root)).path == mount.root
 
 

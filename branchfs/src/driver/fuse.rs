@@ -17,6 +17,10 @@ impl Driver for Fuse {
         false
     }
 
+    fn presents(&self, _branch: BranchId) -> bool {
+        true
+    }
+
     fn attach(&self, _branch: BranchId, _name: &str) -> Result<(), Error> {
         Ok(())
     }

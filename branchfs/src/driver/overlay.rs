@@ -156,6 +156,10 @@ impl Driver for Overlay {
         is_by_kernel != Some(false) // what we wrote has no marks that the kernel would know it by
     }
 
+    fn presents(&self, branch: BranchId) -> bool {
+        self.table().contains_key(&branch)
+    }
+
     fn attach(&self, branch: BranchId, name: &str) -> Result<(), Error> {
         let mount = Arc::new(self.make(branch, name)?);
         let directory = self.directory(name);

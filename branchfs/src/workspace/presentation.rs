@@ -14,6 +14,11 @@ impl Workspace {
         self.driver.get().map_or(&Fuse, AsRef::as_ref)
     }
 
+    /// What presents a branch.
+    pub(crate) fn driver_of(&self, branch: BranchId) -> &'static str {
+        if self.driver().presents(branch) { self.driver().name() } else { Fuse.name() }
+    }
+
     /// Lets `driver` present all branches there are and will be.
     ///
     /// # Errors

@@ -32,13 +32,13 @@ def find_program() -> str:
 
 
 @contextmanager
-def mounted(base: Path, mountpoint: Path, *options: str) -> Iterator[Path]:
+def mounted(base: Path, mountpoint: Path, *options: str, driver: str = "fuse") -> Iterator[Path]:
     """Mounts `base` at `mountpoint` for the length of the `with`."""
     assert Path("/dev/fuse").exists(), "these tests need /dev/fuse (modprobe fuse)"
     program = find_program()
     base.mkdir(exist_ok=True)
     mountpoint.mkdir(exist_ok=True)
-    run(program, "mount", "--driver", "fuse", *options, "--base", str(base), str(mountpoint))
+    run(program, "mount", "--driver", driver, *options, "--base", str(base), str(mountpoint))
     try:
         yield mountpoint
     finally:
