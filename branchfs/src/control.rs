@@ -221,7 +221,7 @@ fn answer(
         "diff" => comparison::diff(&request, workspace, connection),
         "export" => transfer::export(&request, workspace, connection),
         "import" => transfer::import(&request, workspace, connection)
-            .map(|branch| branch_object(&branch, info)),
+            .map(|branch| branch_object(&branch, workspace, info)),
         "undo" | "redo" => {
             let towards = if request.verb == "undo" { Towards::Past } else { Towards::Future };
             let reverted = workspace.revert(towards, request.force, request.dry_run)?;
