@@ -170,7 +170,7 @@ def _run(plan: _Plan, path: Path | None) -> tuple[int, str, str | None, list[Cha
     from branching.patterns.runner import Runner, Stopped
 
     with owned_workspace(path) as (workspace, owner):
-        surroundings: dict[str, Any] = {"workspace": workspace.root, "owner": owner}
+        surroundings: dict[str, Any] = {"workspace": workspace.seen_at, "owner": owner}
         surroundings["tells_output"] = False
         program = Program(plan.command, stdout=plan.stdout, inherit_stdin=True, **surroundings)
         setup = None

@@ -96,7 +96,7 @@ class Search:
         with ExitStack() as stack:
             options = self.options
             self._space, owner = stack.enter_context(owned_workspace(options.workspace))
-            self._surroundings = {"workspace": self._space.root, "owner": owner}
+            self._surroundings = {"workspace": self._space.seen_at, "owner": owner}
             logbook = stack.enter_context(Logbook.of(self._space, self.command))
             show = stack.enter_context(
                 shown(self._labels, quiet=options.quiet, verbose=options.verbose)

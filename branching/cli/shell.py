@@ -55,7 +55,7 @@ def shell(
         with owned_workspace(workspace) as (space, owner), _opened(space, name) as branch:
             program = Program(
                 command or [os.environ.get("SHELL") or DEFAULT_SHELL],
-                workspace=space.root,
+                workspace=space.seen_at,
                 owner=owner,
                 tells_output=False,
                 inherit_stdin=True,

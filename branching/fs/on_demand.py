@@ -60,6 +60,11 @@ class Held:
         self._lease: int | None = lease
         self._pid = os.getpid()
 
+    @property
+    def is_made_up(self) -> bool:
+        """Its place has a name of our making, which is another one the next time."""
+        return self.point.name.startswith(PREFIX)
+
     def close(self) -> None:
         """Unmounts it if nobody else uses it. MountError if it cannot be unmounted."""
         if self._pid != os.getpid():

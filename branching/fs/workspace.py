@@ -110,6 +110,13 @@ class Workspace:
         return self._backend.root
 
     @property
+    def seen_at(self) -> Path:
+        """Where a command in a branch is to see the workspace: at the mount's root, or, where that
+        is a passing one that we made up, at the directory itself."""
+        is_passing = self._held is not None and self._held.is_made_up
+        return self._backend.base if is_passing else self._backend.root
+
+    @property
     def base(self) -> Path:
         """The directory that the workspace branches from."""
         return self._backend.base

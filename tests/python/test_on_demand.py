@@ -254,3 +254,11 @@ class TestCommand:
         assert codes[0] != 0, "the signal never came in time"
         with Workspace.open(base) as workspace:
             assert workspace.branches() == []
+
+    def test_commands_see_the_directory_at_its_own_path(self, base: Path) -> None:
+        """Not at that of a mount which is another one the next time: caches keep paths."""
+        done = branching(base, "run", "--", "sh", "-c", 'echo "$BRANCHING_WORKSPACE"')
+        assert done.out.splitlines()[0] == str(base)
+        with mounted(base, base.parent / "mount") as point:
+            done = branching(base, "run", "--", "sh", "-c", 'echo "$BRANCHING_WORKSPACE"')
+            assert done.out.splitlines()[0] == str(point)
