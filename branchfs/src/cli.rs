@@ -2,10 +2,12 @@
 
 mod ask;
 mod diff;
+mod fsck;
 mod transfer;
 
 pub(crate) use ask::ask;
 pub(crate) use diff::{Diff, diff};
+pub(crate) use fsck::{Fsck, fsck};
 pub(crate) use transfer::{Export, Import, export, import};
 
 use std::io::Write;

@@ -4,6 +4,7 @@
 //! `filesystem` (the kernel's requests, led to the `view` of one branch over its `layer`s) and commits them by `commit`.
 
 mod archive;
+mod check;
 mod commit;
 mod content;
 mod control;
@@ -26,6 +27,7 @@ mod tree;
 mod view;
 mod workspace;
 
+pub use check::{Damage, check};
 pub use daemon::{BACKGROUND, Options, announce, control_socket, run, start, stop};
 pub use driver::Choice;
 pub use error::Error;

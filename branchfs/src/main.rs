@@ -135,6 +135,8 @@ enum Command {
     Export(cli::Export),
     /// Create a branch from an OCI layer (tar) on standard input
     Import(cli::Import),
+    /// Check a store that is not mounted: 0 clean, 1 repaired, 4 damaged, 8 not checked
+    Fsck(cli::Fsck),
     /// Take the last commit to main back
     Undo {
         #[command(flatten)]
@@ -199,7 +201,11 @@ impl From<Exit> for ExitCode {
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse().command) {
+    let command = Arguments::parse().command;
+    if let Command::Fsck(arguments) = &command {
+        return cli::fsck(arguments);
+    }
+    match run(command) {
         Ok(()) => Exit::Success.into(),
         Err(error) => {
             eprintln!("branchfs: {error:#}");
@@ -298,6 +304,7 @@ fn run(command: Command) -> Result<()> {
         Command::Diff(arguments) => cli::diff(&arguments),
         Command::Export(arguments) => cli::export(&arguments),
         Command::Import(arguments) => cli::import(&arguments),
+        Command::Fsck(_) => Ok(()), // its outcome is an exit code of its own, see `main`
     }
 }
 

@@ -49,6 +49,7 @@ pub(crate) use history::{PastInfo, Towards};
 pub(crate) use selector::{Selector, directory_name};
 
 use selector::check_name;
+pub(crate) use store::FORMAT;
 use store::{KeptTimes, discard, give, lock_store, make_store, write_private};
 
 /// A branch's number; 0 is main. Never used twice.

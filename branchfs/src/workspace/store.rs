@@ -10,7 +10,7 @@ use rustix::fs::{CWD, Timespec, Timestamps};
 use crate::error::{Context, Error};
 
 /// Version of the store's format.
-const FORMAT: &str = "branchfs 1\n";
+pub(crate) const FORMAT: &str = "branchfs 1\n";
 
 /// Gives a path of the store to the base's owner, who can then always remove it.
 pub(super) fn give(path: &Path, (uid, gid): (u32, u32)) -> Result<(), Error> {
