@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import NAME_FROM, Mounted
-from support.command import branching
+from support.command import OnTerminal, branching
 
 from branching import ProcessBranchError, Workspace
 from branching.process import ports
@@ -204,6 +204,27 @@ class TestSurroundings:
         bases = [int(line.split()[1]) for line in done.err.splitlines()]
         assert len(set(bases)) == 4
         assert all(base % PORTS_EACH == 0 for base in bases)
+
+
+class TestOnATerminal:
+    def test_the_table_ends_with_what_was_changed(self, root: Path) -> None:
+        words = ["--setup", "echo ready", "-c", "echo one; false", "-c", "sleep 0.5; touch a b"]
+        done = OnTerminal(root, ["speculate", *words]).done()
+        assert done.code == 0
+        last = done.out[done.out.rindex("candidate  ") :]
+        rows = {line.split()[0]: line for line in last.splitlines() if line.split()}
+        assert "succeeded" in rows["setup"]
+        assert ("failed" in rows["0"], "none" in rows["0"]) == (True, True)
+        assert ("won" in rows["1"], "+2" in rows["1"]) == (True, True)
+
+    def test_scores_are_shown_as_they_come(self, root: Path) -> None:
+        words = ["-n", "2", "--", "sh", "-c", "echo 0.$BRANCHING_ATTEMPT >&3; sleep 0.5"]
+        done = OnTerminal(root, ["best-of-n", *words]).done()
+        assert (done.code, "0.10" in done.out, "attempt 1" in done.out) == (0, True, True)
+
+    def test_quiet_draws_nothing(self, root: Path) -> None:
+        done = OnTerminal(root, ["speculate", "-q", "-c", "true"]).done()
+        assert done.out.splitlines()[0] == "winner: candidate 0"
 
 
 class TestPorts:
