@@ -10,7 +10,7 @@ from fractions import Fraction
 CPU_MIN = 0.001
 """One millisecond a second: the kernel's bandwidth control deals out nothing smaller."""
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT])?", re.ASCII | re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])?", re.ASCII | re.IGNORECASE)
 _UNIT_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 

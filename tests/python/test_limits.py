@@ -25,6 +25,7 @@ KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
         ("2t", 2 * TIB),
         ("0.1K", 102),
         (" 64M ", 64 * MIB),
+        ("64 M", 64 * MIB),  # the published package takes it
         ("9007199254740993", 9007199254740993),  # a float would lose the last bit
     ],
 )
@@ -33,7 +34,8 @@ def test_a_size_counts_by_1024(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "M", "-1", "1e9", "512MB", "512 M", "1.M", ".5G", "1,5G", "0x10", "inf", "\u0661M"]
+    "text",
+    ["", "M", "-1", "1e9", "512MB", "512 M B", "1.M", ".5G", "1,5G", "0x10", "inf", "\u0661M"],
 )
 def test_what_is_no_size_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="not a size"):
