@@ -56,6 +56,9 @@ pub(crate) trait Driver: Send + Sync {
     /// Presents the branch, whose layer has its number, at its directory.
     fn attach(&self, branch: BranchId, name: &str) -> Result<(), Error>;
 
+    /// Brings a branch's layer into a form that others can read, while it may go on being written.
+    fn settle(&self, branch: BranchId) -> Result<(), Error>;
+
     /// Stops all writing in a branch and brings its layer into a form that others can read. Branches that this driver
     /// does not present are not its business, here and below.
     ///

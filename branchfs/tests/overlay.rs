@@ -143,6 +143,33 @@ fn a_commit_of_what_others_left_alone_is_no_conflict() {
 }
 
 #[test]
+fn a_diff_of_a_branch_that_is_still_written_knows_every_name() {
+    let fill = |base: &Path| shell(base, "mkdir -p p/d; seq 9 > p/d/f; echo l > l; ln l m");
+    let mount = Mount::over(fill);
+    let branch = mount.create("branch");
+    shell(&branch, "mv p/d p/e; mv p Q; echo 10 >> Q/e/f; chmod 600 l; echo more >> l");
+    let told = mount.run(&["diff", "branch"], &[]);
+    succeed(&told);
+    let told = String::from_utf8(told.stdout).unwrap();
+    let words: Vec<Vec<&str>> =
+        told.lines().map(|line| line.split_whitespace().collect()).collect();
+    let wanted = [
+        &["renamed", "p", "=>", "Q"][..],
+        &["renamed", "p/d", "=>", "Q/e"],
+        &["modified", "Q/e/f"],
+        &["modified", "l"],
+        &["modified", "m"],
+    ];
+    assert_eq!(words, wanted);
+    let dry = mount.run(&["commit", "--dry-run", "branch"], &[]);
+    succeed(&dry);
+    assert!(String::from_utf8(dry.stdout).unwrap().contains("Q/e"));
+    fs::write(branch.join("more"), "").unwrap();
+    mount.commit("branch");
+    assert_eq!(fs::read_to_string(mount.base().join("m")).unwrap(), "l\nmore\n");
+}
+
+#[test]
 fn a_file_open_for_writing_stands_against_commit_and_fork_and_is_named() {
     let mount = Mount::over(|base| shell(base, "mkdir d; echo 1 > d/f"));
     let branch = mount.create("branch");

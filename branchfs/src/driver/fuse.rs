@@ -25,6 +25,10 @@ impl Driver for Fuse {
         Ok(())
     }
 
+    fn settle(&self, _branch: BranchId) -> Result<(), Error> {
+        Ok(())
+    }
+
     fn freeze(&self, _branch: BranchId, _completion: Completion) -> Result<(), Error> {
         Ok(())
     }

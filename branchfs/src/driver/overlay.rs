@@ -169,6 +169,17 @@ impl Driver for Overlay {
         Ok(())
     }
 
+    fn settle(&self, branch: BranchId) -> Result<(), Error> {
+        let Some(Presented { mount, is_frozen: false, .. }) = self.presented(branch) else {
+            return Ok(()); // it is settled, or not ours
+        };
+        let layer = self.layer(branch);
+        let base = open_directory(&self.base)?;
+        let unsettled = Unsettled::of(&layer, &base, Completion::ForCommit)?;
+        let root = rustix::io::dup(mount.root()).at(&layer)?;
+        unsettled.settle(&layer, &Tree::new(root))
+    }
+
     fn freeze(&self, branch: BranchId, completion: Completion) -> Result<(), Error> {
         let Some(Presented { name, mount, is_frozen: false }) = self.presented(branch) else {
             return Ok(());

@@ -145,6 +145,7 @@ impl Workspace {
     }
 
     fn plan(&self, branch: &Branch, selection: Selection) -> Result<Plan, Error> {
+        self.driver().settle(branch.record.id)?;
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
         mounted.lock().join_all_links().at(&self.base_path)?;
         let mut seen = BTreeMap::new();

@@ -15,6 +15,7 @@ impl Workspace {
         let branch = selector
             .find(&branches)?
             .ok_or_else(|| Error::Usage("main has no parent to compare with".to_owned()))?;
+        self.driver().settle(branch.record.id)?;
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
         let mut view = mounted.lock();
         view.join_all_links().at(&self.base_path)?;
