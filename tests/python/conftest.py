@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ NAME_FROM = "seed.txt"
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A temporary directory of this run's own: what others do in theirs is not our trace."""
     tmp_path_factory.getbasetemp()  # pytest's own, made before ours is the place for it
+    # Under nohup it is ignored, by our children too, and tests send it.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     path = Path(tempfile.mkdtemp(prefix="bt-"))
     path.chmod(0o755)  # an ordinary user must get to the mounts in it
     with pytest.MonkeyPatch.context() as patch:

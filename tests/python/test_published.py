@@ -57,7 +57,8 @@ def root(plain: Path) -> Iterator[Path]:
     base = plain / "base"
     base.mkdir()
     (base / "seed.txt").write_text("seed\n")
-    with mounted(base, plain / "mount", "--control-files") as mountpoint:
+    # Without a history nothing may be left in the base.
+    with mounted(base, plain / "mount", "--control-files", "--history", "0") as mountpoint:
         yield mountpoint
         with closing(Workspace(mountpoint)) as workspace:
             assert [branch.name for branch in workspace.branches()] == []
