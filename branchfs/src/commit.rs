@@ -11,7 +11,6 @@
 
 #[cfg(test)]
 mod crash_tests;
-mod flat;
 mod journal;
 mod plan;
 mod reverse;
@@ -19,7 +18,6 @@ mod selected;
 mod step;
 mod veil;
 
-pub(crate) use flat::{flatten, is_needed as needs_flattening};
 pub(crate) use journal::{Decided, Header, Interval, Kind, Past, VERSION, history, recover};
 #[cfg(test)]
 pub(crate) use plan::ObjectKind;

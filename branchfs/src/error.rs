@@ -94,6 +94,9 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// A commit was carried out, but the disk did not say that it would survive a loss of power.
+    #[error("the commit was carried out, but it may not survive a loss of power: {0}")]
+    NotDurable(String),
     /// The store is damaged.
     #[error("the store is damaged: {0}")]
     Corrupt(String),
@@ -117,7 +120,7 @@ impl Error {
             | Self::MountInUse
             | Self::Changed(_) => "busy",
             Self::Unsupported(_) => "unsupported",
-            Self::Io { .. } => "io",
+            Self::Io { .. } | Self::NotDurable(_) => "io",
             Self::Corrupt(_) => "corrupt",
         }
     }
@@ -136,6 +139,7 @@ impl Error {
             Self::Busy { .. } => Some("end the processes that write there, then commit again"),
             Self::Written { .. } => Some("close them, or end the processes that write there"),
             Self::Changed(_) => Some("end what writes there, then try again"),
+            Self::NotDurable(_) => Some("look after the disk, and run sync"),
             Self::Corrupt(_) => {
                 Some("keep the store as it is and look at it before anything is removed")
             }

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{
     Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
@@ -82,6 +83,9 @@ pub(crate) struct Mounted {
     status: AtomicU8,
     /// Live children, and a commit under way, freeze a branch.
     freezes: AtomicUsize,
+    /// The branch's record, as long as nobody has asked for something in the branch to be durable: a branch that is lost
+    /// with the power takes its files with it.
+    unsynced_record: Mutex<Option<PathBuf>>,
     view: Mutex<View>,
 }
 
@@ -93,6 +97,7 @@ impl Mounted {
             parent,
             status: AtomicU8::new(Status::Live as u8),
             freezes: AtomicUsize::new(0),
+            unsynced_record: Mutex::new(None),
             view: Mutex::new(view),
         }
     }
@@ -446,6 +451,34 @@ impl Filesystem {
             self.root_attributes(found)
                 .map(|attributes| Entry { entry_ttl: FOREVER, ..found.entry(ROOT, attributes) }),
         )
+    }
+
+    /// Tells that a new branch's record has been written, but not synced.
+    pub(crate) fn set_unsynced_record(&self, slot: Slot, record: PathBuf) {
+        if let Ok(mounted) = self.mounted(slot) {
+            *mounted.unsynced_record.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
+        }
+    }
+
+    /// What is synced in a branch for the first time needs the branch's record on disk, and those above it.
+    fn sync_records(&self, node: NodeId) -> Answer<()> {
+        let (mut slot, _) = Self::split(node);
+        while slot != MAIN {
+            let mounted = self.mounted(slot)?;
+            let mut record = mounted.unsynced_record.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(path) = record.as_ref() {
+                let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+                match rustix::fs::open(path, flags, rustix::fs::Mode::empty()) {
+                    Ok(file) => rustix::fs::fsync(file)?,
+                    Err(Errno::NOENT) => {} // the branch has just ended
+                    Err(error) => return Err(error),
+                }
+                *record = None;
+            }
+            drop(record);
+            slot = mounted.parent;
+        }
+        Ok(())
     }
 
     fn file(&self, node: NodeId, handle: Handle) -> Answer<Arc<OwnedFd>> {
@@ -810,6 +843,7 @@ impl Handler for Filesystem {
     }
 
     fn fsync(&self, node: NodeId, handle: Handle, data_only: bool) -> Answer<()> {
+        self.sync_records(node)?;
         let file = self.file(node, handle)?;
         if data_only { rustix::fs::fdatasync(&*file) } else { rustix::fs::fsync(&*file) }
     }
@@ -953,6 +987,7 @@ impl Handler for Filesystem {
     }
 
     fn fsyncdir(&self, node: NodeId, _handle: Handle, _data_only: bool) -> Answer<()> {
+        self.sync_records(node)?;
         let (mounted, index) = self.at(node)?;
         let at = mounted.live()?.locate(index)?;
         rustix::fs::fsync(at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::DIRECTORY)?)

@@ -302,12 +302,24 @@ impl Workspace {
         self.store_path.join("branches").join(format!("{id}.json"))
     }
 
-    fn write_record(&self, record: &Record) -> Result<(), Error> {
+    /// Writes the record of a new branch. It is not synced: see [`Filesystem::set_unsynced_record`].
+    fn write_new_record(&self, record: &Record) -> Result<(), Error> {
         let path = self.record_path(record.id);
-        let draft = path.with_extension("new");
+        fs::rename(self.draft_record(record)?, &path).at(&path)
+    }
+
+    /// Replaces a record. After a loss of power it is the old one or the new one.
+    fn write_record(&self, record: &Record) -> Result<(), Error> {
+        let (path, draft) = (self.record_path(record.id), self.draft_record(record)?);
+        fs::File::open(&draft).and_then(|file| file.sync_data()).at(&draft)?;
+        fs::rename(&draft, &path).at(&path)
+    }
+
+    fn draft_record(&self, record: &Record) -> Result<PathBuf, Error> {
+        let draft = self.record_path(record.id).with_extension("new");
         let text = serde_json::to_vec(record).map_err(|error| Error::Corrupt(error.to_string()))?;
         write_private(&draft, &text)?;
-        fs::rename(&draft, &path).at(&path)
+        Ok(draft)
     }
 
     /// Brings the store in line after a crash, and shows the branches that are in it.
@@ -397,6 +409,14 @@ impl Workspace {
                 continue;
             }
             let text = fs::read(&path).at(&path)?;
+            if text.iter().all(|byte| *byte == 0) {
+                // The power went before it was on disk, so nothing in the branch was synced either.
+                eprintln!(
+                    "branchfs: a branch was lost with the power: nothing in it had been synced"
+                );
+                fs::remove_file(&path).at(&path)?;
+                continue;
+            }
             let record: Record = serde_json::from_slice(&text)
                 .map_err(|error| Error::Corrupt(format!("{}: {error}", path.display())))?;
             records.insert(record.id, record);
@@ -432,7 +452,6 @@ impl Workspace {
             let path = self.layer_path(*layer);
             let work = path.join("work");
             fs::remove_dir_all(&work).at(&work)?;
-            commits::remove_tree(&path.join(commits::FLAT))?; // of a commit that was never decided
             self.make_directory(&work)?;
             let layer = self.open_layer(*layer)?;
             layer.limit(quota.cloned()).at(&path)?;
@@ -546,7 +565,7 @@ impl Workspace {
                 disk_limit,
                 absorbed: None,
             };
-            self.write_record(&record)?;
+            self.write_new_record(&record)?;
             Ok((layer, record))
         });
         let (layer, record) = made.inspect_err(|_| {
@@ -560,6 +579,7 @@ impl Workspace {
         let gate = self.filesystem.close_gate();
         let slot = self.filesystem.add(OsStr::new(name), parent_slot, stack.clone());
         drop(gate);
+        self.filesystem.set_unsynced_record(slot, self.record_path(id));
         branches.insert(id, Branch { record, slot, stack, quota });
         // What the kernel did not write from the start is left to the FUSE view.
         let presented = if is_filled { Ok(()) } else { self.present_new(&branches[&id]) };

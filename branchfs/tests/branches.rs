@@ -51,6 +51,26 @@ fn the_first_commit_wins_and_siblings_are_stale() {
 }
 
 #[test]
+fn a_record_that_the_power_emptied_is_a_branch_that_never_was() {
+    let mount = Mount::over(|base| fs::write(base.join("file"), "base").unwrap());
+    mount.create("kept");
+    mount.create("lost");
+    mount.kill();
+    let records = mount.base().join(".branching/branches");
+    let last = fs::read_dir(&records).unwrap().map(|entry| entry.unwrap().path()).max().unwrap();
+    let length = fs::metadata(&last).unwrap().len();
+    fs::write(&last, vec![0; usize::try_from(length).unwrap()]).unwrap();
+    mount.mount();
+    assert!(mount.branch("kept").exists() && !mount.branch("lost").exists());
+    mount.create("lost");
+    mount.commit("kept");
+    for name in ["branches", "layers"] {
+        let left = fs::read_dir(mount.base().join(".branching").join(name)).unwrap().count();
+        assert_eq!(left, 1, "{name}");
+    }
+}
+
+#[test]
 fn an_empty_commit_wins_too() {
     let mount = Mount::new();
     mount.create("one");

@@ -366,6 +366,19 @@ fn a_plan_torn_or_stale_at_any_byte_is_no_plan_or_the_whole_one() {
 }
 
 #[test]
+fn an_entry_that_lost_its_plan_and_holds_the_base_is_not_thrown_away() {
+    let (scenario, disk, commit, _) = decided();
+    commit.apply(&disk).unwrap();
+    let entry =
+        scenario.base().join(".branching/journal").join(commit.header.transaction.to_string());
+    fs::write(entry.join("plan"), "torn").unwrap();
+    let refused = Workspace::open(&scenario.base(), None, Settings::default());
+    let error = refused.err().unwrap().to_string();
+    assert!(error.contains("has no valid plan, but holds"), "{error}");
+    assert!(fs::read_dir(&entry).unwrap().count() > 1, "what it holds is still there");
+}
+
+#[test]
 fn a_torn_plan_is_no_plan() {
     let (scenario, disk, commit, before) = decided();
     let path = scenario

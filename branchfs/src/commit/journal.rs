@@ -225,7 +225,8 @@ impl Decided {
     pub(crate) fn apply(&self, disk: &Disk) -> Result<(), Error> {
         let emptied = self.times_of_sources(disk)?;
         for (done, step) in self.steps.iter().enumerate() {
-            if let Err(error) = step.run(disk, Direction::Forward) {
+            let run = step.check(disk).and_then(|()| step.run(disk, Direction::Forward));
+            if let Err(error) = run {
                 let taken_back = self.roll_back(disk, done).and_then(|()| {
                     emptied.iter().try_for_each(|(path, times)| disk.set_store_times(path, times))
                 });
@@ -408,6 +409,7 @@ pub(crate) fn recover(disk: &Disk) -> Result<Vec<Recovered>, Error> {
     for entry in disk.store.list(Path::new(JOURNAL)).at(JOURNAL)? {
         let directory = Path::new(JOURNAL).join(&entry.name);
         let Some(decided) = Decided::read(disk, &directory)? else {
+            refuse_holding(disk, &directory)?;
             disk.store.remove_all(&directory).at(&directory)?; // undecided: nothing was moved yet
             continue;
         };
@@ -422,6 +424,25 @@ pub(crate) fn recover(disk: &Disk) -> Result<Vec<Recovered>, Error> {
         recovered.push(Recovered { decided, is_committed });
     }
     Ok(recovered)
+}
+
+/// An entry without a whole plan was never decided, and holds nothing but empty directories that were made for it. One
+/// that holds more has lost its plan: what it holds may be the only copy.
+fn refuse_holding(disk: &Disk, directory: &Path) -> Result<(), Error> {
+    for entry in disk.store.list(directory).at(directory)? {
+        let path = directory.join(&entry.name);
+        let is_ours = entry.name.to_string_lossy().starts_with(PLAN);
+        let is_empty = entry.kind == rustix::fs::FileType::Directory
+            && disk.store.list(&path).at(&path)?.is_empty();
+        if !is_ours && !is_empty {
+            return Err(Error::Corrupt(format!(
+                "{} has no valid plan, but holds {}, which came out of the base",
+                directory.display(),
+                entry.name.to_string_lossy()
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Which tree's file system.

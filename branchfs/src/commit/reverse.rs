@@ -9,7 +9,7 @@
 //!
 //! Cost: one `statx` for each step, and for each object below a directory that the transaction brought.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Statx};
@@ -34,8 +34,15 @@ pub(crate) struct Reversal<'a> {
 
 /// Works out how to take a transaction back. Changes nothing.
 pub(crate) fn reverse(disk: &Disk, reversal: &Reversal<'_>) -> Result<Plan, Error> {
-    let mut planner =
-        Planner { disk, reversal, plan: Plan::default(), moves: Moves::default(), next: 0 };
+    let moved_out = reversal.past.steps.iter().filter_map(moved_out).collect();
+    let mut planner = Planner {
+        disk,
+        reversal,
+        plan: Plan::default(),
+        moves: Moves::default(),
+        moved_out,
+        next: 0,
+    };
     let (last, first): (Vec<&Step>, Vec<&Step>) =
         reversal.past.steps.iter().partition(|step| matches!(step, Step::Metadata { .. }));
     for step in first.into_iter().rev() {
@@ -48,6 +55,13 @@ pub(crate) fn reverse(disk: &Disk, reversal: &Reversal<'_>) -> Result<Plan, Erro
     plan.changes = reversal.past.changes.iter().map(reversed).collect();
     plan.changes.sort();
     Ok(plan)
+}
+
+fn moved_out(step: &Step) -> Option<&Place> {
+    match step {
+        Step::Rename { from: Place::Base(_), to: to @ Place::Store(_), .. } => Some(to),
+        _ => None,
+    }
 }
 
 fn reversed(change: &Change) -> Change {
@@ -72,6 +86,8 @@ struct Planner<'a> {
     reversal: &'a Reversal<'a>,
     plan: Plan,
     moves: Moves,
+    /// Where the transaction put what it took out of the base.
+    moved_out: BTreeSet<&'a Place>,
     next: usize,
 }
 
@@ -104,7 +120,8 @@ impl Planner<'_> {
             if stat.stx_ino != ino {
                 self.plan.drift.insert(path.clone());
                 (ino, directory) = (stat.stx_ino, directory || is_directory(&stat));
-            } else if self.came_from_the_layer(from) {
+            } else if !self.moved_out.contains(from) {
+                // A directory of the base that was only moved is not looked through: what others did in it stays in it.
                 self.check(&real, path, &stat)?;
             }
         }
@@ -209,17 +226,6 @@ impl Planner<'_> {
     fn now(&self, place: &Place) -> Result<Option<(Place, Statx)>, Error> {
         let Some(real) = self.moves.origin(place) else { return Ok(None) };
         Ok(self.disk.stat(&real)?.map(|stat| (real, stat)))
-    }
-
-    /// A directory of the base that was only moved is not looked through: what others did in it stays in it.
-    fn came_from_the_layer(&self, from: &Place) -> bool {
-        let Place::Store(path) = from else { return false };
-        let is_aside = path.parent() == Some(&self.reversal.past.directory);
-        let is_number = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .is_some_and(|name| name.parse::<u64>().is_ok());
-        !(is_aside && is_number)
     }
 
     /// What goes away must be as the transaction left it.

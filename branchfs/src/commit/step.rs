@@ -264,6 +264,26 @@ impl Step {
         }
     }
 
+    /// Refuses where the base has something else than was planned for: others may have replaced it since.
+    pub(super) fn check(&self, disk: &Disk) -> Result<(), Error> {
+        let (place, ino) = match self {
+            Self::Rename { from: place @ Place::Base(_), ino, .. } => (place, *ino),
+            Self::Exchange { other: place @ Place::Base(_), ino_other, .. } => (place, *ino_other),
+            _ => return Ok(()),
+        };
+        if disk.stat(place)?.is_some_and(|stat| stat.stx_ino == ino) {
+            return Ok(());
+        }
+        Err(Error::Conflict {
+            message: format!(
+                "{} was changed by others at this moment; everything is as before",
+                place.path().display()
+            ),
+            paths: vec![place.path().to_path_buf()],
+            hint: "look at it, then commit again",
+        })
+    }
+
     /// Does the step, or takes it back.
     pub(crate) fn run(&self, disk: &Disk, direction: Direction) -> Result<(), Error> {
         let forward = direction == Direction::Forward;

@@ -35,9 +35,6 @@ pub(crate) struct CommitOptions {
     pub(crate) selection: Selection,
 }
 
-/// In a layer: it and the branch's other layers laid together for a commit.
-pub(super) const FLAT: &str = "flat";
-
 const WRITTEN_BY_OTHERS: &str = "others committed changes of the same paths since the fork";
 const CHANGED_AFTER_READ: &str = "others committed changes of what it read since the fork";
 
@@ -89,7 +86,6 @@ impl Workspace {
         }
         if options.dry_run {
             let plan = self.checked_plan(branch, options);
-            self.drop_flat(&branch.record)?;
             return Ok(Committed { changes: plan?.changes, stale: Vec::new() });
         }
         mounted.freeze();
@@ -102,9 +98,6 @@ impl Workspace {
         });
         if outcome.is_err() {
             mounted.thaw();
-            if let Some(branch) = branches.get(&id) {
-                self.drop_flat(&branch.record)?;
-            }
         }
         self.thaw_presented(&branches);
         outcome
@@ -157,7 +150,12 @@ impl Workspace {
         }
         self.seen_by_kernel(branch, &mut seen)?;
         let disk = self.disk()?;
-        let layers = self.layers_to_plan(&disk, branch)?;
+        let layers = branch
+            .record
+            .layers
+            .iter()
+            .map(|layer| Path::new("layers").join(layer.to_string()).join("upper"))
+            .collect();
         let request = Request {
             transaction: branch.record.id,
             layers,
@@ -170,28 +168,6 @@ impl Workspace {
             own: self.own_intervals(&disk)?,
         };
         commit::plan(&disk, &request)
-    }
-
-    /// The branch's own layers as a plan understands them.
-    fn layers_to_plan(&self, disk: &Disk, branch: &Branch) -> Result<Vec<PathBuf>, Error> {
-        let in_store = |layer: &u64| Path::new("layers").join(layer.to_string());
-        let own = branch.record.layers.iter().map(|layer| in_store(layer).join("upper"));
-        let own: Vec<PathBuf> = own.collect();
-        if !commit::needs_flattening(disk, &own, self.namespace)? {
-            return Ok(own);
-        }
-        self.drop_flat(&branch.record)?;
-        let flat = in_store(&branch.record.layers[0]).join(FLAT);
-        commit::flatten(disk, &own, self.namespace, &flat)?;
-        Ok(vec![flat])
-    }
-
-    /// Removes what was laid together for a plan, unless a transaction that is not settled yet works with it.
-    fn drop_flat(&self, record: &super::Record) -> Result<(), Error> {
-        if self.store_path.join("journal").join(record.id.to_string()).exists() {
-            return Ok(());
-        }
-        record.layers.iter().try_for_each(|layer| remove_tree(&self.layer_path(*layer).join(FLAT)))
     }
 
     /// The plan of a branch's commit, and the header its commit would have.
@@ -265,7 +241,7 @@ impl Workspace {
         }
         let audience = self.audience(branches, self.policy(options), Some(id), None);
         let header = self.address(commit_header(branch, &plan), audience);
-        let decided = self.transact(branches, &disk, header, plan)?;
+        let (decided, synced) = self.transact(branches, &disk, header, plan)?;
         if let Some(mut committed) = branches.remove(&id) {
             self.unlink_kept(&committed.record)?;
             self.thaw(MAIN, 1);
@@ -273,32 +249,29 @@ impl Workspace {
             self.retire_branch(branches, &committed)?;
         }
         self.settle(branches, &disk, &decided)?;
+        synced?;
         let names = decided.header.stale.iter().map(|id| branches[id].record.name.clone());
         Ok(Committed { stale: names.collect(), changes: decided.changes })
     }
 
     /// What was committed has one link too many as long as its layer keeps one of its own.
     pub(super) fn unlink_kept(&self, record: &super::Record) -> Result<(), Error> {
-        let is_flat = record.layers.iter().any(|layer| self.layer_path(*layer).join(FLAT).exists());
         for layer in &record.layers {
             driver::drop_index(&self.layer_path(*layer))?;
             remove_tree(&self.layer_path(*layer).join("links"))?;
-            if is_flat {
-                remove_tree(&self.layer_path(*layer).join("upper"))?;
-            }
         }
         Ok(())
     }
 
     /// Decides a transaction and carries it out; then it is in the base, durable, and the records of those who are stale
-    /// say so. The journal still has it.
+    /// say so. The journal still has it. Returns with it whether it is durable; the caller settles it in any case.
     pub(super) fn transact(
         &self,
         branches: &mut BTreeMap<BranchId, Branch>,
         disk: &Disk,
         header: Header,
         plan: Plan,
-    ) -> Result<Decided, Error> {
+    ) -> Result<(Decided, Result<(), Error>), Error> {
         let number = header.transaction;
         let decided =
             Decided::decide(disk, header, plan).inspect_err(|_| self.drop_journal(number))?;
@@ -320,14 +293,14 @@ impl Workspace {
         self.settle_stale(branches, &header.stale);
         self.veil(branches, header, veil.as_ref())?;
         drop(gate);
-        Decided::sync(disk)?;
+        let synced = Decided::sync(disk);
         for id in header.stale.iter().chain(&header.observers).chain(&header.unveiled) {
             if let Some(branch) = branches.get(id) {
                 self.write_record(&branch.record)?;
             }
         }
         self.drop_lifted(branches, header)?;
-        Ok(decided)
+        Ok((decided, synced.map_err(|error| Error::NotDurable(error.to_string()))))
     }
 
     /// Under the gate: the steps, and the veil over them. When either fails, all is taken back.

@@ -119,8 +119,9 @@ impl Workspace {
         }
         let header = reversal_header(transaction, kind, past.commit.header.name.clone());
         let header = self.address(header, audience);
-        let decided = self.transact(&mut branches, &disk, header, plan)?;
+        let (decided, synced) = self.transact(&mut branches, &disk, header, plan)?;
         self.settle(&branches, &disk, &decided)?;
+        synced?;
         let names = decided.header.stale.iter().map(|id| branches[id].record.name.clone());
         let committed = Committed { stale: names.collect(), changes: decided.changes };
         Ok(Reverted { entry, committed })
