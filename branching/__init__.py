@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         Tournament,
         TreeOfThoughts,
     )
-    from branching.process import ResourceLimits
+    from branching.process import BranchContext, ResourceLimits
 
 __version__ = "0.2.0"
 
@@ -56,6 +56,7 @@ __all__ = [
     "BeamSearch",
     "BestOfN",
     "Branch",
+    "BranchContext",
     "BranchError",
     "BranchNotFoundError",
     "BranchRecord",
@@ -103,6 +104,7 @@ _HOME = {
     "SpeculationResult": "branching.patterns",
     "Tournament": "branching.patterns",
     "TreeOfThoughts": "branching.patterns",
+    "BranchContext": "branching.process",
     "ResourceLimits": "branching.process",
 }
 """Where each public name lives that is not an exception."""

@@ -120,7 +120,8 @@ fn serve(
         workspace.filesystem.offer_passthrough(probe.into());
     }
     let session = Session::mount(&info.mountpoint, stacking)?;
-    workspace.filesystem.connect(session.kernel(), control.path().as_os_str().to_os_string());
+    let private = [workspace.base(), workspace.store(), control.path()];
+    workspace.filesystem.connect(session.kernel(), control.path(), &private);
     let (served, at) = (Arc::clone(workspace), info.mountpoint.clone());
     thread::Builder::new().name("control".to_owned()).spawn(move || control.serve(served, info))?;
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;

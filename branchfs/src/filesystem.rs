@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{
     Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
@@ -35,6 +35,10 @@ const INDEX_BITS: u32 = 40;
 
 /// The extended attribute of the mount's root that names the control socket.
 pub(crate) const CONTROL_XATTR: &str = "user.branchfs.control";
+
+/// Another that lists what no process in a branch should reach, for sandboxes: base, store, control socket, a NUL
+/// between two.
+const PRIVATE_XATTR: &str = "user.branchfs.private";
 
 /// Name of the control file in the root of main and of every branch.
 const CONTROL_FILE: &str = ".branchfs_ctl";
@@ -161,6 +165,7 @@ pub(crate) struct Filesystem {
     gate: RwLock<()>,
     views: RwLock<Views>,
     control_socket: OnceLock<OsString>,
+    private: OnceLock<Vec<u8>>,
     capabilities: OnceLock<Capabilities>,
     kernel: OnceLock<Arc<dyn Kernel>>,
     /// Why the kernel does not read and write files in our stead; empty where it does. Known after INIT.
@@ -194,6 +199,7 @@ impl Filesystem {
             gate: RwLock::new(()),
             views: RwLock::new(views),
             control_socket: OnceLock::new(),
+            private: OnceLock::new(),
             capabilities: OnceLock::new(),
             kernel: OnceLock::new(),
             passthrough: OnceLock::new(),
@@ -251,8 +257,16 @@ impl Filesystem {
     }
 
     /// Sets what is known only once the mount and its socket are there.
-    pub(crate) fn connect(&self, kernel: Arc<dyn Kernel>, control_socket: OsString) {
-        let _ = (self.kernel.set(kernel), self.control_socket.set(control_socket)); // set once, at start
+    pub(crate) fn connect(
+        &self,
+        kernel: Arc<dyn Kernel>,
+        control_socket: &Path,
+        private: &[&Path],
+    ) {
+        let paths: Vec<&[u8]> = private.iter().map(|path| path.as_os_str().as_bytes()).collect();
+        let _ = self.kernel.set(kernel); // these are set once, at start
+        let _ = self.control_socket.set(control_socket.as_os_str().to_os_string());
+        let _ = self.private.set(paths.join(&0));
     }
 
     /// What INIT will try passthrough out with: a file on the file system of the layers. Without one it stays off.
@@ -996,12 +1010,14 @@ impl Handler for Filesystem {
     fn getxattr(&self, node: NodeId, name: &OsStr) -> Answer<Vec<u8>> {
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
-        if mounted.slot == MAIN && index == ROOT && name == CONTROL_XATTR {
-            return self
-                .control_socket
-                .get()
-                .map(|path| path.as_bytes().to_vec())
-                .ok_or(Errno::NODATA);
+        if mounted.slot == MAIN && index == ROOT {
+            if name == CONTROL_XATTR {
+                let path = self.control_socket.get().ok_or(Errno::NODATA)?;
+                return Ok(path.as_bytes().to_vec());
+            }
+            if name == PRIVATE_XATTR {
+                return self.private.get().cloned().ok_or(Errno::NODATA);
+            }
         }
         let is_apart =
             self.control_file.get().is_some() && (index == ROOT || index == CONTROL_INDEX);

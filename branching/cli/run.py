@@ -45,7 +45,7 @@ class End(str, Enum):
 _ACTIONS = {End.commit: "committed", End.keep: "kept", End.none: "kept", End.abort: "aborted"}
 
 
-_ENDS_BY_ITSELF = (None, "exit", "signal", "killed", "timeout", "cancelled")
+_ENDS_BY_ITSELF = (None, "exit", "signal", "timeout", "cancelled")
 """Of these the exit code says enough; other ends are told in words."""
 
 

@@ -62,7 +62,7 @@ def shell(
             )
             task = Task(Attempt(0, branch, ""), _say_nothing, must_end=True)
             answer = interruptible(lambda: task.run(program, branch.path), is_done=lambda _: True)
-            if getattr(answer.value, "how", None) == "not_started":
+            if getattr(answer.value, "how", None) == "error":
                 print(f"error: {answer.error}", file=sys.stderr)
             _tell_what_next(branch)
         raise typer.Exit(answer.exit_code)

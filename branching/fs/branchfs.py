@@ -27,6 +27,9 @@ from branching.fs.mounts import Mount
 CONTROL_XATTR = "user.branchfs.control"
 """On the mount's root: the path of the control socket."""
 
+IN_BRANCH = "BRANCHING"
+"""Set in the environment of all that runs in a branch."""
+
 BUSY_SECONDS_MAX = 5.0
 """How long a commit waits for files that are still open for writing.
 
@@ -209,6 +212,13 @@ def _control_path(root: Path) -> str:
             raise MountError(
                 f"the BranchFS daemon of {root} is gone; its branches are kept in the store",
                 hint=f"unmount it (umount -l {root}) and mount the base again",
+                path=str(root),
+            ) from error
+        if IN_BRANCH in os.environ:
+            raise MountError(
+                f"{root} is a branch, seen from its sandbox: from in here no branch can be made, "
+                "committed or listed",
+                hint="run the outer command without a sandbox if it is to branch itself",
                 path=str(root),
             ) from error
         raise MountError(

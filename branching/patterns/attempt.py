@@ -17,7 +17,7 @@ from branching.patterns.outcome import Answer, SpeculationResult, State
 from branching.patterns.scope import Scope
 
 if TYPE_CHECKING:
-    from branching.process import Budget
+    from branching.process import Budget, Ended
 
 
 class Attempt:
@@ -83,6 +83,7 @@ class Attempt:
             label=self.label,
             changes=self.changes,
             kept=self.branch.is_open,
+            process=self.answer.ended,
         )
 
 
@@ -95,6 +96,8 @@ class Task(Scope):
         super().__init__()
         self.attempt = attempt
         self._say = say
+        self.ended: Ended | None = None
+        """How the process that ran for it has ended."""
         self.must_end = must_end
         """It ends when cancelled, and the call waits for that. A plain function cannot be
         stopped: its thread is left behind, on a branch that is gone."""

@@ -11,13 +11,13 @@ made must not count as one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from branching.errors import ProcessBranchError
 from branching.patterns.program import BranchCommand, number_in
-from branching.process import Ended
+from branching.process import OWN_TMP, Ended
 
 ANSWER_BYTES_MAX = 1 << 20
 """Of what a callback prints; more is no answer."""
@@ -28,7 +28,12 @@ class _Callback(BranchCommand):
 
     what = "callback"
 
-    def _ask(self, path: Path, environment: Mapping[str, str]) -> tuple[Ended, str]:
+    def _ask(
+        self,
+        path: Path,
+        environment: Mapping[str, str],
+        beside: Sequence[tuple[Path, Path]] = (),
+    ) -> tuple[Ended, str]:
         printed: list[bytes] = []
         size = 0
 
@@ -38,7 +43,7 @@ class _Callback(BranchCommand):
             if size <= ANSWER_BYTES_MAX:
                 printed.append(arrived)
 
-        ended = self._run(path, take, self._stderr, environment)
+        ended = self._run(path, take, self._stderr, environment, beside)
         if not ended.success:
             raise self._failure(ended.reason)
         if size > ANSWER_BYTES_MAX:
@@ -71,7 +76,12 @@ class Judge(_Callback):
     what = "judge"
 
     def __call__(self, path_a: Path, path_b: Path) -> int:
-        _, printed = self._ask(path_a, {"BRANCHING_A": str(path_a), "BRANCHING_B": str(path_b)})
+        if self._isolation == "none":
+            seen_a, seen_b = path_a, path_b
+        else:  # it works in the one, and sees the other beside it
+            seen_a, seen_b = self._workspace, OWN_TMP / "branching-b"
+        names = {"BRANCHING_A": str(seen_a), "BRANCHING_B": str(seen_b)}
+        _, printed = self._ask(path_a, names, [(path_b, seen_b)])
         answer = printed.splitlines()[-1].strip().lower() if printed else ""
         if answer not in _CHOICES:
             raise self._failure(f"its last line must be `a` or `b`, not {answer!r}")

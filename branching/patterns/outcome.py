@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from branching.fs import Branch, Change, DiffSummary
+    from branching.process import Ended
 
 State = Literal["won", "succeeded", "failed", "timed_out", "cancelled", "error"]
 """How a candidate ended.
@@ -50,6 +51,8 @@ class SpeculationResult:
     stopped, or succeeded after another one had won."""
     kept: bool = False
     """Its branch is still open."""
+    process: Ended | None = None
+    """How its process ended and what it used, if it had one of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,8 @@ class Answer:
     exception: BaseException | None = None
     exit_code: int = 0
     changes: DiffSummary | None = None
+    ended: Ended | None = None
+    """How the process of the candidate ended, if it had one."""
 
 
 def read_verdict(value: object) -> Answer:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from branching.errors import ProcessBranchError
 from branching.fs import Branch, Workspace
 from branching.patterns.event import OnEvent
 from branching.patterns.outcome import SpeculationOutcome
@@ -47,11 +46,12 @@ class Options(TypedDict, total=False):
     """How many candidates run at once; all unless given."""
 
     isolate_processes: bool
-    """Each candidate runs in a process of its own."""
+    """Each candidate runs in a process of its own, in a sandbox, and dies when it is not needed.
+    What it changes in variables is lost; what it returns comes back."""
     resource_limits: ResourceLimits | None
     """Limits of each candidate; turns `isolate_processes` on."""
     group_limits: ResourceLimits | None
-    """Limits of all candidates together."""
+    """Limits of all candidates together; turns `isolate_processes` on."""
     on_event: OnEvent | None
     """Is told each step; see `Event`."""
 
@@ -76,12 +76,6 @@ class Pattern:
         runner: RunElsewhere | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
-        if isolate_processes:
-            raise ProcessBranchError(
-                "isolate_processes cannot be honoured: this version has no process isolation; "
-                "nothing ran",
-                hint="leave isolate_processes out to run the candidates in threads",
-            )
         for option, limits in (
             ("resource_limits", resource_limits),
             ("group_limits", group_limits),
@@ -91,6 +85,10 @@ class Pattern:
 
                 if not isinstance(limits, ResourceLimits):
                     raise TypeError(f"{option} must be ResourceLimits, not {limits!r}")
+        limits_any = resource_limits is not None or group_limits is not None
+        self._isolates = isolate_processes or limits_any
+        if self._isolates and runner is not None:
+            raise TypeError("runner runs candidates elsewhere: it cannot be had with isolation")
         check_seconds("timeout", timeout)
         if max_parallel is not None and max_parallel < 1:
             raise ValueError(f"max_parallel must be 1 or more, not {max_parallel!r}")
@@ -158,6 +156,7 @@ class Pattern:
             keep_failed=self._keep_failed,
             elsewhere=self._elsewhere,
             on_event=self._on_event,
+            isolates=self._isolates,
             limits=self._limits,
             group_limits=self._group_limits,
         )

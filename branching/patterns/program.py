@@ -23,16 +23,27 @@ import shlex
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from branching.errors import BranchingError, ProcessBranchError
+from branching.fs import Branch
 from branching.patterns.attempt import Task
 from branching.patterns.event import SETUP_INDEX
 from branching.patterns.outcome import Answer
-from branching.process import Budget, Command, Ended, Owner, Sink, told
+from branching.process import (
+    OWN_TMP,
+    Budget,
+    Command,
+    Ended,
+    Isolation,
+    Owner,
+    Sandbox,
+    Sink,
+    told,
+)
 from branching.process.ports import lent_ports
 from branching.process.scratch import scratch_directory
 
@@ -65,7 +76,9 @@ class BranchCommand:
         inherit_stdin: bool = False,
         score: bool = False,
         label: str | None = None,
+        isolation: Isolation = "sandbox",
     ) -> None:
+        self._isolation = isolation
         self.label = shlex.join(argv) if label is None else label
         self._argv = argv
         self._workspace = workspace
@@ -82,6 +95,7 @@ class BranchCommand:
         stdout: Sink,
         stderr: Sink,
         environment: Mapping[str, str] | None = None,
+        beside: Sequence[tuple[Path, Path]] = (),
     ) -> Ended:
         task = Task.of_caller()
         lines = None
@@ -89,14 +103,17 @@ class BranchCommand:
             lines = Lines(partial(self._say, task))
         teller = None if lines is None else lines.feed
         budget = None if task is None else task.attempt.budget
-        with (
-            lent_ports() as port_base,
-            scratch_directory(self._owner) as scratch,
-            _limited(task, budget) as limited,
-        ):
+        with ExitStack() as stack:
+            sandbox = self._sandbox(path, beside)
+            port_base = stack.enter_context(lent_ports())
+            scratch = OWN_TMP
+            if sandbox is None:
+                scratch = stack.enter_context(scratch_directory(self._owner))
+            limited = stack.enter_context(_limited(task, budget))
             command = Command(
                 self._argv,
                 cwd=path,
+                sandbox=sandbox,
                 environment={
                     **os.environ,
                     **self._environment(task),
@@ -116,12 +133,21 @@ class BranchCommand:
             try:
                 with limited.watch(command):
                     ended = command.run()
-                return limited.told(ended)
+                ended = limited.told(ended)
+                if task is not None:
+                    task.ended = ended
+                return ended
             finally:
                 if lines is not None:
                     lines.finish()
                 if task is not None:
                     task.forget(command.kill)
+
+    def _sandbox(self, path: Path, beside: Sequence[tuple[Path, Path]]) -> Sandbox | None:
+        if self._isolation == "none":
+            return None
+        home = None if self._owner is None else self._owner.home
+        return Sandbox.of(path, at=self._workspace, home=home, beside=beside)
 
     def _say(self, task: Task, line: str) -> None:
         task.say(line)
@@ -185,7 +211,7 @@ class Reader(BranchCommand):
         """
         printed: list[bytes] = []
         ended = self._run(path, printed.append, self._stderr)
-        if ended.how == "not_started":
+        if ended.how == "error":
             raise ProcessBranchError(ended.reason)
         return b"".join(printed).decode("utf-8", "replace").strip()
 
@@ -232,15 +258,17 @@ class _Limited:
         return told(ended, usage=usage, disk_refusals=refusals, is_over=is_over)
 
     def _refusals(self) -> int:
-        budget = self._budget
-        if self._branch is None or budget is None:
-            return 0
-        if budget.disk_each is None and budget.disk_together is None:
-            return 0
-        try:
-            return self._branch.inspect().disk_refusals or 0
-        except BranchingError:
-            return 0  # the branch is gone: another one has won, and this end is nobody's concern
+        return 0 if self._branch is None else disk_refusals(self._branch, self._budget)
+
+
+def disk_refusals(branch: Branch, budget: Budget | None) -> int:
+    """Returns how often the branch met its disk limit; 0 where it has none."""
+    if budget is None or (budget.disk_each is None and budget.disk_together is None):
+        return 0
+    try:
+        return branch.inspect().disk_refusals or 0
+    except BranchingError:
+        return 0  # the branch is gone: another one has won, and this end is nobody's concern
 
 
 def shell(text: str) -> list[str]:

@@ -40,13 +40,13 @@ from branching.errors import (
     BranchingError,
     CommitError,
     ConflictError,
-    ProcessBranchError,
     SetupError,
     add_note,
 )
 from branching.fs import Branch, Change, DiffSummary, Workspace
 from branching.patterns.attempt import Attempt, Task
 from branching.patterns.event import SETUP_INDEX, EventKind, OnEvent
+from branching.patterns.isolated import isolated
 from branching.patterns.outcome import Answer, SpeculationOutcome, State, read_verdict
 from branching.patterns.scope import Scope
 from branching.patterns.teller import Teller
@@ -84,6 +84,7 @@ class Runner:
         keep_failed: bool = False,
         elsewhere: RunElsewhere | None = None,
         on_event: OnEvent | None = None,
+        isolates: bool = False,
         limits: ResourceLimits | None = None,
         group_limits: ResourceLimits | None = None,
     ) -> None:
@@ -93,6 +94,7 @@ class Runner:
             from branching.process import Budget  # functions without limits need no process layer
 
             self._budget = Budget(limits, group_limits)
+        self._isolates = isolates
         self._name = name
         self._timeout = timeout
         self._deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -138,14 +140,14 @@ class Runner:
         parent, for its commit will tell the changes. Raises what making the branch raises.
         """
         index = len(self._attempts)
-        self._check_limits(candidate)
         attempt = Attempt(index, self._branch(index, parent), feedback, _label(candidate))
         attempt.budget = self._budget
-        task = Task(attempt, self._teller.say, must_end=_ends_when_cancelled(candidate))
+        must_end = self._isolates or _ends_when_cancelled(candidate)
+        task = Task(attempt, self._teller.say, must_end=must_end)
         self._attempts.append(attempt)
 
         def work() -> Answer:
-            answer = read(self._call(candidate, attempt, args))
+            answer = _with_end(read(self._call(candidate, task, args)), task)
             if answer.success and wins_at_once:
                 return answer
             return replace(answer, changes=_summary(attempt.branch))
@@ -357,23 +359,14 @@ class Runner:
             self._name(purpose), on_success=None, on_error=None, disk_limit=disk_limit
         )
 
-    def _check_limits(self, function: Callable[..., object]) -> None:
-        if self._budget is not None and not getattr(function, "keeps_to_limits", False):
-            raise ProcessBranchError(
-                f"the limits cannot be honoured: {_label(function) or function!r} is a function, "
-                "and this version runs functions in threads of its own process; nothing ran",
-                hint="leave the limits out, or try a command instead of a function",
-                limit="resource_limits",
-            )
-
     def _prepare(self, setup: Callable[..., object], branch: Branch) -> None:
         """Runs the setup in a branch of its own, which all others are then forked from."""
-        self._check_limits(setup)
         attempt = Attempt(SETUP_INDEX, branch, "", _label(setup))
         attempt.budget = self._budget
         attempt.begin()
         self._teller.tell(attempt, "started")
-        said = self.consult(attempt, setup, branch.path)
+        runs_apart = self._isolates and not _ends_when_cancelled(setup)
+        said = self.consult(attempt, isolated(setup) if runs_apart else setup, branch.path)
         answer = Answer(success=True) if said is None else read_verdict(said)
         attempt.end("succeeded" if answer.success else "failed", answer)
         self._teller.finished(attempt)
@@ -383,13 +376,15 @@ class Runner:
             )
 
     def _call(
-        self, candidate: Callable[..., object], attempt: Attempt, args: tuple[object, ...]
+        self, candidate: Callable[..., object], task: Task, args: tuple[object, ...]
     ) -> object:
+        if self._isolates and not _ends_when_cancelled(candidate):
+            return isolated(candidate)(task.attempt.path, *args)
         if self._elsewhere is None:
-            return candidate(attempt.path, *args)
+            return candidate(task.attempt.path, *args)
         left = self._deadline - time.monotonic()
         timeout = None if left == math.inf else max(0.0, left)
-        return self._elsewhere(candidate, (attempt.path, *args), timeout=timeout)
+        return self._elsewhere(candidate, (task.attempt.path, *args), timeout=timeout)
 
     def _launch(self) -> None:
         while self._waiting and len(self._running) < self._max_parallel:
@@ -407,7 +402,7 @@ class Runner:
             if answer.exception is not None:
                 state = "error"
         except BaseException as error:  # even SystemExit says no more than: this one failed
-            answer = Answer(success=False, exception=error, exit_code=1)
+            answer = _with_end(Answer(success=False, exception=error, exit_code=1), task)
             state = "error"
         self._inbox.put(lambda: self._on_finished(attempt, state, answer))
 
@@ -531,6 +526,13 @@ def _summary(branch: Branch) -> DiffSummary | None:
         return DiffSummary.of(branch.diff())
     except BranchingError:
         return None  # another one has won; if it is worse, the commit will tell
+
+
+def _with_end(answer: Answer, task: Task) -> Answer:
+    """Adds how the candidate's process ended, if it had one."""
+    if task.ended is None:
+        return answer
+    return replace(answer, ended=task.ended, exit_code=task.ended.exit_code or answer.exit_code)
 
 
 def _ends_when_cancelled(function: Callable[..., object]) -> bool:

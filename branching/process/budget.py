@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from branching.process.cgroup import Scope, Usage
-from branching.process.command import Ended
+from branching.process.end import Ended
 from branching.process.limits import ResourceLimits
 
 _NONE = ResourceLimits()
@@ -53,6 +53,11 @@ class Budget:
         """Bytes that all branches may add together."""
         return self._together.disk
 
+    @property
+    def wall_seconds(self) -> float | None:
+        """How long each command or function may run."""
+        return _shorter(self._each.wall_time, self._together.wall_time)
+
     def open(self) -> None:
         """Makes sure that every limit can be enforced. ProcessBranchError names one that cannot."""
         if not (self._each.needs_cgroup or self._together.needs_cgroup):
@@ -78,7 +83,7 @@ class Budget:
     def watch(self, kill: Callable[[], None]) -> Iterator[threading.Event]:
         """Calls `kill` when the time of one command is over; tells by the event that it did."""
         is_over = threading.Event()
-        seconds = _shorter(self._each.wall_time, self._together.wall_time)
+        seconds = self.wall_seconds
         if seconds is None:
             yield is_over
             return
@@ -103,6 +108,12 @@ def told(ended: Ended, *, usage: Usage | None, disk_refusals: int, is_over: bool
         return replace(ended, how="timeout", reason=f"its time was over ({ended.reason})")
     if ended.success or ended.how not in ("exit", "signal"):
         return ended
+    if usage is not None:
+        ended = replace(
+            ended,
+            memory_peak=ended.memory_peak if usage.memory_peak is None else usage.memory_peak,
+            cpu_seconds=ended.cpu_seconds if usage.cpu_seconds is None else usage.cpu_seconds,
+        )
     if usage is not None and usage.oom_kills:
         return replace(ended, how="oom", reason=f"out of memory ({ended.reason})")
     if disk_refusals:

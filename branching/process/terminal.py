@@ -53,12 +53,16 @@ class Terminal:
         stopped = os.waitid(os.P_PID, leader, os.WSTOPPED | os.WNOHANG)
         if stopped is None:
             return
+        self.stop_along(leader)
+        os.killpg(leader, signal.SIGCONT)
+
+    def stop_along(self, leader: int) -> None:
+        """Stops our own group, for the group of `leader` was; once woken, puts that in front."""
         self.take_back()
         # In a session without a shell above us nobody could wake us; the kernel then drops it.
         os.killpg(self._group, signal.SIGTSTP)
         if os.tcgetpgrp(self._descriptor) == self._group:
             self._set_front(leader)
-        os.killpg(leader, signal.SIGCONT)
 
     def _set_front(self, group: int) -> None:
         with _without_sigttou():

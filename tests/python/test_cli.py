@@ -204,8 +204,14 @@ class TestRun:
 
     def test_the_name_is_the_users(self, root: Path) -> None:
         """2.17"""
-        done = branching(root, "run", "-b", "fix né 1", "--", "pwd")
-        assert done.out.splitlines()[0] == str(root / "@fix né 1")
+        done = branching(root, "run", "-b", "fix né 1", "--", "printenv", "BRANCHING_BRANCH")
+        assert done.out.splitlines()[0] == "fix né 1"
+
+    def test_the_command_sees_the_branch_at_the_workspaces_own_path(self, root: Path) -> None:
+        """Design 7: what stores absolute paths, a virtualenv or a build, is valid after commit."""
+        done = branching(root, "run", "--", "sh", "-c", 'pwd; pwd > made; test "$PWD" = "$(pwd)"')
+        assert (done.code, done.out.splitlines()[0]) == (0, str(root))
+        assert (root / "made").read_text() == f"{root}\n"
 
     @pytest.mark.parametrize("name", ["a/b", "a\nb", "", "..", "@x", "x" * 300])
     def test_an_impossible_name_is_refused(self, root: Path, name: str) -> None:
@@ -249,7 +255,7 @@ class TestRun:
         assert names(root) == [NAME_FROM]
 
     def test_the_timeout_is_a_failure_like_others(self, root: Path) -> None:
-        words = ["--timeout", "0.3", "--on-error", "commit", "--", "sh", "-c"]
+        words = ["--timeout", "3", "--on-error", "commit", "--", "sh", "-c"]
         done = branching(root, "run", *words, "echo x > made; sleep 60")
         assert (done.code, names(root)) == (124, ["made", NAME_FROM])
 
@@ -286,12 +292,12 @@ class TestRun:
         assert (done.code, names(root)) == (0, ["made", NAME_FROM])
 
     def test_a_commit_that_comes_second_is_our_failure(self, root: Path) -> None:
-        script = (
-            f"echo a > inner; {sys.executable} -m branching run -w {root} -b other -- "
-            "sh -c 'echo b > outer' >&2"
-        )
-        script = script.replace(str(root), f'"{root}"')
-        done = branching(root, "run", "--", "sh", "-c", script)
+        until_stale = "while test -e inner; do sleep 0.1; done"
+        script = f"echo a > inner; echo up >&2; {until_stale}"
+        run = Running(root, ["run", "--", "sh", "-c", script])
+        run.wait_for_line("up")
+        assert branching(root, "run", "-b", "other", "--", "sh", "-c", "echo b > outer").code == 0
+        done = run.done()
         assert done.code == 125
         assert "was not committed" in done.err
         assert names(root) == ["outer", NAME_FROM]
@@ -384,8 +390,7 @@ class TestOnATerminal:
         assert run.done().code == 0
 
     def test_ctrl_z_under_a_shell_stops_and_fg_goes_on(self, root: Path) -> None:
-        bash = ["bash", "--norc", "--noprofile", "-i"]
-        run = OnTerminal(root, ["run", "--", *bash], TERM="dumb", PS1="in> ")
+        run = OnTerminal(root, [], program=["bash", "--norc", "--noprofile", "-i"], PS1="in> ")
         run.wait_for("in> ")
         command = f"{sys.executable} -m branching run -w '{root}' -- sh -c 'echo u''p; sleep 2'"
         run.type(command + "\n")

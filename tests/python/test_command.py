@@ -15,7 +15,7 @@ import pytest
 
 from branching.errors import ForkError
 from branching.process import Command, Ended, Owner
-from branching.process.command import SCORE_BYTES_MAX
+from branching.process.pipes import SCORE_BYTES_MAX
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
 
@@ -74,7 +74,7 @@ def test_the_exit_code_is_the_shells(
 def test_a_program_that_is_not_there_ends_with_127(tmp_path: Path) -> None:
     """6.11"""
     ended = Command(["no-such-program"], cwd=tmp_path, environment=ENVIRONMENT).run()
-    assert (ended.exit_code, ended.how) == (127, "not_started")
+    assert (ended.exit_code, ended.how) == (127, "error")
     assert ended.reason.startswith("no-such-program: not found")
 
 
@@ -89,7 +89,7 @@ def test_a_program_that_cannot_be_executed_ends_with_126(
     program.write_text(content)
     program.chmod(mode)
     ended = Command(["./program"], cwd=tmp_path, environment=ENVIRONMENT).run()
-    assert (ended.exit_code, ended.how) == (126, "not_started")
+    assert (ended.exit_code, ended.how) == (126, "error")
     assert ended.reason.startswith("./program: ")
 
 
@@ -195,7 +195,7 @@ def test_kill_sends_sigterm_first(tmp_path: Path) -> None:
     command.kill(5)
     thread.join(60)
     assert b"".join(heard) == b"up\nbye\n"
-    assert (ends[0].how, ends[0].success) == ("killed", False)
+    assert (ends[0].how, ends[0].success) == ("cancelled", False)
 
 
 def test_kill_ends_what_does_not_listen_after_the_grace(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_second_kill_can_shorten_the_grace(tmp_path: Path) -> None:
     command.kill(90)
     command.kill(0)
     thread.join(60)
-    assert ends[0].how == "killed"
+    assert ends[0].how == "cancelled"
 
 
 def test_a_stopped_process_is_ended_too(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_stopped_process_is_ended_too(tmp_path: Path) -> None:
 def test_killed_before_it_ran_it_never_runs(tmp_path: Path) -> None:
     command = sh("touch ran", tmp_path)
     command.kill()
-    assert command.run().how == "killed"
+    assert command.run().how == "cancelled"
     assert not (tmp_path / "ran").exists()
     command.kill()
 

@@ -15,7 +15,7 @@ from support.command import branching
 from support.groups import MIB, version
 from typer.testing import CliRunner
 
-from branching import ProcessBranchError, ResourceLimits, Workspace
+from branching import ResourceLimits, Workspace
 from branching.cli.app import app
 from branching.patterns import BestOfN, Speculate
 from branching.patterns.program import Program, shell
@@ -221,13 +221,4 @@ class TestPatterns:
         outcome = BestOfN([more], setup=fill, group_limits=group)(real_workspace)
         (result,) = outcome.all_results
         assert (outcome.committed, result.return_value.how) == (False, "disk")  # type: ignore[attr-defined]
-        assert names(real_workspace.path) == [NAME_FROM]
-
-    def test_functions_under_limits_are_refused(self, real_workspace: Workspace) -> None:
-        def candidate(path: Path) -> bool:
-            (path / "ran").touch()
-            return True
-
-        with pytest.raises(ProcessBranchError, match="cannot be honoured"):
-            Speculate([candidate], resource_limits=ResourceLimits(memory=MIB))(real_workspace)
         assert names(real_workspace.path) == [NAME_FROM]

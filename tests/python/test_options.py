@@ -16,9 +16,7 @@ from branching import (
     BeamSearch,
     BestOfN,
     Cascaded,
-    ProcessBranchError,
     Reflexion,
-    ResourceLimits,
     SetupError,
     Speculate,
     SpeculationOutcome,
@@ -99,25 +97,6 @@ def test_a_runner_runs_the_candidates_elsewhere(
     assert outcome.committed
     assert outcome.winner.branch_path in [path for path, _ in calls]
     assert all(50 < timeout <= 60 for _, timeout in calls)
-
-
-@seven
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"isolate_processes": True},
-        {"resource_limits": ResourceLimits()},
-        {"group_limits": ResourceLimits(memory=1 << 30)},
-    ],
-    ids=str,
-)
-def test_what_cannot_be_honoured_is_refused(
-    workspace: Workspace, make: Callable[..., Any], options: dict[str, Any]
-) -> None:
-    """0.3, 3.15, 3.16, 3.18"""
-    with pytest.raises(ProcessBranchError, match="cannot be honoured"):
-        make(makes, **options)(workspace)
-    make(makes, isolate_processes=False, resource_limits=None, group_limits=None)
 
 
 @seven

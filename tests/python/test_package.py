@@ -61,7 +61,8 @@ def test_the_version_is_the_distributions() -> None:
         ("import branching", set()),
         ("from branching import BranchingError, ConflictError", {"errors"}),
         ("from branching import Workspace", {"errors", "fs"}),
-        ("import branching.process", {"errors", "process"}),
+        ("import branching.process", {"process"}),
+        ("from branching import BranchContext", {"errors", "process"}),
         ("from branching import Speculate", {"errors", "fs", "process", "patterns"}),
     ],
 )

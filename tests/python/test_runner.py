@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import Mounted
 from support.fake import Refusal
+from support.traces import processes_in
 
 from branching import (
     AbortError,
@@ -97,24 +98,25 @@ def test_a_call_cancelled_beforehand_commits_nothing(
 
 def test_a_pattern_inside_a_candidate_is_stopped_with_it(workspace: Workspace) -> None:
     """Issue: nesting. The inner command is killed when the outer race is over."""
-    pids: list[int] = []
+    said: list[str] = []
 
     def listen(event: Event) -> None:
         if event.kind == "output":
-            pids.append(int(event.text))
+            said.append(event.text)
 
     def nested(path: Path) -> bool:
-        inner = Speculate([program(workspace, "echo $$; sleep 300")], on_event=listen)
+        inner = Speculate([program(workspace, "echo up; sleep 300")], on_event=listen)
         return inner(Workspace(path)).committed
 
     def winner(path: Path) -> bool:
-        while not pids:
+        while not said:
             time.sleep(0.01)
+        assert processes_in(workspace.root)
         return True
 
     assert Speculate([nested, winner])(workspace).winner
-    deadline = time.monotonic() + 5
-    while Path(f"/proc/{pids[0]}").exists():
+    deadline = time.monotonic() + 30
+    while processes_in(workspace.root):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     while workspace.branches():  # the inner call tidies up in its own thread

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import NAME_FROM
 
-from branching import ConflictError, ProcessBranchError, Speculate, Workspace
+from branching import ConflictError, Speculate, Workspace
 
 
 def writes(text: str, *, after: float = 0.0, says: object = True) -> Any:
@@ -205,7 +205,6 @@ def test_a_pattern_can_be_called_again_and_at_the_same_time(workspace: Workspace
         ([print], {"timeout": float("nan")}, ValueError, "timeout"),
         ([print], {"max_parallel": 0}, ValueError, "max_parallel"),
         ([print], {"wait": True}, TypeError, "wait"),
-        ([print], {"isolate_processes": True}, ProcessBranchError, "isolate_processes"),
         ([print], {"resource_limits": object()}, TypeError, "resource_limits"),
         ([print], {"group_limits": object()}, TypeError, "group_limits"),
     ],

@@ -82,13 +82,20 @@ class Running:
 class OnTerminal:
     """A command on a terminal of its own."""
 
-    def __init__(self, cwd: Path, words: Sequence[str], **environment: str) -> None:
+    def __init__(
+        self,
+        cwd: Path,
+        words: Sequence[str],
+        program: Sequence[str] | None = None,
+        **environment: str,
+    ) -> None:
+        line = branching_argv(*words) if program is None else [*program, *words]
         self.pid, self.master = pty.fork()
         if self.pid == 0:
             try:
                 os.chdir(cwd)
                 os.environ.update({"TERM": "xterm", "COLUMNS": "100", **environment})
-                os.execv(sys.executable, branching_argv(*words))
+                os.execvp(line[0], line)
             finally:
                 os._exit(99)
         self.seen = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,16 +54,18 @@ class Traces:
 
 
 def processes_in(directory: Path) -> list[str]:
-    """Lists the processes that work in `directory` or below it."""
+    """Lists the processes that work in `directory` or below it, or in a sandbox that shows it."""
     found = []
+    mark = b"BRANCHING_WORKSPACE=" + os.fsencode(directory)
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             cwd = (entry / "cwd").readlink()
+            is_told = mark in (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if cwd.is_relative_to(directory):
+        if cwd.is_relative_to(directory) or is_told:
             found.append(_describe(int(entry.name)))
     return found
 

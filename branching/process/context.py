@@ -1,0 +1,336 @@
+"""A function, or a command, run in a process of its own that sees one branch as the workspace.
+
+    with BranchContext(target, branch.path) as context:
+        context.wait()
+
+The process is started at `with` and gone with all its descendants at its end, whatever it does.
+It is never forked from this program, which may have threads, but by a small server; the target is
+sent there, with copies of all it refers to (`courier`), and what it returns or raises comes home
+the same way (`homeway`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from branching.errors import NamespaceError, ProcessBranchError
+from branching.process import courier, enforce, homeway
+from branching.process.attendance import Attendance
+from branching.process.end import EXIT_CANNOT_EXECUTE, Ended
+from branching.process.environment import environment_for
+from branching.process.inheritance import passed_on
+from branching.process.limits import ResourceLimits
+from branching.process.owner import Owner
+from branching.process.pipes import Pipes, Sink
+from branching.process.sandbox import Isolation, Sandbox
+from branching.process.sandbox.client import Refused
+from branching.process.sandboxed import SandboxedProcess
+
+Target = Callable[[Path], object] | Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Ended):
+    """How the process ended, and what came of the target."""
+
+    value: object = None
+    """What the target returned."""
+    exception: BaseException | None = None
+    """What it raised; its cause has the traceback as text."""
+
+    @property
+    def ended(self) -> str:
+        """What ended it, in one word: see `How`."""
+        return self.how
+
+
+class BranchContext:
+    """Runs `target(path)` in a process whose view of the files has the branch as the workspace.
+
+    `workspace` is a branch's directory, or a Branch; the target is given the path at which it sees
+    it, and starts there. Returning is success, raising failure; SystemExit sets the exit code. A
+    sequence of strings is a command.
+
+    With `isolation="none"` there is no sandbox: the process works in the directory itself and can
+    reach all that its user can. `close_fds=True` closes what files this program has open, which a
+    target may otherwise use by number; directories, and connections to servers on this machine,
+    never get into a sandbox. `env` adds to the environment, `clean_env` starts from an almost
+    empty one. `hide` lists globs of files that cannot be read. `stdout` and `stderr` take a
+    descriptor, or a function that is handed the bytes while `wait()` runs. `accept` names classes
+    of installed packages whose instances may come back. `isolate` has no effect: it always is.
+
+    `limits` hold from before the target starts; `parent_cgroup` is a group to be limited in.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        workspace: Any,
+        *,
+        isolate: bool = False,  # noqa: ARG002
+        close_fds: bool = False,
+        limits: ResourceLimits | None = None,
+        parent_cgroup: Any = None,
+        isolation: Isolation = "sandbox",
+        network: bool = True,
+        env: Mapping[str, str] | None = None,
+        clean_env: bool = False,
+        hide: Sequence[str] = (),
+        stdout: Sink = None,
+        stderr: Sink = None,
+        accept: Sequence[type] = (),
+        arguments: Sequence[object] = (),
+    ) -> None:
+        if not callable(target):
+            if isinstance(target, str) or not target:
+                raise TypeError("the target must be a function, or a command as a list of words")
+            target = [os.fspath(word) for word in target]
+        if isolation not in ("sandbox", "none"):
+            raise ValueError(f'isolation must be "sandbox" or "none", not {isolation!r}')
+        self._target = target
+        self._workspace = Path(getattr(workspace, "path", workspace))
+        self._close_fds = close_fds
+        self._limits = limits
+        self._parent_group = parent_cgroup
+        self._isolation: Isolation = isolation
+        self._network = network
+        self._env = dict(env or {})
+        self._clean_env = clean_env
+        self._hide = tuple(hide)
+        self._sinks = {1: stdout, 2: stderr}
+        self._accept = tuple(accept)
+        self._arguments = tuple(arguments)
+
+        self._attendance = Attendance()
+        self._attending = threading.Lock()  # held by the thread that attends; guards all below
+        self._stack = ExitStack()
+        self._process: SandboxedProcess | None = None
+        self._pid: int | None = None
+        self._originals: list[object] = []
+        self._result_file = -1
+        self._started_at = 0.0
+        self._pipes: Pipes
+        self._scope: Any = None
+        self._result: Result | None = None
+
+    @property
+    def pid(self) -> int:
+        """The target's process, as it is numbered here."""
+        if self._pid is None:
+            raise ProcessBranchError("Process not started")
+        return self._pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it, or anything it started, is still there."""
+        process = self._process
+        return process is not None and self._result is None and not process.has_ended()
+
+    @property
+    def cgroup_scope(self) -> Path | None:
+        """The directory of its control group; None where no limit needs one."""
+        return None if self._scope is None else self._scope.path
+
+    @property
+    def result(self) -> Result:
+        """How it ended and what came of it. ProcessBranchError before its end."""
+        if self._result is None and not self.alive:
+            with self._attending:
+                self._collect()
+        if self._result is None:
+            raise ProcessBranchError(f"process {self.pid} has not ended yet")
+        return self._result
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits for the end.
+
+        Raises TimeoutError when it goes on after `timeout` seconds, and ProcessBranchError when it
+        failed: its cause is what the target raised.
+        """
+        _ = self.pid
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self._attending.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError(f"process {self.pid} did not end within {timeout:g} s")
+        try:
+            if self._result is None:
+                assert self._process is not None, "it has a pid"
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._attendance.attend(self._process, self._pipes, left):
+                    raise TimeoutError(f"process {self.pid} did not end within {timeout:g} s")
+                self._collect()
+        finally:
+            self._attending.release()
+        result = self.result
+        if not result.success:
+            raise ProcessBranchError(
+                f"process {self.pid} exited with status {result.exit_code}: {result.reason}"
+            ) from result.exception
+
+    def kill(self, grace_seconds: float = 0.0) -> None:
+        """Asks for the end, from any thread, without waiting for it. Whoever waits is told."""
+        self._attendance.kill(grace_seconds)
+
+    def abort(self, timeout: float = 5.0) -> None:
+        """Ends it with all its descendants: SIGTERM, and SIGKILL after `timeout` seconds. After
+        its end this does nothing.
+        """
+        if self._process is None or self._result is not None:
+            return
+        if not self._process.has_ended():
+            self._attendance.kill(timeout)
+        with self._attending:
+            if self._result is None:
+                self._attendance.attend(self._process, self._pipes)
+                self._collect()
+
+    def __enter__(self) -> BranchContext:
+        if self._pid is not None:
+            raise ProcessBranchError("it was started before: a BranchContext serves one `with`")
+        with ExitStack() as stack:
+            self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.abort()
+        finally:
+            self._stack.close()
+
+    @staticmethod
+    @contextmanager
+    def create(
+        targets: Sequence[Target], workspaces: Sequence[Any], **options: Any
+    ) -> Iterator[list[BranchContext]]:
+        """Starts a context for each target, in the workspace at the same place; ends all of them.
+
+        The options are those of a single one. ValueError when there are not as many of both.
+        """
+        if len(targets) != len(workspaces):
+            raise ValueError("targets and workspaces must have the same length")
+        with ExitStack() as stack:
+            yield [
+                stack.enter_context(BranchContext(target, workspace, **options))
+                for target, workspace in zip(targets, workspaces, strict=True)
+            ]
+
+    def _start(self, stack: ExitStack) -> None:
+        try:
+            place = Path(os.path.realpath(self._workspace, strict=True))
+            owner = stack.enter_context(Owner.of(place.stat().st_uid, place.stat().st_gid))
+            sandbox = Sandbox.of(
+                place,
+                at=place if self._isolation == "none" else None,
+                hide=self._hide,
+                network=self._network,
+                home=None if owner is None else owner.home,
+            )
+        except OSError as error:
+            raise NamespaceError(
+                f"the workspace cannot be used: {error}; nothing ran", path=str(self._workspace)
+            ) from error
+        self._pipes = stack.enter_context(Pipes(self._sinks, owner, wants_score=False))
+        stack.enter_context(self._attendance)
+        self._result_file = os.memfd_create("result", os.MFD_CLOEXEC)
+        stack.callback(os.close, self._result_file)
+        descriptors = self._descriptors(stack)
+        options: dict[str, Any] = {}
+        if callable(self._target):
+            call, self._originals = courier.pack(self._target, sandbox.at, *self._arguments)
+            number = max(descriptors) + 1
+            descriptors[number] = self._result_file
+            options = {"call": call, "result": number, "path": sys.path}
+        else:
+            options = {"argv": self._target}
+        limits = self._limits
+        if limits is not None or self._parent_group is not None:
+            self._scope = enforce.scope_for(limits, self._parent_group)
+            if self._scope is not None:
+                stack.enter_context(self._scope)
+        self._started_at = time.monotonic()
+        try:
+            self._process = SandboxedProcess(
+                sandbox,
+                isolation=self._isolation,
+                environment=environment_for(
+                    sandbox.at,
+                    owner,
+                    added=self._env,
+                    is_clean=self._clean_env,
+                    has_own_tmp=self._isolation != "none",
+                ),
+                owner=owner,
+                descriptors=descriptors,
+                admit=None if self._scope is None else self._scope.add,
+                wall_seconds=None if limits is None else limits.wall_time,
+                **options,
+            )
+        except Refused as refused:
+            raise ProcessBranchError(
+                f"{self._target[0]} cannot be executed: {refused.strerror}; nothing ran"  # type: ignore[index]
+            ) from None
+        self._pid = self._process.pid
+        stack.callback(self._abandon)
+        self._pipes.close_child_ends()
+
+    def _descriptors(self, stack: ExitStack) -> dict[int, int]:
+        """Returns by number what the process is to have open."""
+        found = {}
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        stack.callback(os.close, nothing)
+        for number in (0, 1, 2):
+            end = self._pipes.child_end(number) if number else None
+            found[number] = end if end is not None else number if _is_open(number) else nothing
+        if callable(self._target) and not self._close_fds:
+            ours = set(self._pipes.readable())
+            named = courier.named_values(self._target)
+            found |= {number: number for number in passed_on(named, ours)}
+        return found
+
+    def _abandon(self) -> None:
+        """Ends what `abort` did not: it was interrupted itself."""
+        if self._result is None and self._process is not None:
+            self._process.finish()
+
+    def _collect(self) -> None:
+        """Takes notice of the end."""
+        if self._result is not None or self._process is None:
+            return
+        end = self._process.finish()
+        self._pipes.drain()
+        home = homeway.read(self._result_file, self._originals, self._accept)
+        if self._scope is not None:
+            self._scope.remove()
+            end = enforce.with_usage(end, self._scope.usage())
+        told = end.told(
+            is_cancelled=self._attendance.is_kill_asked,
+            wall_seconds=time.monotonic() - self._started_at,
+        )
+        facts = {field.name: getattr(told, field.name) for field in fields(told)}
+        if home.exception is not None and told.how == "exit":
+            facts["exit_code"] = told.exit_code or EXIT_CANNOT_EXECUTE
+            error = home.exception
+            facts["reason"] = f"{type(error).__name__}: {error}"
+        self._result = Result(**facts, value=home.value, exception=home.exception)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,335 @@
+"""How a function reaches another process, with all that it refers to.
+
+pickle sends functions and classes by name, for the receiver to import. That serves for installed
+packages. A program's own code is sent by value: its code, what its closure holds, and those of its
+module's variables that it names, as they are at this moment. So lambdas and nested functions
+arrive, also those of a script or a test module that nobody could import, and they see the values a
+fork would have shown them: copies. A lock arrives unlocked.
+
+What cannot be copied (a socket, a generator, a thread) is an error that names the variable.
+
+A class or function that was sent comes home as itself, not as a copy of the copy: both sides
+number what was sent by value (`originals`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import dis
+import enum
+import importlib
+import io
+import marshal
+import pickle
+import sys
+import sysconfig
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+from branching.errors import ForkError
+
+_LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
+_INSTALLED = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_SENTINELS = {
+    id(getattr(dataclasses, name)): name
+    for name in (
+        "MISSING", "KW_ONLY", "_FIELD", "_FIELD_CLASSVAR", "_FIELD_INITVAR", "_HAS_DEFAULT_FACTORY"
+    )
+}  # fmt: skip
+"""Objects that are compared by identity: sent by name."""
+_NAMELESS = {kind: name for name, kind in vars(types).items() if isinstance(kind, type)}
+"""Types that no module has under their own name."""
+_NOT_CARRIED = frozenset({"__dict__", "__weakref__", "_abc_impl", "__annotations__"})
+_ENUM_OWN = frozenset(
+    {"_member_names_", "_member_map_", "_value2member_map_", "_member_type_", "__new__"}
+    | {"_new_member_", "_value_repr_", "_use_args_", "_unhashable_values_", "_hashable_values_"}
+    | {"_generate_next_value_", "__reduce_ex__", "__new_member__", "_unhashable_values_map_"}
+)
+
+
+def pack(function: Callable[..., object], *arguments: object) -> tuple[bytes, list[object]]:
+    """Returns a function with its arguments as bytes, and what of it was sent by value.
+
+    Raises ForkError that names what cannot be sent.
+    """
+    buffer = io.BytesIO()
+    packer = _Packer(buffer)
+    try:
+        packer.dump((function, arguments))
+    except Exception as error:  # whatever some object's __reduce__ raises
+        culprit = _culprit(function, arguments)
+        raise ForkError(
+            f"{_name_of(function)} cannot be sent to a process of its own{culprit}: {error}; "
+            "nothing ran",
+            hint="make it, or import it, inside the function",
+        ) from error
+    return buffer.getvalue(), packer.originals
+
+
+def unpack(data: bytes) -> tuple[Callable[..., object], tuple[object, ...]]:
+    """Returns what was packed, in the receiving process."""
+    function, arguments = pickle.loads(data)
+    return function, arguments
+
+
+def named_values(function: Any) -> list[object]:
+    """Lists what a function names: the content of its closure, its module's variables it uses."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return []
+    found = [value for cell in function.__closure__ or () for value in _content(cell)]
+    space = function.__globals__
+    return found + [space[name] for name in _names_in(code) if name in space]
+
+
+received: dict[int, int] = {}
+"""In the receiving process: the number of each thing that was sent by value, by its id."""
+_kept: list[object] = []
+_spaces: dict[int, dict[str, Any]] = {}
+"""The variables of each module that functions came from, by the sender's id of them."""
+
+
+def is_own_code(module_name: str | None) -> bool:
+    """Whether a module is the program's own: neither the library's nor an installed package."""
+    if not module_name or module_name == "__main__" or module_name not in sys.modules:
+        return True
+    top = module_name.partition(".")[0]
+    if top in sys.stdlib_module_names or top == "branching":
+        return False
+    file = getattr(sys.modules[module_name], "__file__", None)
+    if file is None:
+        return getattr(sys.modules[module_name], "__path__", None) is None
+    return not file.startswith(_INSTALLED) and "-packages/" not in file
+
+
+class _Packer(pickle.Pickler):
+    def __init__(self, buffer: io.BytesIO) -> None:
+        super().__init__(buffer, protocol=5)
+        self.originals: list[object] = []
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, types.FunctionType):
+            return NotImplemented if _is_by_name(thing) else self._function(thing)
+        if isinstance(thing, type):
+            if _is_by_name(thing):
+                return NotImplemented
+            return (
+                (getattr, (types, _NAMELESS[thing])) if thing in _NAMELESS else self._class(thing)
+            )
+        if isinstance(thing, types.ModuleType):
+            return _module, (thing.__name__, getattr(thing, "__file__", None))
+        return _plain(thing)
+
+    def _numbered(self, thing: object) -> int:
+        self.originals.append(thing)
+        return len(self.originals) - 1
+
+    def _function(self, function: types.FunctionType) -> Any:
+        cells = function.__closure__ or ()
+        names = _names_in(function.__code__)
+        space = function.__globals__
+        variables = {name: space[name] for name in names if name in space}
+        for name in ("__name__", "__file__", "__package__"):
+            variables.setdefault(name, space.get(name))
+        modules = [
+            f"{value.__name__}.{name}"
+            for value in variables.values()
+            if isinstance(value, types.ModuleType)
+            for name in names
+            if f"{value.__name__}.{name}" in sys.modules
+        ]
+        skeleton = (marshal.dumps(function.__code__), id(space), len(cells), function.__name__)
+        state = {
+            "number": self._numbered(function),
+            "variables": variables,
+            "modules": modules,
+            "cells": [_content(cell) for cell in cells],
+            "defaults": function.__defaults__,
+            "keyword_defaults": function.__kwdefaults__,
+            "attributes": dict(function.__dict__),
+            "qualified": function.__qualname__,
+            "module": function.__module__,
+            "text": function.__doc__,
+        }
+        return _function_skeleton, skeleton, state, None, None, _fill_function
+
+    def _class(self, kind: type) -> Any:
+        carried = {
+            name: value
+            for name, value in vars(kind).items()
+            if name not in _NOT_CARRIED and not isinstance(value, types.GetSetDescriptorType)
+        }
+        if issubclass(kind, enum.Enum):
+            members = {name: member.value for name, member in kind.__members__.items()}
+            rest = {k: v for k, v in carried.items() if k not in _ENUM_OWN and k not in members}
+            arguments = (kind.__name__, kind.__bases__, members, rest, self._numbered(kind))
+            return _enum, arguments
+        slots = carried.pop("__slots__", None)
+        names = (slots,) if isinstance(slots, str) else tuple(slots or ())
+        for name in names:
+            carried.pop(name, None)
+        skeleton = (type(kind), kind.__name__, kind.__bases__, None if slots is None else names)
+        state = {"number": self._numbered(kind), "carried": carried}
+        return _class_skeleton, skeleton, state, None, None, _fill_class
+
+
+def _plain(thing: Any) -> Any:
+    """Says how to make again what pickle cannot, though it is harmless."""
+    if isinstance(thing, _LOCK):
+        return threading.Lock, ()
+    if isinstance(thing, _RLOCK):
+        return threading.RLock, ()
+    if isinstance(thing, types.MappingProxyType):
+        return types.MappingProxyType, (dict(thing),)
+    if isinstance(thing, property):
+        return property, (thing.fget, thing.fset, thing.fdel, thing.__doc__)
+    if isinstance(thing, (classmethod, staticmethod)):
+        return type(thing), (thing.__func__,)
+    if id(thing) in _SENTINELS:
+        return _SENTINELS[id(thing)]
+    if isinstance(thing, io.TextIOWrapper):
+        for name in ("stdin", "stdout", "stderr"):
+            if thing is getattr(sys, name):
+                return getattr, (sys, name)
+    return NotImplemented
+
+
+def _is_by_name(thing: Any) -> bool:
+    """Whether the receiver can import it."""
+    if is_own_code(thing.__module__) or "<locals>" in thing.__qualname__:
+        return False
+    found: Any = sys.modules.get(thing.__module__)
+    for name in thing.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is thing
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """Lists the names by which code, and code within it, may mean variables of its module."""
+    names = {
+        str(instruction.argval)
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")
+        or instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_FROM")
+    }
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names_in(constant)
+    return names
+
+
+def _content(cell: types.CellType) -> tuple[object, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()  # not bound yet
+
+
+# What follows runs in the receiving process, called by pickle.
+
+
+def _module(name: str, file: str | None) -> types.ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        if file is None or name == "__main__":
+            raise
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{name} cannot be imported from {file}")
+    sys.modules[name] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _function_skeleton(code: bytes, space: int, cells: int, name: str) -> types.FunctionType:
+    variables = _spaces.setdefault(space, {"__builtins__": builtins})
+    empty = tuple(types.CellType() for _ in range(cells))
+    return types.FunctionType(marshal.loads(code), variables, name, None, empty)
+
+
+def _fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
+    _note(function, state["number"])
+    for name in state["modules"]:
+        importlib.import_module(name)
+    function.__globals__.update(state["variables"])
+    for cell, content in zip(function.__closure__ or (), state["cells"], strict=True):
+        if content:
+            cell.cell_contents = content[0]
+    function.__defaults__ = state["defaults"]
+    function.__kwdefaults__ = state["keyword_defaults"]
+    function.__dict__.update(state["attributes"])
+    function.__qualname__ = state["qualified"]
+    function.__module__ = state["module"]
+    function.__doc__ = state["text"]
+
+
+def _class_skeleton(
+    meta: type, name: str, bases: tuple[type, ...], slots: tuple[str, ...] | None
+) -> type:
+    made: type = types.new_class(
+        name, bases, {"metaclass": meta}, lambda body: body.update(
+            {} if slots is None else {"__slots__": slots}
+        )
+    )  # fmt: skip
+    return made
+
+
+def _fill_class(kind: type, state: dict[str, Any]) -> None:
+    _note(kind, state["number"])
+    for name, value in state["carried"].items():
+        setattr(kind, name, value)
+
+
+def _enum(
+    name: str, bases: tuple[type, ...], members: dict[str, Any], rest: dict[str, Any], number: int
+) -> type:
+    made: type = types.new_class(name, bases, {}, lambda body: _fill_enum(body, members, rest))
+    _note(made, number)
+    return made
+
+
+def _fill_enum(body: Any, members: dict[str, Any], rest: dict[str, Any]) -> None:
+    for name, value in (*rest.items(), *members.items()):
+        body[name] = value
+
+
+def _note(thing: object, number: int) -> None:
+    received[id(thing)] = number
+    _kept.append(thing)
+
+
+# Telling what is wrong.
+
+
+def _culprit(function: Any, arguments: tuple[object, ...]) -> str:
+    """Names the variable that cannot be sent, if it is one."""
+    code = getattr(function, "__code__", None)
+    suspects: list[tuple[str, object]] = []
+    if code is not None:
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        suspects += [(f"its variable {name!r}", v) for name, cell in cells for v in _content(cell)]
+        space = function.__globals__
+        suspects += [
+            (f"the variable {name!r} of its module", space[name])
+            for name in sorted(_names_in(code))
+            if name in space
+        ]
+    suspects += [("an argument", argument) for argument in arguments]
+    for what, value in suspects:
+        try:
+            _Packer(io.BytesIO()).dump(value)
+        except Exception:
+            return f" ({what})"
+    return ""
+
+
+def _name_of(function: object) -> str:
+    return str(getattr(function, "__qualname__", function))

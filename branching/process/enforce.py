@@ -1,0 +1,45 @@
+"""Limits as a process meets them: the control group it is put in, and what it met."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from branching.process.cgroup import Scope, Usage
+from branching.process.cgroup.directory import Directory
+from branching.process.cgroup.group import cannot_limit
+from branching.process.cgroup.unified import UnifiedGroup
+from branching.process.end import Exit
+from branching.process.limits import ResourceLimits
+
+
+def scope_for(limits: ResourceLimits | None, group: Any = None) -> Scope | None:
+    """Makes the scope that enforces the limits, below `group`; None where none is needed.
+
+    `group` is a Scope, or the directory of a control group (version 2). Raises ProcessBranchError
+    for a limit that cannot be enforced.
+    """
+    limits = limits or ResourceLimits()
+    if limits.disk is not None:
+        raise cannot_limit(
+            "disk",
+            "this version has no quota on a branch's layer",
+            "leave the limit on disk out",
+        )
+    if group is None:
+        return Scope.create(limits) if limits.needs_cgroup else None
+    if not isinstance(group, Scope):
+        group = Scope(UnifiedGroup(Directory.open(Path(group))))
+    return Scope.create(limits, parent=group)
+
+
+def with_usage(end: Exit, usage: Usage) -> Exit:
+    """Adds what the control group has counted."""
+    return replace(
+        end,
+        memory_peak=end.memory_peak if usage.memory_peak is None else usage.memory_peak,
+        cpu_seconds=end.cpu_seconds if usage.cpu_seconds is None else usage.cpu_seconds,
+        oom_kills=usage.oom_kills,
+        forks_refused=usage.forks_refused,
+    )

@@ -1,0 +1,230 @@
+"""How what a function returned, or raised, comes home: the way back from the sandbox.
+
+The sandbox is not trusted, and neither are bytes that come from it: unpickled without care they
+could run any code outside. So only values are accepted, whose making does nothing: those of plain
+types, exceptions, and instances of the program's own classes. Nothing is imported for them, no
+function is called. What else a function may return is up to the caller to name (`accept`).
+
+They travel in a file in memory, not in a pipe: the function never waits for a reader, and a result
+may be as large as memory.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import mmap
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from branching.errors import ProcessBranchError
+from branching.process import courier
+
+_PLAIN = frozenset({"object", "complex", "range", "slice", "set", "frozenset", "NotImplemented"})
+_HARMLESS = {
+    "array": {"array", "_array_reconstructor"},
+    "collections": {"OrderedDict", "deque", "defaultdict", "Counter", "ChainMap", "UserDict"},
+    "copyreg": {"_reconstructor"},
+    "datetime": {"date", "datetime", "time", "timedelta", "timezone"},
+    "decimal": {"Decimal"},
+    "_decimal": {"Decimal"},
+    "fractions": {"Fraction"},
+    "ipaddress": {"IPv4Address", "IPv6Address", "IPv4Network", "IPv6Network"},
+    "pathlib": {"Path", "PosixPath", "PurePath", "PurePosixPath"},
+    "pathlib._local": {"Path", "PosixPath", "PurePath", "PurePosixPath"},
+    "types": {"SimpleNamespace"},
+    "uuid": {"UUID", "SafeUUID"},
+    "numpy": {"ndarray", "dtype"},
+    "numpy.core.multiarray": {"_reconstruct", "scalar"},
+    "numpy._core.multiarray": {"_reconstruct", "scalar"},
+    "numpy._core.numeric": {"_frombuffer"},
+    "numpy.core.numeric": {"_frombuffer"},
+}
+"""Classes, and the functions that pickle makes their instances with."""
+_REPR_CHARACTERS_MAX = 1000
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception that was raised in another process, as text: its cause."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came home."""
+
+    value: object = None
+    exception: BaseException | None = None
+
+
+# In the sandbox.
+
+
+def write_value(descriptor: int, value: object) -> None:
+    """Sends home what the function returned; an error in its place if that cannot be."""
+    try:
+        data = _packed(("value", value))
+    except Exception as error:  # whatever some object's __reduce__ raises
+        text = f"{type(value).__name__} cannot be sent back: {error}; it is {_short(value)}"
+        data = _packed(("unsendable", text, ""))
+    _write(descriptor, data)
+
+
+def write_exception(descriptor: int, error: BaseException) -> None:
+    """Sends home what the function raised, with its traceback as text."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        data = _packed(("exception", type(error), error.args, _state_of(error), text))
+    except Exception as reason:
+        told = f"{type(error).__name__}: {error} (it cannot be sent back: {reason})"
+        data = _packed(("unsendable", told, text))
+    _write(descriptor, data)
+
+
+class _Packer(pickle.Pickler):
+    def persistent_id(self, thing: Any) -> Any:
+        if isinstance(thing, type) or callable(thing):
+            return courier.received.get(id(thing))
+        return None
+
+
+def _packed(thing: object) -> bytes:
+    buffer = io.BytesIO()
+    _Packer(buffer, protocol=5).dump(thing)
+    return buffer.getvalue()
+
+
+def _state_of(error: BaseException) -> dict[str, Any]:
+    state = dict(error.__dict__)
+    if isinstance(error, (ImportError, NameError, AttributeError)):
+        for name in ("name", "path"):
+            if isinstance(getattr(error, name, None), str):
+                state[name] = getattr(error, name)
+    return state
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(data)
+
+
+def _short(value: object) -> str:
+    try:
+        return repr(value)[:_REPR_CHARACTERS_MAX]
+    except Exception as error:
+        return f"something whose repr raises {type(error).__name__}"
+
+
+# At home.
+
+
+def read(descriptor: int, originals: Sequence[object], accept: Sequence[type]) -> Outcome:
+    """Returns what was written; nothing was if the function did not get so far."""
+    size = os.fstat(descriptor).st_size
+    if size == 0:
+        return Outcome()
+    with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as data:
+        try:
+            return _understood(_Unpacker(_Stream(data), originals, accept).load())
+        except _NotAccepted as refused:
+            return Outcome(
+                exception=ProcessBranchError(
+                    f"the target's result was not accepted: it has a {refused}, and bytes from a "
+                    "sandbox may not make one",
+                    hint="return plain data, or name the class in `accept`",
+                )
+            )
+        except Exception as error:
+            return Outcome(
+                exception=ProcessBranchError(f"the target's result cannot be read: {error}")
+            )
+
+
+class _NotAccepted(Exception):
+    """A class or function that bytes from a sandbox may not name."""
+
+
+class _Stream(io.RawIOBase):
+    """Reads a mapped file without copying it as a whole."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._data.read(size)
+
+    def readinto(self, buffer: Any) -> int:
+        arrived = self._data.read(len(buffer))
+        buffer[: len(arrived)] = arrived
+        return len(arrived)
+
+    def readline(self, size: int | None = -1) -> bytes:  # noqa: ARG002
+        return self._data.readline()
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(
+        self, stream: _Stream, originals: Sequence[object], accept: Sequence[type]
+    ) -> None:
+        super().__init__(stream)
+        self._originals = originals
+        self._accept = accept
+
+    def persistent_load(self, number: Any) -> object:
+        if not isinstance(number, int) or not 0 <= number < len(self._originals):
+            raise _NotAccepted(f"reference to {number!r}")
+        return self._originals[number]
+
+    def find_class(self, module: str, name: str) -> Any:
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        is_class = isinstance(found, type)
+        if is_class and (found in self._accept or issubclass(found, BaseException)):
+            return found
+        if module == "builtins" and name in _PLAIN:
+            return getattr(builtins, name)
+        if found is not None and name in _HARMLESS.get(module, ()):
+            return found
+        if is_class and courier.is_own_code(found.__module__) and found.__module__ == module:
+            return found
+        raise _NotAccepted(f"{module}.{name}")
+
+
+def _understood(told: Any) -> Outcome:
+    kind, *rest = told
+    if kind == "value":
+        return Outcome(value=rest[0])
+    if kind == "exception":
+        cls, args, state, text = rest
+        return Outcome(exception=_made(cls, args, state, str(text)))
+    message, text = map(str, rest)
+    error = ProcessBranchError(message)
+    if text:
+        error.__cause__ = RemoteTraceback(text)
+    return Outcome(exception=error)
+
+
+def _made(cls: Any, args: Any, state: Any, text: str) -> BaseException:
+    """Makes an exception again without calling an __init__ of the program's: it may take other
+    arguments than it passes on.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, BaseException) and isinstance(args, tuple)):
+        raise TypeError("it is no exception")
+    error: BaseException
+    error = cls(*args) if cls.__module__ == "builtins" else cls.__new__(cls, *args)
+    error.args = args
+    for name, value in dict(state).items():
+        setattr(error, str(name), value)
+    error.__cause__ = RemoteTraceback(text)
+    return error

@@ -1,0 +1,49 @@
+"""A Python function in the sandbox: called, and its result sent home. Runs in child."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from branching.process.sandbox.request import Request
+
+EXIT_RAISED = 1
+
+
+def run(request: Request) -> NoReturn:
+    """Calls the function and exits: 0 it returned, 1 it raised, or what SystemExit says."""
+    code = EXIT_RAISED
+    try:
+        code = _call(request)
+    except BaseException:
+        # The result itself could not be written (no memory): the exit code must do.
+        sys.excepthook(*sys.exc_info())
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def _call(request: Request) -> int:
+    sys.path[:] = request.path
+    os.environ.clear()
+    os.environ.update(request.environment)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
+    from branching.process import courier, homeway
+
+    try:
+        function, arguments = courier.unpack(request.call)
+        homeway.write_value(request.result, function(*arguments))
+        return 0
+    except SystemExit as asked:
+        if asked.code is None or isinstance(asked.code, int):
+            return (asked.code or 0) & 0xFF
+        print(asked.code, file=sys.stderr)
+        return EXIT_RAISED
+    except BaseException as error:
+        homeway.write_exception(request.result, error)
+        return EXIT_RAISED

@@ -1,0 +1,101 @@
+"""The process that was asked for, from its fork off init to the first instruction of the user's.
+
+It waits at the gate until the caller has put it under its limits, so that nothing of the user's
+ever runs without them. A program that cannot be executed is told through the gate as `errno text`;
+the gate closes without a word when all went well.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+from typing import NoReturn
+
+from branching.process.sandbox import kernel
+from branching.process.sandbox.request import Request
+
+EXIT_CANNOT_EXECUTE = 126
+_STANDARD = (0, 1, 2)
+
+
+def run(request: Request, gate_descriptor: int, descriptors: list[int]) -> NoReturn:
+    """Becomes the process. Never returns."""
+    gate = _place(request, gate_descriptor, descriptors)
+    try:
+        os.umask(request.umask)
+        _reset_signals(request)
+        if request.has_terminal:
+            _take_terminal()
+        else:
+            os.setsid()
+        gate.send(b"here")
+        if not gate.recv(16):
+            os._exit(EXIT_CANNOT_EXECUTE)  # the caller has given up
+        if not request.argv:
+            _call(request, gate)
+        os.environ.clear()
+        os.environ.update(request.environment)
+        os.execvpe(request.argv[0], request.argv, request.environment)
+    except OSError as error:
+        gate.send(b"%d %s" % (error.errno or 0, os.fsencode(error.strerror or str(error))))
+    except BaseException as error:
+        gate.send(b"0 %s" % os.fsencode(f"{type(error).__name__}: {error}"))
+    os._exit(EXIT_CANNOT_EXECUTE)
+
+
+def _place(request: Request, gate: int, descriptors: list[int]) -> socket.socket:
+    """Gives each descriptor the number it is to have, and closes all that was not sent."""
+    above = max((*request.numbers, *_STANDARD)) + 1
+    # First out of the way, or one would be overwritten before it was placed.
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in descriptors]
+    gate = fcntl.fcntl(gate, fcntl.F_DUPFD_CLOEXEC, above)
+    for number, descriptor in zip(request.numbers, moved, strict=True):
+        os.dup2(descriptor, number)
+    wanted = {*request.numbers, gate}
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in wanted:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the one that listed the directory
+    return socket.socket(fileno=gate)
+
+
+def _reset_signals(request: Request) -> None:
+    for number in signal.valid_signals():
+        if number in (signal.SIGKILL, signal.SIGSTOP):
+            continue
+        ignored = number in request.ignored_signals
+        try:
+            signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        except (OSError, ValueError):
+            continue  # one of those that the C library keeps for itself
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _take_terminal() -> None:
+    """Puts us in front on the terminal, as a shell does, before the program can say a word.
+
+    Were it left to the caller, a key that is struck at the first output would still go to the
+    caller's group.
+    """
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
+    try:
+        os.tcsetpgrp(0, os.getpgrp())
+    except OSError:
+        pass  # the terminal is gone (hung up): the program will see that itself
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTTOU])
+
+
+def _call(request: Request, gate: socket.socket) -> NoReturn:
+    from branching.process.sandbox import call  # only now: a command needs none of it
+
+    gate.close()
+    # What a change of user has taken: a look at our own /proc.
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    call.run(request)

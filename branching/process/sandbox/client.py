@@ -1,0 +1,394 @@
+"""The caller's side of the sandbox: starting processes in it, from any thread.
+
+There is one server for a process, started when it is first needed and gone soon after it was last
+needed. A forked child does not use its parent's.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from branching.errors import ForkError, NamespaceError, ProcessBranchError
+from branching.process.sandbox import kernel, server
+from branching.process.sandbox.request import Request
+
+START_SECONDS_MAX = 60.0
+"""A sandbox is made in milliseconds. A mount of somebody's that hangs must not hang us for ever."""
+
+_CREDENTIALS = struct.Struct("=iII")
+_BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP}
+
+
+class Refused(Exception):
+    """The program could not be executed. The sandbox is gone."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(text)
+        self.errno = number
+        self.strerror = text
+
+
+class Started:
+    """A process in its sandbox. It belongs to the thread that started it, but for `kill`."""
+
+    def __init__(self, line: socket.socket, init_end: int, *, is_sandboxed: bool) -> None:
+        self._line = line
+        self._is_sandboxed = is_sandboxed
+        self.end = init_end
+        """A descriptor that is readable when everything in the sandbox is dead."""
+        self.pid = 0
+        """The process itself, as it is numbered here."""
+        self.report: dict[str, Any] = {}
+        """How it ended, once init has told."""
+        self.is_stopped = False
+        """It was stopped (Ctrl-Z), and nobody has looked yet."""
+
+    def fileno(self) -> int:
+        """The descriptor that has something to `read`."""
+        return self._line.fileno()
+
+    def read(self) -> bool:
+        """Takes in what init says, without waiting. False when there will be nothing more."""
+        try:
+            message = self._line.recv(65536, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not message:
+            return False
+        words = json.loads(message)
+        if words.get("stopped"):
+            self.is_stopped = True
+        elif "status" in words:
+            self.report = words
+        return True
+
+    def terminate(self) -> None:
+        """Sends SIGTERM to every process in the sandbox."""
+        self._say(b"T")
+
+    def resume(self) -> None:
+        """Sends SIGCONT to every process in the sandbox."""
+        self._say(b"C")
+
+    def kill(self) -> None:
+        """Kills everything in the sandbox. Does not wait."""
+        try:
+            if not self._is_sandboxed:
+                # The kernel would not take its descendants along: it does so itself.
+                self._line.shutdown(socket.SHUT_RDWR)
+                return
+            signal.pidfd_send_signal(self.end, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            # Root without the capability to signal others: init ends when the line does.
+            self._line.shutdown(socket.SHUT_RDWR)
+
+    def await_end(self, seconds: float) -> bool:
+        """Waits until everything in the sandbox is dead. False if it is not in time."""
+        poll = select.poll()
+        poll.register(self.end, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
+    def close(self) -> None:
+        """Closes the descriptors."""
+        self._line.close()
+        os.close(self.end)
+
+    def _say(self, word: bytes) -> None:
+        try:
+            self._line.send(word)
+        except OSError:
+            pass  # it has ended
+
+
+def start(
+    request: Request, descriptors: Sequence[int], admit: Callable[[int], None] | None = None
+) -> Started:
+    """Starts a process in a new sandbox; returns when its program runs.
+
+    `admit` is called with its pid before anything of the user's runs; what it raises ends the
+    sandbox. Raises NamespaceError when the sandbox cannot be made, ForkError when there is no
+    process to be had, and Refused when the program cannot be executed.
+    """
+    if not kernel.is_known_machine():
+        raise NamespaceError(
+            f"the sandbox does not know the system calls of this machine ({kernel.MACHINE}); "
+            "nothing ran",
+            hint='use isolation="none" to run without one',
+        )
+    for is_last_try in (False, True):
+        try:
+            return _start(request, descriptors, admit)
+        except _ServerGone as gone:
+            # It was about to end, for want of work, when we asked.
+            if is_last_try:
+                raise ForkError(
+                    "the process that starts sandboxes does not answer; nothing ran",
+                    hint=f"does `{sys.executable} -I -c pass` work?",
+                ) from gone
+    raise AssertionError("both tries return or raise")
+
+
+class _ServerGone(Exception):
+    """The server ended before it heard us."""
+
+
+def _start(
+    request: Request, descriptors: Sequence[int], admit: Callable[[int], None] | None
+) -> Started:
+    line, inits_line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gate, childs_gate = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    started: Started | None = None
+    try:
+        for ours in (line, gate):
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        blob = os.memfd_create("request", os.MFD_CLOEXEC)
+        with inits_line, childs_gate, open(blob, "wb") as file:
+            pickle.dump(request, file)
+            file.flush()
+            os.lseek(blob, 0, os.SEEK_SET)
+            sent = [blob, inits_line.fileno(), childs_gate.fileno(), *descriptors]
+            marks = b"" if request.argv else server.FOR_CALL
+            _send(b"%d%s" % (_flags(request), marks), sent)
+        deadline = time.monotonic() + START_SECONDS_MAX
+        init, _ = _hear(line, deadline)
+        if init is None:
+            raise _ServerGone
+        started = Started(line, os.pidfd_open(init), is_sandboxed=request.is_sandboxed)
+        _pass_gate(started, line, gate, deadline, admit)
+        return started
+    except BaseException:
+        if started is not None:
+            started.kill()
+            started.await_end(START_SECONDS_MAX)
+            os.close(started.end)
+        line.close()
+        raise
+    finally:
+        gate.close()
+
+
+def _pass_gate(
+    started: Started,
+    line: socket.socket,
+    gate: socket.socket,
+    deadline: float,
+    admit: Callable[[int], None] | None,
+) -> None:
+    pid, _ = _hear(gate, deadline, line)
+    if pid is None:
+        _raise_ended(started)
+    assert pid is not None
+    started.pid = pid
+    if admit is not None:
+        admit(pid)
+    gate.send(b"go")
+    _, refusal = _hear(gate, deadline)
+    if refusal:
+        number, _, text = refusal.partition(b" ")
+        started.await_end(START_SECONDS_MAX)
+        raise Refused(int(number), os.fsdecode(text))
+
+
+def _hear(
+    stream: socket.socket, deadline: float, line: socket.socket | None = None
+) -> tuple[int | None, bytes]:
+    """Waits for a message; returns its sender's pid as we number it, and the message.
+
+    At the end of the stream they are None and nothing. A failure told on `line` raises.
+    """
+    poll = select.poll()
+    poll.register(stream, select.POLLIN)
+    if line is not None:
+        poll.register(line, select.POLLIN)
+    ready = {descriptor for descriptor, _ in poll.poll(max(0, deadline - time.monotonic()) * 1000)}
+    if not ready:
+        raise NamespaceError(
+            f"the sandbox was not ready after {START_SECONDS_MAX:.0f} s; nothing ran",
+            hint="a mount that does not answer (a dead network file system?) can be the reason: "
+            "see /proc/mounts",
+        )
+    if stream.fileno() not in ready:
+        return None, b""
+    message, ancillary, _, _ = stream.recvmsg(65536, socket.CMSG_SPACE(_CREDENTIALS.size))
+    if not message:
+        return None, b""
+    if message.startswith(b'{"failed"'):
+        raise _failure(json.loads(message))
+    for _, kind, data in ancillary:
+        if kind == socket.SCM_CREDENTIALS:
+            return _CREDENTIALS.unpack(data)[0], message
+    return None, message
+
+
+def _raise_ended(started: Started) -> None:
+    message = b""
+    try:
+        message = started._line.recv(65536, socket.MSG_DONTWAIT)
+    except OSError:
+        pass
+    if message.startswith(b'{"failed"'):
+        raise _failure(json.loads(message))
+    raise ProcessBranchError("the sandbox was killed while it was made; nothing ran")
+
+
+_USERNS_SWITCHES = {
+    "kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
+    "kernel/apparmor_restrict_unprivileged_userns": (
+        "1",
+        "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or a profile with `userns,`",
+    ),
+    "user/max_user_namespaces": ("0", "sysctl user.max_user_namespaces=10000"),
+}
+"""Below /proc/sys: which value forbids user namespaces, and how they are allowed."""
+
+
+def _failure(words: dict[str, Any]) -> ProcessBranchError:
+    """Names what is missing, and what to do."""
+    number, step = int(words["errno"]), str(words["failed"])
+    text = str(words.get("text") or os.strerror(number))
+    where = f" ({words['path']})" if words.get("path") else ""
+    if step == "clone" and number in (errno.EAGAIN, errno.ENOMEM):
+        return ForkError(f"no process could be made: {text}; nothing ran")
+    return NamespaceError(
+        f"the sandbox could not be made: {'making namespaces' if step == 'clone' else step}: "
+        f"{text}{where}; nothing ran",
+        hint=_hint(step, number),
+        path=words.get("path"),
+    )
+
+
+def _hint(step: str, number: int) -> str:
+    without = 'or ask for no sandbox (isolation="none")'
+    if number in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EUSERS):
+        for switch, (bad, fix) in _USERNS_SWITCHES.items():
+            try:
+                if Path("/proc/sys", switch).read_text().strip() == bad and not _is_privileged():
+                    return f"user namespaces are switched off: {fix}; {without}"
+            except OSError:
+                continue
+        if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+            return (
+                "in a container: docker run --cap-add SYS_ADMIN --security-opt "
+                f"apparmor:unconfined, as root; {without}"
+            )
+    return f"{step} needs user namespaces, or root with CAP_SYS_ADMIN; {without}"
+
+
+def _is_privileged() -> bool:
+    """Whether we may make namespaces without being root in one of our own first."""
+    for row in Path("/proc/thread-self/status").read_text().splitlines():
+        if row.startswith("CapEff:"):
+            return os.geteuid() == 0 and bool(int(row.split()[1], 16) >> kernel.CAP_SYS_ADMIN & 1)
+    return False
+
+
+def needs_user_namespace() -> bool:
+    """Whether a sandbox of ours must lie in a user namespace: we are not root, or a weak one."""
+    return not _is_privileged()
+
+
+def _flags(request: Request) -> int:
+    if not request.is_sandboxed:
+        return 0
+    flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+    return flags | (kernel.CLONE_NEWUSER if request.is_user_namespace else 0)
+
+
+# The server.
+
+_lock = threading.Lock()
+_server: _Server | None = None
+
+
+class _Server:
+    """The running server of this process."""
+
+    def __init__(self) -> None:
+        self.identity = _identity()
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket = ours
+        argv = [sys.executable, "-I", server.__file__, str(its.fileno()), str(os.getpid())]
+        # A key struck while it starts is not meant for it; it inherits what is blocked here.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+        try:
+            # Its directory must not keep a mount busy.
+            self._process = subprocess.Popen(
+                argv,
+                cwd="/",
+                pass_fds=[its.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            ours.close()
+            raise ForkError(
+                f"the process that starts sandboxes could not be made: {error}; nothing ran"
+            ) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            its.close()
+        # It ends by itself; somebody has to take notice, or it would stay as a zombie.
+        threading.Thread(target=self._process.wait, name="sandbox server", daemon=True).start()
+
+    def send(self, message: bytes, descriptors: Sequence[int]) -> None:
+        """Sends one request. OSError when it is gone."""
+        most = server.DESCRIPTORS_MAX
+        while len(descriptors) > most:
+            socket.send_fds(self.socket, [server.MORE], descriptors[:most])
+            descriptors = descriptors[most:]
+        socket.send_fds(self.socket, [message], descriptors)
+
+
+def _identity() -> tuple[object, ...]:
+    # Who is another by now (forked, changed its user or its mounts) needs another server.
+    return os.getpid(), os.geteuid(), os.getegid(), os.stat("/proc/self/ns/mnt").st_ino
+
+
+def _send(message: bytes, descriptors: Sequence[int]) -> None:
+    global _server  # noqa: PLW0603
+    with _lock:
+        if _server is not None and _server.identity == _identity():
+            try:
+                _server.send(message, descriptors)
+                return
+            except OSError:
+                pass  # it has ended, for want of work
+        if _server is not None:
+            _server.socket.close()
+        _server = None
+        _server = _Server()
+        try:
+            _server.send(message, descriptors)
+        except OSError as error:
+            raise _ServerGone from error
+
+
+def _forget_server() -> None:
+    """In a forked child: the server is the parent's, and the lock may have been held."""
+    global _server, _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+    if _server is not None:
+        _server.socket.close()
+        _server = None
+
+
+os.register_at_fork(after_in_child=_forget_server)

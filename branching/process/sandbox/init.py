@@ -1,0 +1,203 @@
+"""The first process of a sandbox. Runs in a fork of the server; never returns.
+
+It makes the surroundings, gives up its privileges, starts the child, and then only waits: for the
+child's end, for orphans to reap, for a word from the caller. Its words with the caller go over
+one socket (`line`), a message each, as JSON:
+
+    init says                              the caller says
+    {"hello": true}                        "T"   SIGTERM to all
+    {"failed": STEP, "errno": N, …}        "C"   SIGCONT to all
+    {"stopped": true}                      (closes the line: end at once)
+    {"status": N, "cpu": S, "peak": B, "timed_out": false}
+
+Its end is the end of everything: it is process 1 of the namespace.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from typing import Any, NoReturn
+
+from branching.process.sandbox import child, descendants, kernel, network, privileges
+from branching.process.sandbox.request import Request
+from branching.process.sandbox.view import View
+
+TIMEOUT_GRACE_SECONDS = 1.0
+"""Between SIGTERM and the end when the time is over."""
+EXIT_KILLED = 137
+
+
+def run(request: Request, descriptors: list[int]) -> NoReturn:
+    """Makes the sandbox and attends it.
+
+    The descriptors are line, gate, and what the child is to have.
+    """
+    line = socket.socket(fileno=descriptors[0])
+    init = _Init(request, line, descriptors[1], descriptors[2:])
+    try:
+        init.prepare()
+        pid = init.start()
+        init.attend(pid)
+    except OSError as error:
+        init.say(
+            failed=init.step, errno=error.errno or 0, text=error.strerror or str(error),
+            path=error.filename,
+        )  # fmt: skip
+    except BaseException as error:
+        init.say(failed=init.step, errno=0, text=f"{type(error).__name__}: {error}", path=None)
+    os._exit(EXIT_KILLED)
+
+
+class _Init:
+    def __init__(
+        self, request: Request, line: socket.socket, gate: int, descriptors: list[int]
+    ) -> None:
+        self._request = request
+        self._line = line
+        self._gate = gate
+        self._descriptors = descriptors
+        self.step = "starting"
+
+    def say(self, **words: Any) -> None:
+        try:
+            self._line.send(json.dumps(words).encode())
+        except OSError:
+            os._exit(EXIT_KILLED)  # the caller is gone
+
+    def prepare(self) -> None:
+        request = self._request
+        self.say(hello=True)
+        sandbox = request.sandbox
+        if not request.is_sandboxed:
+            self._prepare_plain()
+            return
+        if request.is_user_namespace:
+            self.step = "mapping our user into the namespace"
+            _map_own_user(*request.user)
+        if not sandbox.network:
+            self.step = "making a network"
+            network.enter()
+        owner = request.owner or request.user
+        view = View(sandbox, owner)
+        try:
+            writable = view.build()
+        except OSError:
+            self.step = view.step
+            raise
+        self.step = "giving up privileges"
+        outputs = [
+            descriptor
+            for number, descriptor in zip(request.numbers, self._descriptors, strict=True)
+            if number in (1, 2)
+        ]
+        privileges.give_up(request.owner, writable, outputs)
+
+    def _prepare_plain(self) -> None:
+        """Without a sandbox: to know our descendants is the most that can be done."""
+        request = self._request
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        self.step = "becoming the workspace's owner"
+        if request.owner is not None:
+            os.setgroups([])
+            os.setresgid(request.owner[1], request.owner[1], request.owner[1])
+            os.setresuid(request.owner[0], request.owner[0], request.owner[0])
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        self.step = "entering the workspace"
+        os.chdir(request.sandbox.view)
+
+    def _exit(self, code: int) -> NoReturn:
+        if not self._request.is_sandboxed:
+            descendants.kill_all()
+        os._exit(code)
+
+    def start(self) -> int:
+        self.step = "starting the process"
+        self._woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake)
+        self._started = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            child.run(self._request, self._gate, self._descriptors)
+        # Nobody inside may look at us or trace us, though we are the same user.
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        os.close(self._gate)
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        return pid
+
+    def attend(self, pid: int) -> NoReturn:
+        poll = select.poll()
+        poll.register(self._line, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        limit = self._request.wall_seconds
+        deadline = None if limit is None else self._started + limit
+        timed_out = False
+        while True:
+            wait = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
+            ready = {descriptor for descriptor, _ in poll.poll(wait)}
+            if deadline is not None and time.monotonic() >= deadline:
+                if timed_out:
+                    self._end(signal.SIGKILL, timed_out=True)
+                timed_out, deadline = True, time.monotonic() + TIMEOUT_GRACE_SECONDS
+                self._tell_all(signal.SIGTERM)
+            if self._woken in ready:
+                os.read(self._woken, 4096)
+                self._reap(pid, timed_out=timed_out)
+            if self._line.fileno() in ready:
+                word = self._line.recv(16)
+                if not word:
+                    self._exit(EXIT_KILLED)
+                self._tell_all(signal.SIGTERM if word == b"T" else signal.SIGCONT)
+
+    def _reap(self, pid: int, *, timed_out: bool) -> None:
+        while True:
+            try:
+                found, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                return
+            if found == 0:
+                return
+            if found != pid:
+                continue
+            if os.WIFSTOPPED(status):
+                self.say(stopped=True)
+            else:
+                self._end(status, timed_out=timed_out)
+
+    def _end(self, status: int, *, timed_out: bool) -> NoReturn:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.say(
+            status=status, timed_out=timed_out, cpu=used.ru_utime + used.ru_stime,
+            peak=used.ru_maxrss * 1024, seconds=time.monotonic() - self._started,
+        )  # fmt: skip
+        self._exit(0)
+
+    def _tell_all(self, number: int) -> None:
+        """Signals every process of the namespace but ourselves, or every descendant."""
+        if not self._request.is_sandboxed:
+            descendants.signal_all(number)
+            return
+        try:
+            os.kill(-1, number)
+            os.kill(-1, signal.SIGCONT)  # a stopped process hears it too
+        except ProcessLookupError:
+            pass
+
+
+def _map_own_user(uid: int, gid: int) -> None:
+    """Stays who we are: without a mapping files would belong to nobody."""
+    for file, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{uid} {uid} 1"),
+        ("gid_map", f"{gid} {gid} 1"),
+    ):
+        with open(f"/proc/self/{file}", "w") as target:
+            target.write(text)

@@ -1,0 +1,186 @@
+"""The system calls that Python does not offer, each as a function that raises OSError.
+
+The C library is called with the interpreter's lock held (PyDLL): none of these calls waits, and
+`clone` must come back in the child with the lock in a state that the child can use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+SIGCHLD = 17
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_REMOUNT = 0x20
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 1 << 18
+KEPT_FLAGS = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
+KEPT_FLAGS |= os.ST_RELATIME
+"""A bind remount sets all flags anew. The kernel gives the same bits to mount as statvfs shows."""
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
+PR_SET_CHILD_SUBREAPER = 36
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+CAP_SYS_ADMIN = 21
+
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
+_SYSCALLS = {
+    "x86_64": {"clone": 56, "capset": 126, "pivot_root": 155, "keyctl": 250, "seccomp": 317},
+    "aarch64": {"clone": 220, "capset": 91, "pivot_root": 41, "keyctl": 219, "seccomp": 277},
+}
+_CAPABILITY_VERSION_3 = 0x20080522
+_KEYCTL_JOIN_SESSION_KEYRING = 1
+_LANDLOCK_CREATE_RULESET_VERSION = 1
+_LANDLOCK_RULE_PATH_BENEATH = 1
+
+_libc = ctypes.PyDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+MACHINE = platform.machine()
+
+
+def is_known_machine() -> bool:
+    """Whether the numbers of its system calls are known here."""
+    return MACHINE in _SYSCALLS
+
+
+def clone(flags: int) -> int:
+    """Forks into new namespaces; returns 0 in the child. Only for a process with one thread: of
+    what the C library does around a fork for other threads nothing is done.
+    """
+    flags |= SIGCHLD
+    null = ctypes.c_void_p(None)
+    return _syscall("clone", ctypes.c_ulong(flags), null, null, null, null)
+
+
+def unshare(flags: int) -> None:
+    """Gives this process new namespaces."""
+    _check("unshare", _libc.unshare(flags))
+
+
+def setns(descriptor: int, flags: int) -> None:
+    """Enters another process's namespace."""
+    _check("setns", _libc.setns(descriptor, flags))
+
+
+def mount(
+    source: str | None, target: str, fstype: str | None = None, flags: int = 0, data: str = ""
+) -> None:
+    """Mounts, binds or remounts. The error's filename is the target."""
+    done = _libc.mount(
+        None if source is None else os.fsencode(source),
+        os.fsencode(target),
+        None if fstype is None else fstype.encode(),
+        ctypes.c_ulong(flags),
+        data.encode() if data else None,
+    )
+    if done != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), target)
+
+
+def prctl(option: int, *arguments: int) -> None:
+    """Changes an attribute of this process."""
+    padded = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
+    _check("prctl", _libc.prctl(option, *padded))
+
+
+def drop_capabilities() -> None:
+    """Empties the effective, permitted and inheritable sets of this process."""
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    _syscall("capset", ctypes.c_char_p(header), ctypes.c_char_p(bytes(24)))
+
+
+def join_new_keyring() -> None:
+    """Leaves the keys of the session behind."""
+    _syscall(
+        "keyctl", ctypes.c_long(_KEYCTL_JOIN_SESSION_KEYRING), ctypes.c_void_p(None),
+        ctypes.c_long(0), ctypes.c_long(0), ctypes.c_long(0),
+    )  # fmt: skip
+
+
+def install_filter(program: bytes) -> None:
+    """Puts a system call filter on this process and what it starts."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: the number of instructions of 8 bytes, padding, a pointer.
+    head = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
+    set_mode_filter = 1
+    _syscall("seccomp", ctypes.c_long(set_mode_filter), ctypes.c_long(0), ctypes.c_char_p(head))
+
+
+def landlock_version() -> int:
+    """The version of Landlock's interface; 0 where there is none."""
+    found: int = _libc.syscall(
+        ctypes.c_long(_LANDLOCK_CREATE_RULESET),
+        ctypes.c_void_p(None),
+        ctypes.c_long(0),
+        ctypes.c_long(_LANDLOCK_CREATE_RULESET_VERSION),
+    )
+    return max(found, 0)
+
+
+def landlock_ruleset(attributes: bytes) -> int:
+    """Makes a ruleset; returns its descriptor."""
+    return _numbered(
+        "landlock_create_ruleset",
+        _LANDLOCK_CREATE_RULESET,
+        ctypes.c_char_p(attributes),
+        ctypes.c_long(len(attributes)),
+        ctypes.c_long(0),
+    )
+
+
+def landlock_allow(ruleset: int, descriptor: int, access: int) -> None:
+    """Allows `access` beneath the file or directory behind a descriptor."""
+    rule = struct.pack("=Qi", access, descriptor)
+    _numbered(
+        "landlock_add_rule",
+        _LANDLOCK_ADD_RULE,
+        ctypes.c_long(ruleset),
+        ctypes.c_long(_LANDLOCK_RULE_PATH_BENEATH),
+        ctypes.c_char_p(rule),
+        ctypes.c_long(0),
+    )
+
+
+def landlock_restrict(ruleset: int) -> None:
+    """Puts the ruleset on this process and what it starts."""
+    _numbered(
+        "landlock_restrict_self",
+        _LANDLOCK_RESTRICT_SELF,
+        ctypes.c_long(ruleset),
+        ctypes.c_long(0),
+    )
+
+
+def _syscall(name: str, *arguments: object) -> int:
+    return _numbered(name, _SYSCALLS[MACHINE][name], *arguments)
+
+
+def _numbered(name: str, number: int, *arguments: object) -> int:
+    done: int = _libc.syscall(ctypes.c_long(number), *arguments)
+    _check(name, done)
+    return done
+
+
+def _check(name: str, result: int) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")

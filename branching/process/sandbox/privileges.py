@@ -1,0 +1,49 @@
+"""Gives up all privileges, for good. Runs in init, before anything of the user's runs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterable
+
+from branching.process.sandbox import filter as call_filter
+from branching.process.sandbox import kernel, landlock
+
+_CAPABILITIES_MAX = 64
+
+
+def give_up(owner: tuple[int, int] | None, writable: Iterable[str], outputs: Iterable[int]) -> None:
+    """Becomes `owner`, if given, and someone who can never become anybody else.
+
+    `writable` and `outputs` are for Landlock: the only places and open files to write to.
+    """
+    try:
+        kernel.join_new_keyring()
+    except OSError:
+        pass  # a container's filter refuses all that has to do with keys, also to read them
+    kernel.prctl(kernel.PR_CAP_AMBIENT, kernel.PR_CAP_AMBIENT_CLEAR_ALL)
+    _drop_bounding_set()
+    if owner is not None:
+        os.setgroups([])
+        os.setresgid(owner[1], owner[1], owner[1])
+        os.setresuid(owner[0], owner[0], owner[0])
+    kernel.drop_capabilities()
+    # From here on no program gains anything by being started, setuid or not.
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    landlock.restrict(writable, outputs)
+    kernel.install_filter(call_filter.program(kernel.MACHINE))
+    # Changing the user has cleared it. Whoever made us is to take us along.
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _drop_bounding_set() -> None:
+    for capability in range(_CAPABILITIES_MAX):
+        try:
+            kernel.prctl(kernel.PR_CAPBSET_DROP, capability)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return  # that was the last one this kernel has
+            if error.errno == errno.EPERM:
+                return  # not allowed to, and not needed: no_new_privs makes it ineffective
+            raise

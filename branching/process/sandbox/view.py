@@ -1,0 +1,287 @@
+"""Builds what a sandboxed process sees of the files. Runs in init, in a mount table of its own.
+
+    all that was mounted     read-only
+    the workspace's path     the branch, writable
+    /tmp /var/tmp /dev/shm   empty, its own
+    /dev                     the harmless devices, terminals of its own
+    /run                     only what name resolution needs: sockets of other programs live here
+    /proc                    its own processes; what could change the machine is masked
+    private directories      empty, at each place where they can be reached
+    hidden files             there, but nobody can read them
+
+The order matters: what must stay visible is opened before it is covered, and bound again from the
+open descriptor. `pivot_root`, the usual way, is refused by Docker's default system call filter.
+Nobody inside can take a cover away: that needs a capability which none can get (`privileges`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from branching.process.sandbox import kernel, mounts
+from branching.process.sandbox.options import Sandbox
+
+_ORDINARY = kernel.MS_NOSUID | kernel.MS_NODEV
+_SEALED = _ORDINARY | kernel.MS_NOEXEC
+_REPLACED = ("/tmp", "/var/tmp", "/run")
+_OF_RUN = ("systemd/resolve", "resolvconf", "NetworkManager", "connman", "current-system")
+"""Below /run: where /etc/resolv.conf may lead; and where one distribution has all its programs."""
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
+_COVER = "/dev/.covered"
+"""An empty file that nobody may open: it takes the place of those to be hidden."""
+_PROC_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+_MASKED = (
+    "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys",
+    "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list",
+    "/proc/timer_stats", "/sys/firmware", "/sys/kernel/debug", "/sys/kernel/tracing",
+    "/sys/kernel/security", "/sys/fs/bpf", "/sys/fs/fuse/connections",
+)  # fmt: skip
+"""As Docker masks them, and what is for root only: a branch of root's is no reason to read it."""
+
+
+class View:
+    """The file system view of one sandbox, while it is built."""
+
+    def __init__(self, sandbox: Sandbox, owner: tuple[int, int]) -> None:
+        self._sandbox = sandbox
+        self._at = str(sandbox.at)
+        self._owner = owner
+        self._table: list[mounts.Mount] = []
+        self._covers: list[str] = []
+        self.step = ""
+        """What is being done, for the message when it fails."""
+
+    def build(self) -> list[str]:
+        """Builds it and goes to the workspace. Returns the writable places."""
+        self.step = "cutting off the mount table"
+        mounts.make_private()
+        self._table = mounts.read()
+        view = str(self._sandbox.view)
+        hidden = list(self._hidden())
+        with ExitStack() as stack:
+            branch = stack.enter_context(_opened(view))
+            beside = [
+                (stack.enter_context(_opened(str(source))), str(place))
+                for source, place in self._sandbox.beside
+            ]
+            kept = stack.enter_context(self._kept())
+            devices = stack.enter_context(_devices())
+            is_read_only = mounts.around(view, self._table).is_read_only
+            self.step = "making the rest read-only"
+            mounts.make_read_only(self._table)
+            self.step = "making /dev"
+            self._make_devices(devices)
+            self.step = "hiding what belongs to others"
+            self._cover(hidden)
+            self._show([*kept, *beside])
+            self.step = f"showing the branch at {self._at}"
+            os.makedirs(self._at, exist_ok=True)
+            _bind(branch, self._at, is_read_only=is_read_only)
+        home = self._make_home()
+        self.step = "hiding files of the workspace"
+        self._hide()
+        self.step = "mounting /proc"
+        self._make_proc()
+        self.step = "masking system files"
+        self._mask()
+        for cover in self._covers:
+            _seal(cover)
+        os.chdir(self._at)
+        places = ["/tmp", "/var/tmp", "/dev", "/proc", self._at]
+        return [place for place in (*places, *home) if os.path.isdir(place)]
+
+    def _hidden(self) -> Iterator[str]:
+        """Lists where the private directories are, and where else the workspace is mounted."""
+        paths = list(self._sandbox.private)
+        if self._sandbox.root is not None:
+            paths.append(self._sandbox.root)
+        for path in paths:
+            for place in mounts.places_of(str(path), self._table):
+                if place != self._at:  # there the branch will lie over it
+                    yield place
+
+    @contextmanager
+    def _kept(self) -> Iterator[list[tuple[int, str]]]:
+        """Opens what lies below a directory that is covered and must be seen all the same."""
+        kept: list[tuple[int, str]] = []
+        run = [f"/run/{name}" for name in _OF_RUN]
+        covers = [*_REPLACED, *map(str, self._sandbox.private)]
+        wanted = [*run, *(os.path.realpath(path) for path in self._sandbox.keep)]
+        try:
+            for path in sorted(set(wanted)):
+                is_covered = any(path.startswith(f"{cover}/") for cover in covers)
+                if not is_covered and path not in map(str, self._sandbox.private):
+                    continue
+                if any(path == place or path.startswith(f"{place}/") for _, place in kept):
+                    continue
+                if path == self._at or path.startswith(f"{self._at}/"):
+                    continue
+                try:
+                    descriptor = os.open(self._in_branch(path), os.O_PATH | os.O_CLOEXEC)
+                except OSError:
+                    continue  # named, on PATH for instance, but not there
+                kept.append((descriptor, path))
+            yield kept
+        finally:
+            for descriptor, _ in kept:
+                os.close(descriptor)
+
+    def _in_branch(self, path: str) -> str:
+        """Of what lies in the base, the branch's version is shown."""
+        for private in map(str, self._sandbox.private):
+            if path == private or path.startswith(f"{private}/"):
+                return os.path.normpath(f"{self._sandbox.view}/{os.path.relpath(path, private)}")
+        return path
+
+    def _cover(self, hidden: Iterable[str]) -> None:
+        for place in _REPLACED:
+            if os.path.isdir(place) and not os.path.islink(place):
+                mode = "mode=755" if place == "/run" else "mode=1777"
+                kernel.mount("tmpfs", place, "tmpfs", _ORDINARY, mode)
+        self._covers.append("/run")
+        for place in hidden:
+            if not os.path.lexists(place):
+                continue  # it lay below one of those
+            if os.path.isdir(place):
+                kernel.mount("tmpfs", place, "tmpfs", _SEALED, "mode=755,size=64k")
+                self._covers.append(place)
+            else:
+                self._cover_file(place)
+
+    def _show(self, kept: list[tuple[int, str]]) -> None:
+        for descriptor, path in kept:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                os.makedirs(path, exist_ok=True)
+            else:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                _touch(path)
+            _bind(descriptor, path, is_read_only=True)
+
+    def _make_devices(self, devices: dict[str, int]) -> None:
+        kernel.mount("tmpfs", "/dev", "tmpfs", kernel.MS_NOSUID, "mode=755,size=64k")
+        for name, descriptor in devices.items():
+            _touch(f"/dev/{name}")
+            kernel.mount(f"/proc/self/fd/{descriptor}", f"/dev/{name}", None, kernel.MS_BIND)
+        for name, target in _DEVICE_LINKS.items():
+            os.symlink(target, f"/dev/{name}")
+        for name in ("pts", "shm"):
+            os.mkdir(f"/dev/{name}")
+        options = "newinstance,ptmxmode=0666,mode=620"
+        kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
+        kernel.mount("tmpfs", "/dev/shm", "tmpfs", _ORDINARY, "mode=1777")
+        self._covers.append("/dev")
+
+    def _make_home(self) -> list[str]:
+        """Makes the home that was lent, where the place for it is our own."""
+        home = self._sandbox.home
+        if home is None or not any(str(home).startswith(f"{top}/") for top in _REPLACED[:2]):
+            return []
+        self.step = f"making the home {home}"
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chown(home, *self._owner)
+        return [str(home)]
+
+    def _hide(self) -> None:
+        if not self._sandbox.hide:
+            return
+        wanted = [_pattern(glob) for glob in self._sandbox.hide]
+        found = []
+        for directory, names, files in os.walk(self._at):
+            for name in (*names, *files):
+                path = f"{directory}/{name}"
+                within = os.path.relpath(path, self._at)
+                if any(pattern.fullmatch(within) for pattern in wanted):
+                    found.append(path)
+                    if name in names:
+                        names.remove(name)
+        for path in found:
+            place = os.path.realpath(path)  # a link is as readable as what it leads to
+            if os.path.isdir(place):
+                kernel.mount("tmpfs", place, "tmpfs", _SEALED, "mode=000,size=64k")
+                _seal(place)
+            elif os.path.exists(place):
+                self._cover_file(place)
+
+    def _make_proc(self) -> None:
+        kernel.mount("proc", "/proc", "proc", _SEALED)
+        for name in _PROC_READ_ONLY:
+            place = f"/proc/{name}"
+            if os.path.exists(place):
+                kernel.mount(place, place, None, kernel.MS_BIND | kernel.MS_REC)
+                flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _SEALED
+                kernel.mount(None, place, None, flags)
+
+    def _mask(self) -> None:
+        for place in _MASKED:
+            if os.path.isdir(place):
+                kernel.mount("tmpfs", place, "tmpfs", _SEALED | kernel.MS_RDONLY, "size=4k")
+            elif os.path.exists(place):
+                self._cover_file(place)
+
+    def _cover_file(self, place: str) -> None:
+        """Puts an empty file that nobody may open in front of another."""
+        if not os.path.exists(_COVER):
+            _touch(_COVER)
+            os.chmod(_COVER, 0)
+        kernel.mount(_COVER, place, None, kernel.MS_BIND)
+        _seal(place)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _devices() -> Iterator[dict[str, int]]:
+    opened = {}
+    try:
+        for name in _DEVICES:
+            opened[name] = os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC)
+        yield opened
+    finally:
+        for descriptor in opened.values():
+            os.close(descriptor)
+
+
+def _bind(descriptor: int, target: str, *, is_read_only: bool) -> None:
+    kernel.mount(f"/proc/self/fd/{descriptor}", target, None, kernel.MS_BIND)
+    flags = os.statvfs(target).f_flag & kernel.KEPT_FLAGS | kernel.MS_REMOUNT | kernel.MS_BIND
+    flags |= _ORDINARY | (kernel.MS_RDONLY if is_read_only else 0)
+    kernel.mount(None, target, None, flags)
+
+
+def _seal(place: str) -> None:
+    flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID
+    if place != "/dev":
+        flags |= kernel.MS_NODEV
+    flags |= os.statvfs(place).f_flag & kernel.KEPT_FLAGS
+    kernel.mount(None, place, None, flags)
+
+
+def _touch(path: str) -> None:
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
+
+
+def _pattern(glob: str) -> re.Pattern[str]:
+    """Reads a glob: `*` stays within a name, `**/` stands for any directories, or none."""
+    text = ""
+    for part in re.split(r"(\*\*/|\*\*|\*|\?)", glob):
+        known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+        text += known.get(part, re.escape(part))
+    return re.compile(text, re.DOTALL)

@@ -1,0 +1,333 @@
+"""Ways out of the sandbox that must not lead out: of the files, of the processes, of its life.
+
+Each attempt runs in the sandbox of a branch on a real mount, as root without capabilities and as
+an ordinary user, and prints ESCAPED if it got anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Mounted
+from support.sandbox import Said, run_in
+from support.traces import processes_in
+
+from branching import BranchContext, ProcessBranchError, ResourceLimits, Workspace
+from branching.process.cgroup import Scope
+
+MIB = 1 << 20
+LONG = 300.0
+SECRET = "a sibling's secret"
+
+
+class Cell:
+    """A branch whose sandbox the attempts are made in, with what they must not reach."""
+
+    def __init__(self, real: Mounted, owner: tuple[int, int] | None) -> None:
+        self.base, self.root = real.base, real.root
+        self.owner = owner
+        self.space = Workspace(real.root)
+        if owner is not None:
+            for path in (real.base, *real.base.iterdir()):
+                os.chown(path, *owner)
+        self.sibling = self.space.branch("sibling", on_success=None).__enter__()
+        (self.sibling.path / "secret").write_text(SECRET)
+        self.branch = self.space.branch("cell", on_success=None).__enter__()
+        self.outsider = subprocess.Popen(["sleep", "600"])
+        control = os.fsdecode(os.getxattr(real.root, "user.branchfs.control"))
+        self.words = {
+            "BASE": str(real.base),
+            "ROOT": str(real.root),
+            "SIBLING": str(self.sibling.path),
+            "CONTROL": control,
+            "OUTSIDER": str(self.outsider.pid),
+            "TEST": str(os.getpid()),
+        }
+
+    def attempt(self, script: str) -> Said:
+        names = "\n".join(f"{name}='{value}'" for name, value in self.words.items())
+        return run_in(self.branch.path, f"{names}\n{script}", owner=self.owner)
+
+    def python(self, code: str) -> Said:
+        names = "\n".join(f"{name} = {value!r}" for name, value in self.words.items())
+        (self.branch.path / "attempt.py").write_text(f"{names}\n{code}")
+        return self.attempt("python3 attempt.py")
+
+    def close(self) -> None:
+        self.outsider.kill()
+        self.outsider.wait()
+        self.branch.abort()
+        self.sibling.abort()
+        self.space.close()
+
+
+@pytest.fixture(params=["root", "user"])
+def cell(request: pytest.FixtureRequest, real: Mounted) -> Iterator[Cell]:
+    made = Cell(real, None if request.param == "root" else (12345, 12346))
+    yield made
+    assert made.outsider.poll() is None, "a process outside was ended"
+    assert sorted(path.name for path in made.base.iterdir()) == [".branching", "seed.txt"]
+    assert (made.base / "seed.txt").read_text() == "seed\n"
+    assert (made.sibling.path / "secret").read_text() == SECRET
+    made.close()
+
+
+SHELL = {
+    "the base by its path": 'ls "$BASE"/* && echo ESCAPED; cat "$BASE/seed.txt" && echo ESCAPED',
+    "the base by a link": 'ln -s "$BASE" link; cat link/seed.txt && echo ESCAPED',
+    "the store": 'ls "$BASE/.branching" "$ROOT/.branching" && echo ESCAPED',
+    "a sibling by its path": 'cat "$SIBLING/secret" && echo ESCAPED',
+    "a sibling by name": "cat @sibling/secret ../@sibling/secret && echo ESCAPED",
+    "a sibling by a link": 'ln -s "$SIBLING" link; cat link/secret && echo ESCAPED',
+    "roots of processes": 'cat /proc/*/root"$BASE/seed.txt" && echo ESCAPED',
+    "directories of processes": 'cat /proc/*/cwd/../*/@sibling/secret && echo ESCAPED',
+    "files of init": "ls /proc/1/fd/* && echo ESCAPED; cat /proc/1/mem /proc/1/environ && echo ESCAPED",
+    "its own open files": 'ls -l /proc/self/fd | grep -v pipe: | grep -F -e "$BASE" -e sock && echo ESCAPED',
+    "processes outside": 'kill -0 $OUTSIDER && echo ESCAPED; kill -9 $OUTSIDER',
+    "the test's own process": 'ls -d /proc/$TEST && echo ESCAPED',
+    "a namespace of another": "nsenter -t 1 -a true && echo ESCAPED; nsenter -t $OUTSIDER -m true && echo ESCAPED",
+    "user namespaces": "unshare -U true && echo ESCAPED; unshare -Ur mount -t tmpfs x /mnt && echo ESCAPED",
+    "mounting": 'mount --bind / /tmp && echo ESCAPED; umount "$BASE" && echo ESCAPED; umount -l "$ROOT" && echo ESCAPED',
+    "making it writable": "mount -o remount,rw / && echo ESCAPED; mount -o remount,rw /proc/sys && echo ESCAPED",
+    "device nodes": "for kind in 'b 254 0' 'c 1 1' 'c 10 229'; do mknod node $kind && cat node && echo ESCAPED; done",
+    "setuid": "cp /bin/sh mine; chmod 6755 mine; ./mine -p -c 'touch /etc/x' && echo ESCAPED",
+    "writing outside": "touch /etc/x /usr/x /var/x /root/x /home/x && echo ESCAPED; : >>/etc/passwd && echo ESCAPED",
+    "linking out": "ln /etc/passwd here && echo ESCAPED; ln seed.txt /tmp/there && echo ESCAPED; mv seed.txt /etc/ && echo ESCAPED",
+    "the kernel's switches": ": >>/proc/sys/kernel/core_pattern && echo ESCAPED; : >>/proc/sysrq-trigger && echo ESCAPED",
+    "control groups": "for f in $(find /sys/fs/cgroup -name cgroup.procs); do : >>$f && echo ESCAPED; done; find /sys/fs/cgroup -name '*.limit_in_bytes' -o -name memory.max | while read f; do : >>$f && echo ESCAPED; done",
+    "making a control group": "for d in $(find /sys/fs/cgroup -maxdepth 2 -type d); do mkdir $d/mine && echo ESCAPED; done",
+    "disks": "for d in vda sda nvme0n1 mem kmsg fuse; do ls /dev/$d && echo ESCAPED; done",
+    "run": "find /run -type s -o -name '*.sock' | grep . && echo ESCAPED",
+    "leaving a daemon": "setsid sh -c '(sleep 600 &) &' & nohup sleep 600 & true",
+}  # fmt: skip
+
+PYTHON = {
+    "the control socket": """
+import socket
+for address in (CONTROL, "/proc/1/root" + CONTROL):
+    try:
+        socket.socket(socket.AF_UNIX).connect(address)
+        print("ESCAPED")
+    except OSError:
+        pass
+""",
+    "tracing init": """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+for pid in (1, int(OUTSIDER), int(TEST)):
+    if libc.ptrace(16, pid, 0, 0) == 0 or libc.ptrace(0x4206, pid, 0, 0) == 0:
+        print("ESCAPED")
+""",
+    "memory of others": """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+for pid in (1, int(OUTSIDER)):
+    try:
+        open(f"/proc/{pid}/mem", "rb")
+        print("ESCAPED")
+    except OSError:
+        pass
+""",
+    "system calls by number": """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+calls = {"mount": 165, "umount2": 166, "pivot_root": 155, "setns": 308, "open_tree": 428,
+         "fsopen": 430, "bpf": 321, "keyctl": 250, "open_by_handle_at": 304, "move_mount": 429}
+for name, number in calls.items():
+    if libc.syscall(number, b"/", b"/tmp", None, 4096, None) >= 0:
+        print("ESCAPED", name)
+for flag in (0x10000000, 0x20000, 0x40000000, 0x20000000, 0x4000000, 0x8000000, 0x2000000, 0x80):
+    if libc.syscall(272, flag) == 0:
+        print("ESCAPED unshare", hex(flag))
+for flag in (0x10000000, 0x20000, 0x20000000):
+    pid = libc.syscall(56, flag | 17, 0, 0, 0, 0)
+    if pid == 0:
+        libc._exit(0)
+    if pid > 0:
+        print("ESCAPED clone", hex(flag))
+import errno
+libc.syscall(435, ctypes.create_string_buffer(88), 88)
+if ctypes.get_errno() != errno.ENOSYS:
+    print("ESCAPED clone3")
+if libc.syscall(0x40000000 + 165, b"/", b"/tmp", None, 4096, None) >= 0:
+    print("ESCAPED x32")
+""",
+    "typing into a terminal": """
+import fcntl, os, pty
+master, slave = pty.openpty()
+try:
+    fcntl.ioctl(slave, 0x5412, b"x")
+    print("ESCAPED")
+except OSError:
+    pass
+""",
+    "becoming another": """
+import os
+for change in (
+               lambda: os.setuid(4321), lambda: os.setgroups([0]), lambda: os.chown("seed.txt", 4321, 4321),
+               lambda: os.chroot("/tmp"), lambda: os.setuid(0) if os.getuid() else 1 / 0):
+    try:
+        change()
+        print("ESCAPED")
+    except (OSError, ZeroDivisionError):
+        pass
+""",
+    "open directories": """
+import os
+for number in os.listdir("/proc/self/fd"):
+    try:
+        os.stat(f"/proc/self/fd/{number}/..")
+    except OSError:
+        continue
+    if not os.readlink(f"/proc/self/fd/{number}").startswith("/proc"):
+        print("ESCAPED", number, os.readlink(f"/proc/self/fd/{number}"))
+""",
+    "abstract sockets": """
+import socket
+try:
+    socket.socket(socket.AF_UNIX).connect("\\0branching-test-" + TEST)
+    print("ESCAPED")
+except OSError:
+    pass
+""",
+}
+
+
+@pytest.mark.parametrize("name", SHELL)
+def test_no_command_gets_out(cell: Cell, name: str) -> None:
+    said = cell.attempt(SHELL[name])
+    assert "ESCAPED" not in said.text, said.text
+    assert "SyntaxError" not in said.text
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_no_program_gets_out(cell: Cell, name: str) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0branching-test-{os.getpid()}")
+        listener.listen()
+        said = cell.python(PYTHON[name])
+    assert "ESCAPED" not in said.text, said.text
+    assert "Traceback" not in said.text, said.text
+
+
+def test_a_base_mounted_twice_is_hidden_at_both_places(cell: Cell, place: Path) -> None:
+    again = place / "again"
+    again.mkdir()
+    subprocess.run(["mount", "--bind", str(cell.base), str(again)], check=True)
+    try:
+        said = cell.attempt(f"cat '{again}/seed.txt' && echo ESCAPED")
+        assert "ESCAPED" not in said.text
+    finally:
+        subprocess.run(["umount", str(again)], check=True)
+
+
+class TestLife:
+    """What tries to outlive, outgrow or confuse."""
+
+    def test_double_forks_and_sessions_of_their_own_die(self, real: Mounted) -> None:
+        space = Workspace(real.root)
+        with space.branch("b", on_success=None) as branch:
+            script = "for i in 1 2 3; do setsid sh -c '(sleep 600 &) & trap \"\" TERM HUP; sleep 600' & done; sleep 600"
+            with BranchContext(["sh", "-c", script], branch) as context:
+                with pytest.raises(TimeoutError):
+                    context.wait(0.5)
+                context.abort(timeout=0.1)
+            branch.abort()
+        space.close()
+        assert processes_in(real.root) == []
+
+    def test_stopped_processes_die(self, place: Path) -> None:
+        script = "sleep 600 & kill -STOP $!; kill -STOP $$"
+        with BranchContext(["sh", "-c", script], place) as context:
+            with pytest.raises(TimeoutError):
+                context.wait(0.3)
+            context.abort(timeout=1)
+            assert not context.alive
+
+    def test_a_fork_bomb_dies(self, place: Path) -> None:
+        bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+        limits = ResourceLimits(pids=50)
+        with BranchContext([sys.executable, "-c", bomb], place, limits=limits) as context:
+            with pytest.raises(TimeoutError):
+                context.wait(0.5)
+            context.abort(timeout=0.1)
+            assert not context.alive
+
+    def test_running_out_of_descriptors_hurts_nobody_else(self, place: Path) -> None:
+        def exhaust(path: Path) -> int:
+            held = []
+            try:
+                while True:
+                    held.append(os.open("/dev/null", os.O_RDONLY))
+            except OSError:
+                return len(held)
+            finally:
+                for number in held:
+                    os.close(number)
+
+        with BranchContext(exhaust, place) as context:
+            context.wait()
+            assert isinstance(context.result.value, int)
+            assert context.result.value > 10
+
+    def test_a_thousand_zombies_are_reaped(self, place: Path) -> None:
+        script = "i=0; while [ $i -lt 300 ]; do (sleep 0 &) ; i=$((i+1)); done; sleep 0.2; grep -c . /proc/[0-9]*/stat | wc -l"
+        said = run_in(place, script)
+        assert int(said.lines[-1]) < 50
+
+    def test_the_death_of_the_caller_ends_everything(self, place: Path) -> None:
+        """However it dies: nothing of ours runs any more to tidy up."""
+        code = (
+            "import sys, time; from branching import BranchContext\n"
+            "with BranchContext(['sh', '-c', 'touch up; sleep 600'], sys.argv[1]) as c:\n"
+            "    print(c.pid, flush=True); c.wait()"
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(place)], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout
+        pid = int(child.stdout.readline())
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        deadline = time.monotonic() + 30
+        while Path(f"/proc/{pid}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def test_hundreds_of_cancelled_runs_leave_nothing(self, place: Path) -> None:
+        """The check of mounts, processes and groups after each test is the assertion."""
+        files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+        def cancel(count: int) -> None:
+            for _ in range(count):
+                with BranchContext(["sleep", "600"], place) as context:
+                    context.kill()
+                    with pytest.raises(ProcessBranchError):
+                        context.wait()
+
+        threads = [threading.Thread(target=cancel, args=(50,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert abs(len(os.listdir("/proc/self/fd")) - files) <= 2  # noqa: PTH208
+
+    def test_a_limited_process_cannot_leave_its_group(self, place: Path) -> None:
+        with Scope.create(ResourceLimits(memory=64 * MIB)) as scope:
+            script = (
+                "for f in $(find /sys/fs/cgroup -name cgroup.procs -o -name tasks); do "
+                "echo 0 >$f; done; python3 -c 'x = bytearray(200 << 20)'; echo $?"
+            )
+            with BranchContext(["sh", "-c", script], place, parent_cgroup=scope) as context:
+                context.wait()
+                assert context.result.memory_peak is not None
+                assert context.result.memory_peak <= 64 * MIB
