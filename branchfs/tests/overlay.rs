@@ -318,6 +318,11 @@ fn the_stores_name_cannot_be_committed() {
     fs::write(branch.join("file"), "").unwrap();
     mount.commit("branch");
     assert!(mount.base().join("file").exists());
+    let left = Command::new("find")
+        .arg(mount.base())
+        .args(["-mindepth", "2", "-name", ".branching"])
+        .output();
+    assert!(left.unwrap().stdout.is_empty(), "nothing of that name is left in the history");
     succeed(&mount.run(&["undo"], &[]));
     assert!(!mount.base().join("file").exists());
 }

@@ -29,6 +29,7 @@ use crate::layer::{Layer, times};
 use crate::overlay::{METACOPY_XATTR, Namespace, is_private_xattr};
 use crate::seen::{Expected, Identity};
 use crate::tree::{Result, Tree, xattr_names};
+use crate::view::HIDDEN;
 
 const ORIGIN_XATTR: &str = "trusted.overlay.origin";
 const LINKS_XATTR: &str = "trusted.overlay.nlink";
@@ -65,9 +66,17 @@ pub(crate) fn settle_alone(
     unsettled.settle(directory, &Tree::new(root))
 }
 
-/// Ends the kernel's share in a layer whose content has been committed: its index holds one more link of each object.
+/// Ends the kernel's share in a layer whose content has been committed or made plain: its index holds one more link of
+/// each object.
 pub(crate) fn drop_index(directory: &Path) -> std::result::Result<(), Error> {
     let work = directory.join(WORK);
+    if is_by_kernel(directory) {
+        // Nobody but the kernel needs to be told that the store is hidden, and that is no change of the directory.
+        let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+        let before = upper.stat(Path::new("")).at(directory)?;
+        unless_gone(upper.remove_file(Path::new(HIDDEN))).at(directory)?;
+        upper.set_times(Path::new(""), &times(&before)).at(directory)?;
+    }
     match std::fs::remove_dir_all(&work) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).at(&work),
         _ => Ok(()),
