@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use common::{Mount, Object, assert_same, shell, snapshot, snapshot_by_names};
+use common::{Mount, Object, assert_same, shell, snapshot, snapshot_by_names, succeed};
 use rustix::fs::{CWD, RenameFlags, Timespec, Timestamps, XattrFlags};
 
 /// A small generator (xorshift64): the seed is all there is to repeat a run.
@@ -238,5 +238,277 @@ fn random_work_in_a_branch_is_what_an_ordinary_directory_would_show() {
     let seeds = if common::driver() == "overlay" { 20 } else { 40 };
     for seed in 1..=seeds {
         run(seed, 2, 150);
+    }
+}
+
+/// A tree as a family of branches is compared by: hard links below a branch and times, which others' work moves, are
+/// compared elsewhere.
+fn outline(root: &Path) -> BTreeMap<PathBuf, Object> {
+    let mut tree = snapshot(root);
+    tree.values_mut().for_each(|object| (object.mtime, object.nlink) = ((0, 0), 0));
+    tree
+}
+
+/// A branch of the model: a copy of its parent from the fork on.
+struct Member {
+    name: String,
+    /// Position among the members; `None` is main.
+    parent: Option<usize>,
+    tree: PathBuf,
+    /// What the parent was at the fork.
+    origin: BTreeMap<PathBuf, Object>,
+}
+
+/// Branches of branches that work, commit, go, and come back after a crash; every one is compared with an ordinary
+/// directory after each event, and so is main.
+struct Family {
+    seed: u64,
+    random: Random,
+    policy: &'static str,
+    mount: Mount,
+    mirrors: tempfile::TempDir,
+    members: Vec<Option<Member>>,
+    /// Copies of main: before each commit that can be undone, and after each that was.
+    past: Vec<PathBuf>,
+    future: Vec<PathBuf>,
+    copies: usize,
+}
+
+impl Family {
+    fn new(seed: u64, policy: &'static str) -> Self {
+        let plain = |root: &Path| {
+            shell(
+                root,
+                "mkdir -p a/b/e b 'c d'/a e; echo one >a/a; echo two >a/b/a; echo x >b/a; ln -s a b/e; chmod 700 e",
+            )
+        };
+        let mut family = Self {
+            seed,
+            random: Random(seed),
+            policy,
+            mount: Mount::with(&["--policy", policy], plain),
+            mirrors: tempfile::tempdir().unwrap(),
+            members: Vec::new(),
+            past: Vec::new(),
+            future: Vec::new(),
+            copies: 0,
+        };
+        let base = family.mount.base();
+        let copy = family.copy(&base);
+        fs::rename(copy, family.main()).unwrap();
+        family
+    }
+
+    fn main(&self) -> PathBuf {
+        self.mirrors.path().join("main")
+    }
+
+    fn copy(&mut self, tree: &Path) -> PathBuf {
+        self.copies += 1;
+        let to = self.mirrors.path().join(self.copies.to_string());
+        let (from, shown) = (tree.display(), to.display());
+        shell(
+            self.mirrors.path(),
+            &format!("cp -a '{from}' '{shown}'; rm -rf '{shown}/.branching'"),
+        );
+        to
+    }
+
+    fn replace_main(&mut self, by: &Path) {
+        fs::remove_dir_all(self.main()).unwrap();
+        fs::rename(by, self.main()).unwrap();
+    }
+
+    fn alive(&self) -> Vec<usize> {
+        (0..self.members.len()).filter(|at| self.members[*at].is_some()).collect()
+    }
+
+    fn leaves(&self) -> Vec<usize> {
+        let is_parent = |at: usize| self.members.iter().flatten().any(|one| one.parent == Some(at));
+        self.alive().into_iter().filter(|at| !is_parent(*at)).collect()
+    }
+
+    fn pick(&mut self, from: &[usize]) -> Option<usize> {
+        if from.is_empty() { None } else { Some(from[self.random.below(from.len())]) }
+    }
+
+    fn member(&self, at: usize) -> &Member {
+        self.members[at].as_ref().unwrap()
+    }
+
+    fn drop_below(&mut self, parent: Option<usize>) {
+        for at in self.alive() {
+            if self.members[at].as_ref().is_some_and(|member| member.parent == parent) {
+                self.drop_below(Some(at));
+                let gone = self.members[at].take().unwrap();
+                self.mount.run(&["abort", &gone.name], &[]); // its parent's end may have taken it along
+            }
+        }
+    }
+
+    fn work(&mut self) {
+        let leaves = self.leaves();
+        let Some(at) = self.pick(&leaves) else { return };
+        let (branch, tree) =
+            (self.mount.branch(&self.member(at).name), self.member(at).tree.clone());
+        for _ in 0..8 {
+            let operation = operation(&mut self.random);
+            if matches!(operation, Operation::Link(..)) {
+                continue;
+            }
+            let (found, wanted) = (apply(&branch, &operation), apply(&tree, &operation));
+            assert_eq!(found, wanted, "seed {}, {}: {operation:?}", self.seed, self.policy);
+        }
+    }
+
+    fn fork(&mut self) {
+        let mut parents: Vec<Option<usize>> = self.alive().into_iter().map(Some).collect();
+        parents.push(None);
+        if parents.len() > 6 {
+            return;
+        }
+        let parent = parents[self.random.below(parents.len())];
+        let name = format!("b{}", self.members.len());
+        let from = match parent {
+            Some(at) => {
+                let above = self.member(at);
+                let (above, tree) = (above.name.clone(), above.tree.clone());
+                self.mount.create_below(&above, &name);
+                tree
+            }
+            None => {
+                self.mount.create(&name);
+                self.main()
+            }
+        };
+        let origin = outline(&from);
+        let tree = self.copy(&from);
+        self.members.push(Some(Member { name, parent, tree, origin }));
+    }
+
+    fn commit(&mut self) {
+        let leaves = self.leaves();
+        let Some(at) = self.pick(&leaves) else { return };
+        let (name, parent) = (self.member(at).name.clone(), self.member(at).parent);
+        let above = parent.map_or_else(|| self.main(), |at| self.member(at).tree.clone());
+        let before = if parent.is_none() { Some(self.copy(&above)) } else { None };
+        let done = self.mount.run(&["commit", &name], &[]);
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        let (ours, theirs, origin) =
+            (outline(&self.member(at).tree), outline(&above), &self.member(at).origin);
+        if !done.status.success() {
+            assert!(said.contains("others committed changes of the same paths"), "{said}");
+            assert_ne!(&theirs, origin, "seed {}: a conflict with nobody: {said}", self.seed);
+            return;
+        }
+        // What the branch changed, over what the parent is now: nothing of either may be lost.
+        let mut wanted = theirs;
+        for path in ours.keys().chain(origin.keys()) {
+            match (ours.get(path), origin.get(path)) {
+                (one, other) if one == other => {}
+                (Some(one), _) => drop(wanted.insert(path.clone(), one.clone())),
+                (None, _) => drop(wanted.remove(path)),
+            }
+        }
+        self.members[at] = None;
+        if self.policy == "first-winner" {
+            self.drop_below(parent);
+        }
+        let now = match parent {
+            Some(at) => self.mount.branch(&self.member(at).name),
+            None => self.mount.base(),
+        };
+        let when = format!("seed {}, {}, {name} committed", self.seed, self.policy);
+        assert_same(&outline(&now), &wanted, &when);
+        let merged = self.copy(&now);
+        match parent {
+            Some(at) => {
+                let tree = self.member(at).tree.clone();
+                fs::remove_dir_all(&tree).unwrap();
+                fs::rename(merged, tree).unwrap();
+            }
+            None => {
+                self.past.extend(before);
+                self.future.clear();
+                self.replace_main(&merged);
+            }
+        }
+    }
+
+    fn abort(&mut self) {
+        let alive = self.alive();
+        let Some(at) = self.pick(&alive) else { return };
+        self.mount.abort(&self.member(at).name.clone());
+        let gone = self.members[at].take().unwrap();
+        drop(gone);
+        self.drop_below(Some(at));
+    }
+
+    fn revert(&mut self, verb: &str) {
+        let is_undo = verb == "undo";
+        let Some(to) = (if is_undo { self.past.pop() } else { self.future.pop() }) else { return };
+        let is_looked_at = self.members.iter().flatten().any(|member| member.parent.is_none());
+        if self.policy == "first-winner" && is_looked_at {
+            self.drop_below(None);
+        }
+        let now = self.copy(&self.main());
+        succeed(&self.mount.run(&[verb], &[]));
+        if is_undo {
+            self.future.push(now)
+        } else {
+            self.past.push(now)
+        }
+        self.replace_main(&to);
+    }
+
+    fn restart(&mut self, by_kill: bool) {
+        if by_kill {
+            self.mount.kill()
+        } else {
+            self.mount.unmount()
+        }
+        self.mount.mount_with(&["--policy", self.policy]);
+    }
+
+    fn compare(&self, event: &str) {
+        let when = |what: &str| format!("seed {}, {}, {event}: {what}", self.seed, self.policy);
+        assert_same(&outline(&self.mount.base()), &outline(&self.main()), &when("main"));
+        for member in self.members.iter().flatten() {
+            let branch = self.mount.branch(&member.name);
+            assert_same(&outline(&branch), &outline(&member.tree), &when(&member.name));
+        }
+    }
+
+    fn run(&mut self, events: usize) {
+        for number in 0..events {
+            let event = self.random.below(16);
+            match event {
+                0..=5 => self.work(),
+                6..=9 => self.fork(),
+                10 | 11 => self.commit(),
+                12 => self.abort(),
+                13 => self.revert("undo"),
+                14 => self.revert("redo"),
+                _ => {
+                    let by_kill = self.random.below(2) == 0;
+                    self.restart(by_kill);
+                }
+            }
+            self.compare(&format!("event {number} ({event})"));
+        }
+    }
+}
+
+#[test]
+fn families_of_branches_are_what_ordinary_directories_would_be() {
+    let policies: &[&'static str] = if common::driver() == "overlay" {
+        &["first-winner"]
+    } else {
+        &["first-winner", "snapshot"]
+    };
+    for policy in policies {
+        for seed in 1..=common::rounds(3, 200) as u64 {
+            Family::new(seed, policy).run(50);
+        }
     }
 }
