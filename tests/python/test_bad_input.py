@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import NAME_FROM, Mounted
 from support.branchfs import find_program, mounted
-from support.command import branching
+from support.command import Running, branching
 from typer.testing import CliRunner
 
 from branching import MountError, Workspace
@@ -173,9 +173,12 @@ def daemon_of(root: Path) -> int:
 @pytest.mark.parametrize("command", ["run", "speculate"])
 def test_a_daemon_that_dies_in_the_middle(root: Path, real: Mounted, command: str) -> None:
     """The base is as it was, and the next mount finds no half of anything."""
-    script = f"echo x > made; kill -KILL {daemon_of(root)}; exit 0"
+    script = "echo x > made; echo up >&2; while echo x > made; do sleep 0.05; done; exit 0"
     words = ["--", "sh", "-c", script] if command == "run" else ["-c", script]
-    done = branching(root.parent, command, "-w", str(root), *words)
+    run = Running(root.parent, [command, "-w", str(root), *words])
+    run.wait_for_line("up")
+    os.kill(daemon_of(root), signal.SIGKILL)
+    done = run.done()
     assert done.code == 125, done
     assert done.err.count("error: ") == 1
     assert "Traceback" not in done.err
