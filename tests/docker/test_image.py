@@ -32,6 +32,8 @@ def running(
     image: str, *command: str, project: Project | None = None, **settings: object
 ) -> Iterator[Container]:
     """A container of the image with the documented flags, as changed by `settings`; removed at the end."""
+    environment = settings.pop("environment", {})
+    assert isinstance(environment, dict)
     flags = {
         "devices": DEVICES,
         "cap_add": CAPABILITIES,
@@ -39,6 +41,8 @@ def running(
         **settings,
     }
     container = DockerContainer(image).with_kwargs(**flags).with_command(list(command))
+    for name, value in environment.items():
+        container.with_env(name, value)
     if project:
         container.with_volume_mapping(str(project.root), "/src", "rw")
     with container:
@@ -191,3 +195,28 @@ def test_git_works_in_a_branch_and_its_repository_is_committed_whole(
         code, said = ended(container)
         assert code == 0, said
     assert (project.root / ".git" / "HEAD").stat().st_uid == project.owner
+
+
+OVERLAY = {"BRANCHFS_DRIVER": "overlay"}
+
+
+def test_the_overlay_driver_works_with_one_capability_more(image: str, project: Project) -> None:
+    program = "grep -q ' overlay branchfs-branch .*index=on' /proc/self/mountinfo && make test"
+    more = [*CAPABILITIES, "DAC_READ_SEARCH"]
+    command = ["run", "--", "sh", "-c", program]
+    with running(image, *command, project=project, environment=OVERLAY, cap_add=more) as container:
+        code, said = ended(container)
+        assert code == 0, said
+    made = project.root / "made.txt"
+    assert made.read_text() == "made\n"
+    assert made.stat().st_uid == project.owner
+
+
+def test_without_it_the_overlay_driver_says_what_is_missing(image: str, project: Project) -> None:
+    before = project.tree()
+    with running(image, "run", "--", "true", project=project, environment=OVERLAY) as container:
+        code, said = ended(container)
+    assert code == 125
+    assert "index=on" in said
+    assert "--cap-add DAC_READ_SEARCH" in said
+    assert project.tree() == before
