@@ -117,12 +117,8 @@ def leaves_nothing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[N
 def containers(client: docker.DockerClient, below: Path) -> list[str]:
     """Returns the containers that work on something below a directory."""
     found = client.containers.list(all=True, ignore_removed=True)
-    of_wrapper = [
-        one.name for one in found if one.labels.get(WORKSPACE_LABEL, "").startswith(str(below))
-    ]
-    of_session = [
-        one.name for one in found if one.labels.get("org.testcontainers.session-id") == SESSION_ID
-    ]
+    of_wrapper = [one.name for one in found if one.labels.get(WORKSPACE_LABEL, "").startswith(str(below))]
+    of_session = [one.name for one in found if one.labels.get("org.testcontainers.session-id") == SESSION_ID]
     return [*of_wrapper, *of_session]
 
 
@@ -131,10 +127,7 @@ def processes() -> list[str]:
     left = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            ours = (
-                place.name != str(os.getpid())
-                and SESSION.encode() in (place / "environ").read_bytes()
-            )
+            ours = place.name != str(os.getpid()) and SESSION.encode() in (place / "environ").read_bytes()
             if ours and (words := (place / "cmdline").read_bytes().replace(b"\0", b" ")):
                 left.append(f"{place.name} {words.decode()}")
         except OSError:
@@ -147,15 +140,9 @@ def stores(below: Path) -> list[str]:
     kept = ("branches", "layers", "journal", "trash")
     stores = list(below.rglob(".branching"))
     idle = [str(path) for path in stores if not any((path / "history").iterdir())]
-    return idle + [
-        str(path) for store in stores for name in kept for path in (store / name).iterdir()
-    ]
+    return idle + [str(path) for store in stores for name in kept for path in (store / name).iterdir()]
 
 
 def mounts(below: Path) -> list[str]:
     """Returns the host's mounts below a directory."""
-    return [
-        line
-        for line in Path("/proc/self/mountinfo").read_text().splitlines()
-        if f" {below}" in line
-    ]
+    return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {below}" in line]

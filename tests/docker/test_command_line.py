@@ -58,9 +58,7 @@ def test_a_usage_error_is_2_on_standard_error(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("command", PASSED_ON)
 def test_dry_run_prints_what_would_run_and_needs_no_docker(command: str, tmp_path: Path) -> None:
-    told = wrapper(
-        "-w", tmp_path, "--dry-run", command, "-h", "--", "x y", "--", PATH=str(WRAPPER.parent)
-    )
+    told = wrapper("-w", tmp_path, "--dry-run", command, "-h", "--", "x y", "--", PATH=str(WRAPPER.parent))
     words = shlex.split(told.stdout)
     assert told.returncode == 0
     assert words[:2] == ["docker", "run"]
@@ -117,9 +115,7 @@ def test_an_unknown_context_is_named(tmp_path: Path) -> None:
 
 def test_a_forbidden_socket_says_how_to_be_allowed() -> None:
     """The error as the HTTP layers wrap it: the system's own is a mere argument of an argument."""
-    wrapped = RuntimeError(
-        "engine", ConnectionError("aborted", PermissionError(13, "Permission denied"))
-    )
+    wrapped = RuntimeError("engine", ConnectionError("aborted", PermissionError(13, "Permission denied")))
     told = engine.unreachable(wrapped, "unix:///var/run/docker.sock")
     assert isinstance(told, EngineError)
     assert told.message.startswith("you may not talk to Docker")
@@ -132,9 +128,7 @@ def test_build_names_a_tree_without_a_dockerfile(tmp_path: Path) -> None:
     assert "holds no Dockerfile" in told.stderr
 
 
-def test_the_watcher_acts_when_its_pipe_closes_and_not_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_watcher_acts_when_its_pipe_closes_and_not_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A docker of our own notes what the watcher asks of it."""
     notes = tmp_path / "notes"
     fake = tmp_path / "docker"

@@ -28,9 +28,7 @@ HALF_DONE = "touch half-done; echo started; sleep 600"
 
 
 @contextmanager
-def running(
-    image: str, *command: str, project: Project | None = None, **settings: object
-) -> Iterator[Container]:
+def running(image: str, *command: str, project: Project | None = None, **settings: object) -> Iterator[Container]:
     """A container of the image with the documented flags, as changed by `settings`; removed at the end."""
     environment = settings.pop("environment", {})
     assert isinstance(environment, dict)
@@ -82,9 +80,7 @@ def test_the_documented_line_works_as_it_stands(image: str, project: Project) ->
         ("kill -TERM $$", 143),
     ],
 )
-def test_the_exit_code_is_the_commands(
-    image: str, project: Project, command: str, code: int
-) -> None:
+def test_the_exit_code_is_the_commands(image: str, project: Project, command: str, code: int) -> None:
     with running(image, "run", "--", "sh", "-c", command, project=project) as container:
         assert ended(container)[0] == code
 
@@ -117,17 +113,13 @@ def test_a_missing_directory_is_named(image: str) -> None:
     assert "no directory is mounted at /src" in said
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["--help"], ["--version"]], ids=["nothing", "--help", "--version"]
-)
+@pytest.mark.parametrize("command", [[], ["--help"], ["--version"]], ids=["nothing", "--help", "--version"])
 def test_questions_about_the_command_need_no_flags(image: str, command: list[str]) -> None:
     with running(image, *command, devices=[], cap_add=[], security_opt=[]) as container:
         assert ended(container)[0] == 0
 
 
-def test_stopping_the_container_ends_the_command_and_drops_its_work(
-    image: str, project: Project
-) -> None:
+def test_stopping_the_container_ends_the_command_and_drops_its_work(image: str, project: Project) -> None:
     before = project.tree()
     with running(image, "run", "--", "sh", "-c", HALF_DONE, project=project) as container:
         wait_for("started", container)
@@ -147,9 +139,7 @@ def wait_for(text: str, container: Container) -> None:
         time.sleep(0.02)
 
 
-def test_a_daemon_that_the_command_leaves_does_not_keep_the_store(
-    image: str, project: Project
-) -> None:
+def test_a_daemon_that_the_command_leaves_does_not_keep_the_store(image: str, project: Project) -> None:
     """A process in a session of its own outlives its command, with a file of the branch open."""
     program = "exec 3<kept.txt; setsid sleep 600 & echo left >left.txt"
     with running(image, "run", "--", "bash", "-c", program, project=project) as container:
@@ -157,9 +147,7 @@ def test_a_daemon_that_the_command_leaves_does_not_keep_the_store(
     assert (project.root / "left.txt").read_text() == "left\n"
 
 
-def test_the_image_has_what_commands_need_and_nothing_to_build_with(
-    image: str, project: Project
-) -> None:
+def test_the_image_has_what_commands_need_and_nothing_to_build_with(image: str, project: Project) -> None:
     tools = "git bash python3 make gcc cc cargo rustc pip"
     look = f"for tool in {tools}; do command -v $tool >/dev/null && echo $tool; done; true"
     with running(image, "run", "--", "sh", "-c", look, project=project) as container:
@@ -180,15 +168,10 @@ def test_building_again_leaves_one_image_and_the_cache_of_one_stage(
 ) -> None:
     """The fixture has built at least once; a build of the same tree adds nothing."""
     for stage, most in (("image", 0), ("build", 1)):
-        assert (
-            len(engine.images.list(filters={"dangling": True, "label": f"branching.stage={stage}"}))
-            <= most
-        )
+        assert len(engine.images.list(filters={"dangling": True, "label": f"branching.stage={stage}"})) <= most
 
 
-def test_git_works_in_a_branch_and_its_repository_is_committed_whole(
-    image: str, project: Project
-) -> None:
+def test_git_works_in_a_branch_and_its_repository_is_committed_whole(image: str, project: Project) -> None:
     commit = "git -c user.name=n -c user.email=e commit -qm first"
     program = f'git init -q . && git add . && {commit} && test -z "$(git status -s)"'
     with running(image, "run", "--", "sh", "-c", program, project=project) as container:

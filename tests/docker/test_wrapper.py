@@ -29,9 +29,7 @@ RUN_SECONDS = 90
 def wrapper(image: str) -> Wrapper:
     """Runs the wrapper on a project."""
 
-    def run(
-        project: Project, *arguments: str, input_text: str = ""
-    ) -> subprocess.CompletedProcess[str]:
+    def run(project: Project, *arguments: str, input_text: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [WRAPPER, "--image", image, "-w", project.root, *arguments],
             capture_output=True,
@@ -70,9 +68,7 @@ def client(image: str, project: Project) -> Iterator[subprocess.Popen[str]]:
     started.stdout.close()
 
 
-def test_what_succeeds_is_committed_and_belongs_to_the_owner(
-    wrapper: Wrapper, project: Project
-) -> None:
+def test_what_succeeds_is_committed_and_belongs_to_the_owner(wrapper: Wrapper, project: Project) -> None:
     before = project.tree()
     program = (
         "echo new >sub/new.txt; rm dangling; echo more >>kept.txt; "
@@ -82,9 +78,7 @@ def test_what_succeeds_is_committed_and_belongs_to_the_owner(
     after = project.tree()
     assert done.returncode == 0, done.stderr
     assert after.keys() == before.keys() - {"dangling"} | {"sub/new.txt", "soft", "empty"}
-    assert {(owner, group) for _, owner, group, *_ in after.values()} == {
-        (project.owner, project.owner)
-    }
+    assert {(owner, group) for _, owner, group, *_ in after.values()} == {(project.owner, project.owner)}
     assert (project.root / "kept.txt").read_text() == "as it was\nmore\n"
     unchanged = before.keys() - {".", "dangling", "kept.txt", "script.sh", "sub", "sub/hard.txt"}
     assert {name: after[name] for name in unchanged} == {name: before[name] for name in unchanged}
@@ -93,9 +87,7 @@ def test_what_succeeds_is_committed_and_belongs_to_the_owner(
 @pytest.mark.parametrize("code", [1, 7, 126, 127])
 def test_what_fails_changes_nothing(wrapper: Wrapper, project: Project, code: int) -> None:
     before = project.tree()
-    done = wrapper(
-        project, "run", "--", "sh", "-c", f"rm -rf sub; echo x >kept.txt; touch new; exit {code}"
-    )
+    done = wrapper(project, "run", "--", "sh", "-c", f"rm -rf sub; echo x >kept.txt; touch new; exit {code}")
     assert (done.returncode, project.tree()) == (code, before)
 
 
@@ -125,9 +117,7 @@ def test_the_owner_of_the_directory_runs_the_command_and_owns_its_files(
         "new\nline",
     ],
 )
-def test_any_directory_name_will_do(
-    wrapper: Wrapper, make_project: Callable[..., Project], name: str
-) -> None:
+def test_any_directory_name_will_do(wrapper: Wrapper, make_project: Callable[..., Project], name: str) -> None:
     project = make_project(name)
     assert wrapper(project, "run", "--", "touch", "new file ✓").returncode == 0
     assert (project.root / "new file ✓").exists()
@@ -152,9 +142,7 @@ def test_a_pipe_is_not_made_a_terminal(wrapper: Wrapper, project: Project) -> No
     assert done.returncode == 1
 
 
-def test_a_terminal_is_a_terminal_and_control_c_ends_the_command(
-    image: str, project: Project
-) -> None:
+def test_a_terminal_is_a_terminal_and_control_c_ends_the_command(image: str, project: Project) -> None:
     before = project.tree()
     command = [str(WRAPPER), "--image", image, "-w", str(project.root), "run", "--", "sh", "-c"]
     # exec, for dash loses the key that is struck while it starts a program with vfork(): parent
@@ -191,9 +179,7 @@ def read_until(terminal: int, text: bytes | None) -> bytes:
     return said
 
 
-@pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=str
-)
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=str)
 def test_a_signal_ends_the_command_and_drops_its_work(
     client: subprocess.Popen[str], project: Project, sent: signal.Signals, code: int
 ) -> None:
@@ -212,9 +198,7 @@ def test_control_c_without_a_terminal_of_the_containers_is_heard_once(
 
 
 @pytest.mark.parametrize("delay_seconds", [0.05, 0.2, 0.3, 0.4, 0.5])
-def test_control_c_while_things_start_leaves_nothing(
-    image: str, project: Project, delay_seconds: float
-) -> None:
+def test_control_c_while_things_start_leaves_nothing(image: str, project: Project, delay_seconds: float) -> None:
     """Repeated, as an impatient user does: docker itself loses a signal that comes before its container has begun."""
     before = project.tree()
     command = [
@@ -240,9 +224,7 @@ def test_control_c_while_things_start_leaves_nothing(
     assert project.tree() == before
 
 
-def test_a_client_that_is_killed_takes_its_container_with_it(
-    client: subprocess.Popen[str], project: Project
-) -> None:
+def test_a_client_that_is_killed_takes_its_container_with_it(client: subprocess.Popen[str], project: Project) -> None:
     """The check for containers, processes and stores that follows every test is the assertion."""
     client.kill()
     assert client.wait(RUN_SECONDS) == -signal.SIGKILL
@@ -295,16 +277,16 @@ def test_a_winner_does_not_wait_for_the_losers(wrapper: Wrapper, project: Projec
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_when_all_fail_nothing_changes(
-    wrapper: Wrapper, project: Project, arguments: tuple[str, ...]
-) -> None:
+def test_when_all_fail_nothing_changes(wrapper: Wrapper, project: Project, arguments: tuple[str, ...]) -> None:
     before = project.tree()
     assert wrapper(project, *arguments).returncode == 1
     assert project.tree() == before
 
 
 def test_the_best_score_is_committed(wrapper: Wrapper, project: Project) -> None:
-    program = 'echo "$BRANCHING_ATTEMPT" >attempt; case $BRANCHING_ATTEMPT in 1) echo 0.9 >&3 ;; *) echo 0.2 >&3 ;; esac'
+    program = (
+        'echo "$BRANCHING_ATTEMPT" >attempt; case $BRANCHING_ATTEMPT in 1) echo 0.9 >&3 ;; *) echo 0.2 >&3 ;; esac'
+    )
     done = wrapper(project, "best-of-n", "-n", "3", "--json", "--", "sh", "-c", program)
     assert json.loads(done.stdout)["winner"] == {"index": 1, "score": 0.9}
     assert (project.root / "attempt").read_text() == "1\n"
@@ -382,9 +364,7 @@ def test_help_of_a_command_comes_from_the_image(wrapper: Wrapper, project: Proje
     assert "--on-error" in done.stdout
 
 
-def test_fifty_thousand_files_are_branched_at_once_and_none_is_touched(
-    wrapper: Wrapper, project: Project
-) -> None:
+def test_fifty_thousand_files_are_branched_at_once_and_none_is_touched(wrapper: Wrapper, project: Project) -> None:
     many = project.root / "many"
     for directory in range(100):
         (many / f"{directory}").mkdir(parents=True)

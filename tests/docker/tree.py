@@ -27,11 +27,7 @@ class Project:
         Without the store: after a commit it stays, with what an undo needs.
         """
         paths = {path.relative_to(self.root): path for path in (self.root, *self.root.rglob("*"))}
-        return {
-            str(name): entry(path)
-            for name, path in sorted(paths.items())
-            if name.parts[:1] != (STORE,)
-        }
+        return {str(name): entry(path) for name, path in sorted(paths.items()) if name.parts[:1] != (STORE,)}
 
 
 def entry(path: Path) -> tuple[object, ...]:
