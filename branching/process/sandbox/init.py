@@ -122,12 +122,13 @@ class _Init:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake)
         self._started = time.monotonic()
+        # Nobody inside may look at us or trace us, though we are the same user: said before there
+        # is anybody. A program that is executed becomes visible to itself again.
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             child.run(self._request, self._gate, self._descriptors)
-        # Nobody inside may look at us or trace us, though we are the same user.
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         os.close(self._gate)
         for descriptor in self._descriptors:
             os.close(descriptor)
