@@ -67,6 +67,9 @@ pub fn run(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
     let settings =
         Settings { policy: options.policy, history_commits_max: options.history_commits_max };
     let workspace = Arc::new(Workspace::open(&base, options.store.as_deref(), settings)?);
+    for line in workspace.recovery() {
+        eprintln!("branchfs: {line}");
+    }
     let circumstances = Circumstances {
         has_first_winner: options.policy == Policy::FirstWinner,
         has_control_files: options.control_files,
@@ -190,12 +193,13 @@ pub fn start(arguments: &[std::ffi::OsString]) -> Result<()> {
     // One byte on its standard output says that it is ready; an end without it is a failure, told on standard error.
     let mut byte = [0; 1];
     let ready = child.stdout.take().map_or(Ok(0), |mut output| output.read(&mut byte))?;
-    if ready == 1 {
-        return Ok(());
-    }
     let mut message = String::new();
     if let Some(mut errors) = child.stderr.take() {
-        errors.read_to_string(&mut message)?;
+        errors.read_to_string(&mut message)?; // up to the point where the daemon lets go of it
+    }
+    if ready == 1 {
+        eprint!("{message}");
+        return Ok(());
     }
     child.wait()?;
     let message = message.trim().trim_start_matches("branchfs: ");

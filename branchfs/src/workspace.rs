@@ -184,7 +184,9 @@ pub(crate) struct Workspace {
     namespace: Namespace,
     base: Arc<Layer>,
     disk_roots: (OwnedFd, OwnedFd),
-    _lock: fs::File,
+    lock_file: fs::File,
+    /// What a crash left, and what was done about it, for who mounts.
+    recovery: Vec<String>,
     pub(crate) filesystem: Arc<Filesystem>,
     branches: Mutex<BTreeMap<BranchId, Branch>>,
     settings: Settings,
@@ -247,12 +249,13 @@ impl Workspace {
         let namespace = probe::probe(&store_path)?;
         let duplicate = |tree: &Tree| rustix::io::dup(tree.root()).at(&base_path);
         let disk_roots = (duplicate(&writable)?, duplicate(&open(&store_path)?)?);
-        let workspace = Self {
+        let mut workspace = Self {
             owner,
             namespace,
             base: Arc::new(Layer::base(lower)),
             disk_roots,
-            _lock: lock,
+            recovery: Vec::new(),
+            lock_file: lock,
             filesystem: Arc::new(Filesystem::new(Arc::new(Layer::base(writable)))),
             branches: Mutex::new(BTreeMap::new()),
             settings,
@@ -261,12 +264,27 @@ impl Workspace {
             base_path,
             store_path,
         };
-        workspace.recover()?;
+        let mut recovery = workspace.recover()?;
+        // A full disk has no room for the mark: the next start then says less, and this one goes on.
+        if store::mark_in_use(&workspace.lock_file).unwrap_or(false) {
+            recovery.insert(0, "the last mount ended without being unmounted".to_owned());
+            let names: Vec<String> =
+                workspace.lock().values().map(|branch| branch.record.name.clone()).collect();
+            if !names.is_empty() {
+                recovery.push(format!("branches that are kept: {}", names.join(", ")));
+            }
+        }
+        workspace.recovery = recovery;
         // After it: recovery may need the last block of a full disk.
         if partial::is_possible_in(&workspace.store_path) {
             workspace.filesystem.copy_in_part();
         }
         Ok(workspace)
+    }
+
+    /// What a crash left, and what was done about it; empty after an ordinary end.
+    pub(crate) fn recovery(&self) -> &[String] {
+        &self.recovery
     }
 
     /// The base directory.
@@ -323,12 +341,14 @@ impl Workspace {
     }
 
     /// Brings the store in line after a crash, and shows the branches that are in it.
-    fn recover(&self) -> Result<(), Error> {
+    fn recover(&self) -> Result<Vec<String>, Error> {
+        let mut done = Vec::new();
         let disk = self.disk()?;
         let mut records = self.read_records()?;
         for recovered in commit::recover(&disk)? {
             let header = &recovered.decided.header;
             let trash = self.trash_name("tx", header.transaction);
+            done.push(describe(header.kind, recovered.is_committed, &records));
             if !recovered.is_committed {
                 recovered.decided.discard(&disk, &trash)?;
                 continue;
@@ -375,7 +395,7 @@ impl Workspace {
         }
         drop(branches);
         self.empty_trash();
-        Ok(())
+        Ok(done)
     }
 
     /// Goes on where a crash cut a commit into a branch short.
@@ -789,6 +809,7 @@ impl Workspace {
     /// # Errors
     /// `Io`: the store is left where it is then.
     pub(crate) fn close(&self) -> Result<(), Error> {
+        store::mark_closed(&self.lock_file).at(&self.store_path)?;
         let is_empty = self.lock().is_empty();
         if !is_empty {
             return Ok(());
@@ -809,6 +830,20 @@ impl Workspace {
         }
         keep.restore()
     }
+}
+
+/// A sentence about a transaction that a crash cut short.
+fn describe(kind: Kind, is_committed: bool, records: &BTreeMap<BranchId, Record>) -> String {
+    let what = match kind {
+        Kind::Commit { branch } => match records.get(&branch) {
+            Some(record) => format!("the commit of {}", record.name),
+            None => "a commit".to_owned(),
+        },
+        Kind::Undo { .. } => "an undo".to_owned(),
+        Kind::Redo { .. } => "a redo".to_owned(),
+    };
+    let how = if is_committed { "was finished" } else { "was taken back" };
+    format!("{what}, which was under way, {how}")
 }
 
 fn children_of(branches: &BTreeMap<BranchId, Branch>, id: BranchId) -> Vec<String> {

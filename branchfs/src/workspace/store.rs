@@ -82,6 +82,21 @@ pub(super) fn discard(store: &Path) -> Result<(), Error> {
     fs::remove_dir_all(store).at(store)
 }
 
+/// The lock's content while a daemon holds it; one that ends in order takes it away.
+const IN_USE: &[u8] = b"in use\n";
+
+/// Marks the store as in use, and tells whether it was still marked: then the last daemon did not end in order.
+pub(super) fn mark_in_use(lock: &fs::File) -> io::Result<bool> {
+    let was_in_use = lock.metadata()?.len() != 0;
+    std::os::unix::fs::FileExt::write_all_at(lock, IN_USE, 0)?;
+    Ok(was_in_use)
+}
+
+/// Takes the mark away.
+pub(super) fn mark_closed(lock: &fs::File) -> io::Result<()> {
+    lock.set_len(0)
+}
+
 /// The base's root keeps its times when the store comes and goes inside it.
 pub(super) struct KeptTimes {
     path: PathBuf,
