@@ -39,6 +39,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends bash git make p
 COPY --from=build /build/branchfs/target/release/branchfs /usr/local/bin/
 COPY --from=build /opt/branching /opt/branching
 COPY docker/entrypoint /usr/local/bin/branching-entrypoint
+COPY docker/enter /usr/local/bin/branching-enter
+COPY docker/probe /usr/local/bin/branching-probe
 RUN ln -s /opt/branching/bin/branching /usr/local/bin/branching && mkdir /src /workspace
 
 # git refuses a repository of another owner, which is what --root would meet in a user's directory.

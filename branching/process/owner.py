@@ -4,7 +4,7 @@ In a container everything starts as root, and a file made by root in the user's 
 a file the user cannot remove. So a command runs as the owner of the workspace whenever we are
 root and the owner is not; in all other cases as ourselves. The owner often has no entry in the
 container's password file and so no home: programs then find `/` and fail, thus a private home is
-lent for as long as the commands run.
+lent for as long as the commands run. Who asks for root (`branching-docker --root`) gets root.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+ROOT_VARIABLE = "BRANCHING_ROOT"
+"""With the value 1, commands stay root where we are root."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,7 @@ class Owner:
     @contextmanager
     def of(uid: int, gid: int) -> Iterator[Owner | None]:
         """Yields who commands shall run as for files of uid:gid, None for ourselves."""
-        if os.geteuid() != 0 or uid == 0:
+        if os.geteuid() != 0 or uid == 0 or os.environ.get(ROOT_VARIABLE) == "1":
             yield None
             return
         try:

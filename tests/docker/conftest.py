@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from docker.errors import DockerException
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.labels import SESSION_ID
 
-from branching_docker.plan import WORKSPACE_LABEL
+from branching_docker.names import WORKSPACE_LABEL
 from tree import Project
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ os.environ["BRANCHING_TEST_SESSION"] = SESSION
 ROOT = Path(__file__).resolve().parents[2]
 WRAPPER = Path(sys.executable).parent / "branching-docker"
 LEFTOVER_WAIT_SECONDS = 15
+BUILD_SECONDS_MAX = 1500
 
 
 @pytest.fixture(scope="session")
@@ -42,23 +44,23 @@ def engine() -> Iterator[docker.DockerClient]:
     try:
         client = docker.from_env()
     except DockerException as error:
-        pytest.fail(
-            f"the container tests need Docker, which does not answer: {error}. Hint: start it",
-            pytrace=False,
-        )
+        pytest.fail(f"the container tests need Docker, which does not answer: {error}. Hint: start it", pytrace=False)
     yield client
     client.close()
 
 
 @pytest.fixture(scope="session")
 def image(engine: docker.DockerClient) -> str:
-    """The image, built from this tree by the wrapper's own command."""
+    """The image, built from this tree by the wrapper's own command. BRANCHING_TEST_BUILT names one that is there."""
+    if built_before := os.environ.get("BRANCHING_TEST_BUILT"):
+        return built_before
     name = os.environ.get("BRANCHING_TEST_IMAGE", "branching")
     built = subprocess.run(
         [WRAPPER, "--image", name, "build", ROOT],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        timeout=BUILD_SECONDS_MAX,
     )
     if built.returncode:
         pytest.fail(f"the image was not built:\n{built.stdout[-4000:]}", pytrace=False)
@@ -138,9 +140,12 @@ def processes() -> list[str]:
 def stores(below: Path) -> list[str]:
     """Returns what BranchFS left in the projects: all but commits that can be undone."""
     kept = ("branches", "layers", "journal", "trash")
-    stores = list(below.rglob(".branching"))
-    idle = [str(path) for path in stores if not any((path / "history").iterdir())]
-    return idle + [str(path) for store in stores for name in kept for path in (store / name).iterdir()]
+    left = []
+    for store in below.rglob(".branching"):
+        with suppress(FileNotFoundError):  # it goes while we look, which is all that is asked
+            left += [] if any((store / "history").iterdir()) else [str(store)]
+            left += [str(path) for name in kept for path in (store / name).iterdir()]
+    return left
 
 
 def mounts(below: Path) -> list[str]:

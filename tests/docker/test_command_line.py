@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from branching_docker import __version__, engine
+from branching_docker import __version__, api
 from branching_docker.cli import PASSED_ON, app
 from branching_docker.errors import EngineError
+from branching_docker.names import OURS
 from conftest import WRAPPER
 
 if TYPE_CHECKING:
@@ -25,20 +26,17 @@ if TYPE_CHECKING:
 def wrapper(*arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """Runs the wrapper as a user would."""
     return subprocess.run(
-        [WRAPPER, *arguments],
-        env=os.environ | environ,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
+        [WRAPPER, *arguments], env=os.environ | environ, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
 
 
 def test_the_version_is_told() -> None:
-    told = wrapper("--version")
+    """Without an engine, ours alone."""
+    told = wrapper("--version", PATH=str(WRAPPER.parent))
     assert (told.returncode, told.stdout) == (0, f"branching-docker {__version__}\n")
 
 
-@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], ["build", "--help"]])
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], *([name, "--help"] for name in OURS if name != "exec")])
 def test_help_succeeds(arguments: list[str]) -> None:
     told = CliRunner().invoke(app, arguments)
     assert told.exit_code == 0
@@ -47,8 +45,8 @@ def test_help_succeeds(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["run"], ["-w"], ["-w", ".", "frobnicate"], ["--nonsense", "-w", ".", "run"]],
-    ids=["no -w", "-w without a value", "no such command", "no such option"],
+    [["run"], ["-w"], ["-w", ".", "Frobnicate!"], ["--nonsense", "-w", ".", "run"], ["up"], ["down"], ["exec", "x"]],
+    ids=["no -w", "-w without a value", "no command's name", "no such option", "up where", "down where", "exec where"],
 )
 def test_a_usage_error_is_2_on_standard_error(arguments: list[str]) -> None:
     told = wrapper(*arguments)
@@ -56,7 +54,7 @@ def test_a_usage_error_is_2_on_standard_error(arguments: list[str]) -> None:
     assert told.stderr
 
 
-@pytest.mark.parametrize("command", PASSED_ON)
+@pytest.mark.parametrize("command", [*PASSED_ON, "one-that-is-newer-than-us"])
 def test_dry_run_prints_what_would_run_and_needs_no_docker(command: str, tmp_path: Path) -> None:
     told = wrapper("-w", tmp_path, "--dry-run", command, "-h", "--", "x y", "--", PATH=str(WRAPPER.parent))
     words = shlex.split(told.stdout)
@@ -66,8 +64,7 @@ def test_dry_run_prints_what_would_run_and_needs_no_docker(command: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("directory", "message"),
-    [("/nowhere", "cannot be used"), ("/etc/hostname", "is not a directory")],
+    ("directory", "message"), [("/nowhere", "cannot be used"), ("/etc/hostname", "is not a directory")]
 )
 def test_a_bad_directory_is_125_with_a_hint(directory: str, message: str) -> None:
     told = wrapper("-w", directory, "run", "true")
@@ -114,9 +111,7 @@ def test_an_unknown_context_is_named(tmp_path: Path) -> None:
 
 
 def test_a_forbidden_socket_says_how_to_be_allowed() -> None:
-    """The error as the HTTP layers wrap it: the system's own is a mere argument of an argument."""
-    wrapped = RuntimeError("engine", ConnectionError("aborted", PermissionError(13, "Permission denied")))
-    told = engine.unreachable(wrapped, "unix:///var/run/docker.sock")
+    told = api.unreachable(PermissionError(13, "Permission denied"), "/var/run/docker.sock")
     assert isinstance(told, EngineError)
     assert told.message.startswith("you may not talk to Docker")
     assert "usermod -aG docker" in told.hint
@@ -135,7 +130,8 @@ def test_the_watcher_acts_when_its_pipe_closes_and_not_before(tmp_path: Path, mo
     fake.write_text(f'#!/bin/sh\necho "$@" >>{shlex.quote(str(notes))}\n')
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    watch = "import os, time; from branching_docker.engine import watch; watch('it', environ=os.environ); "
+    watch = "import os, time; from branching_docker.engine import watch; "
+    watch += "watch('it', command='docker', environ=os.environ); "
     client = subprocess.Popen(
         [sys.executable, "-c", f"{watch} print('watched', flush=True); time.sleep(60)"], stdout=-1
     )

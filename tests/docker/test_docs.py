@@ -114,7 +114,7 @@ def test_every_command_of_a_document_works(document: Path, image: str, place: Pa
 @pytest.mark.parametrize("document", IN_PYTHON, ids=lambda path: path.stem)
 def test_every_program_of_a_document_runs(document: Path, image: str, place: Path) -> None:
     """Each block is a program of its own, in one workspace, as its owner."""
-    command = [WRAPPER, "--image", image, "-w", place]
+    command = [str(WRAPPER), "--image", image, "-w", str(place)]
     subprocess.run([*command, "up"], check=True, capture_output=True, timeout=60)
     for block in blocks(document):
         if block.kind == "python":

@@ -90,9 +90,10 @@ def test_the_exit_code_is_the_commands(image: str, project: Project, command: st
     [
         ({"devices": []}, "has no /dev/fuse", "--device /dev/fuse"),
         ({"cap_add": []}, "lacks the capability SYS_ADMIN", "--cap-add SYS_ADMIN"),
-        ({"user": "1000:1000"}, "lacks the capability SYS_ADMIN", "without --user"),
+        ({"user": "1000:1000"}, "user 1000 may not open /dev/fuse", "leave --user away"),
+        ({"user": "1001"}, "/src belongs to user 1000, and the container runs as 1001", "leave --user away"),
     ],
-    ids=["no device", "no capability", "another user"],
+    ids=["no device", "no capability", "a closed device", "another user"],
 )
 def test_a_missing_flag_is_named_and_nothing_runs(
     image: str, project: Project, changed: dict[str, object], message: str, hint: str
@@ -163,9 +164,7 @@ def test_the_image_says_what_it_is(image: str, engine: docker.DockerClient) -> N
 
 
 @pytest.mark.usefixtures("image")
-def test_building_again_leaves_one_image_and_the_cache_of_one_stage(
-    engine: docker.DockerClient,
-) -> None:
+def test_building_again_leaves_one_image_and_the_cache_of_one_stage(engine: docker.DockerClient) -> None:
     """The fixture has built at least once; a build of the same tree adds nothing."""
     for stage, most in (("image", 0), ("build", 1)):
         assert len(engine.images.list(filters={"dangling": True, "label": f"branching.stage={stage}"})) <= most

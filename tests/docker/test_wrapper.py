@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import select
 import signal
 import subprocess
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conftest import WRAPPER
+from terminal import read_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,19 +103,7 @@ def test_the_owner_of_the_directory_runs_the_command_and_owns_its_files(
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "with space",
-        "prøject ✓",
-        "a,b",
-        'quo"te',
-        "co:lon",
-        "-dash",
-        "=",
-        "$HOME",
-        "'single'",
-        "new\nline",
-    ],
+    "name", ["with space", "prøject ✓", "a,b", 'quo"te', "co:lon", "-dash", "=", "$HOME", "'single'", "new\nline"]
 )
 def test_any_directory_name_will_do(wrapper: Wrapper, make_project: Callable[..., Project], name: str) -> None:
     project = make_project(name)
@@ -152,31 +140,14 @@ def test_a_terminal_is_a_terminal_and_control_c_ends_the_command(image: str, pro
     if pid == 0:
         os.execv(command[0], [*command, script])
     try:
-        said = read_until(terminal, b"is-a-terminal")
+        said = read_until(terminal, b"is-a-terminal", RUN_SECONDS)
         assert b"is-a-terminal" in said
         os.write(terminal, b"\x03")
-        read_until(terminal, None)
+        read_until(terminal, None, RUN_SECONDS)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     finally:
         os.close(terminal)
     assert project.tree() == before
-
-
-def read_until(terminal: int, text: bytes | None) -> bytes:
-    """Reads what the terminal shows, up to a text or the end."""
-    said = b""
-    deadline = time.monotonic() + RUN_SECONDS
-    while text is None or text not in said:
-        ready, _, _ = select.select([terminal], [], [], deadline - time.monotonic())
-        assert ready, said
-        try:
-            more = os.read(terminal, 4096)
-        except OSError:  # how Linux says that the other side is closed
-            break
-        if not more:
-            break
-        said += more
-    return said
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=str)
@@ -233,14 +204,7 @@ def test_a_client_that_is_killed_takes_its_container_with_it(client: subprocess.
 
 def test_the_last_to_finish_wins_when_it_alone_succeeds(wrapper: Wrapper, project: Project) -> None:
     before = project.tree()
-    failing = (
-        "-c",
-        "rm -rf sub; exit 1",
-        "-c",
-        "echo ruined >kept.txt; exit 2",
-        "-c",
-        "touch third; exit 3",
-    )
+    failing = ("-c", "rm -rf sub; exit 1", "-c", "echo ruined >kept.txt; exit 2", "-c", "touch third; exit 3")
     done = wrapper(project, "speculate", "--json", *failing, "-c", "sleep 2; touch won")
     told = json.loads(done.stdout)
     assert (done.returncode, told["committed"], told["winner"]) == (0, True, 3)
@@ -253,16 +217,7 @@ def test_the_last_to_finish_wins_when_it_alone_succeeds(wrapper: Wrapper, projec
 
 def test_a_winner_does_not_wait_for_the_losers(wrapper: Wrapper, project: Project) -> None:
     started = time.monotonic()
-    done = wrapper(
-        project,
-        "speculate",
-        "-c",
-        "touch won",
-        "-c",
-        "sleep 600",
-        "-c",
-        "setsid sleep 600 & sleep 600",
-    )
+    done = wrapper(project, "speculate", "-c", "touch won", "-c", "sleep 600", "-c", "setsid sleep 600 & sleep 600")
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - started < 30
     assert (project.root / "won").exists()
@@ -295,19 +250,7 @@ def test_the_best_score_is_committed(wrapper: Wrapper, project: Project) -> None
 def test_the_critique_reaches_the_next_attempt(wrapper: Wrapper, project: Project) -> None:
     program = 'echo "$BRANCHING_FEEDBACK" >heard; test "$BRANCHING_FEEDBACK" = "attempt 1 was bad"'
     critique = 'echo "attempt $BRANCHING_ATTEMPT was bad"'
-    done = wrapper(
-        project,
-        "reflexion",
-        "--retries",
-        "4",
-        "--critique",
-        critique,
-        "--json",
-        "--",
-        "sh",
-        "-c",
-        program,
-    )
+    done = wrapper(project, "reflexion", "--retries", "4", "--critique", critique, "--json", "--", "sh", "-c", program)
     assert json.loads(done.stdout)["winner"] == 2
     assert (project.root / "heard").read_text() == "attempt 1 was bad\n"
 
@@ -350,9 +293,7 @@ def test_bad_input_is_one_sentence_a_code_and_no_change(
 
 def test_an_image_that_is_not_there_is_named(project: Project) -> None:
     done = subprocess.run(
-        [WRAPPER, "--image", "no-such-image:1", "-w", project.root, "run", "true"],
-        capture_output=True,
-        text=True,
+        [WRAPPER, "--image", "no-such-image:1", "-w", project.root, "run", "true"], capture_output=True, text=True
     )
     assert done.returncode == 125
     assert 'the image "no-such-image:1" is not on this machine.\nHint: ' in done.stderr
@@ -373,14 +314,7 @@ def test_fifty_thousand_files_are_branched_at_once_and_none_is_touched(wrapper: 
     for path in (many, *many.rglob("*")):
         os.chown(path, project.owner, project.owner)
     before = project.tree()
-    done = wrapper(
-        project,
-        "run",
-        "--",
-        "sh",
-        "-c",
-        "test $(find many -type f | wc -l) = 50000 && touch many/0/new",
-    )
+    done = wrapper(project, "run", "--", "sh", "-c", "test $(find many -type f | wc -l) = 50000 && touch many/0/new")
     assert done.returncode == 0, done.stderr
     after = project.tree()
     assert after.keys() - before.keys() == {"many/0/new"}

@@ -1,8 +1,16 @@
 """Runs the `branching` command on a directory of the host, inside a container.
 
 errors      what can go wrong, each with its hint
-plan        pure: arguments and environment to a frozen container plan, and the exact docker command
-engine      the only module that talks to Docker
+names       what the host, the engine and the image call the same
+settings    flags, environment and configuration files to one set of settings
+plan        pure: settings to a frozen container plan, and the exact docker command
+endpoint    which engine is meant
+api         questions to Docker over its socket
+engine      Docker or Podman: what is there, and the deeds that are its command's
+warm        a container that stays, one for a directory
+entry       a command in a warm container
+quick       the short way there
+doctor      what stands between a user and a command that works
 cli         the command line
 """
 

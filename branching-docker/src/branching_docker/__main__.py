@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 
 
 def main() -> None:
     """Runs the command line and ends the process with its exit code."""
     # Until docker takes over there is nothing to tidy up: Ctrl-C ends us at once, and without a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # What the caller has us ignore stays ignored.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from branching_docker.quick import quick
+
+    if (code := quick(sys.argv[1:], os.environ)) is not None:
+        sys.exit(code)
     from branching_docker.cli import app
 
     app(prog_name="branching-docker")

@@ -1,55 +1,204 @@
-"""The only module that talks to Docker.
+"""The engine: what is on it, and the deeds that are its command's.
 
-Queries go through the SDK. An attached run is handed to the docker command: this process *becomes* it, so that
-terminals, signals, job control, contexts and exit codes are docker's own and nothing has to imitate them.
+Two of them are known. Docker answers questions over its socket, which takes milliseconds; Podman has no daemon, so its
+command is asked. An attached run is handed to the command: this process *becomes* it, so that terminals, signals, job
+control, contexts and exit codes are its own and nothing has to imitate them.
 
-What docker does not do: when its command is killed outright, the container lives on. A watcher, a shell waiting on a
-pipe whose other end the docker command holds without knowing, sees the pipe close whatever closed it, and stops the
-container. After an ordinary end there is nothing left to stop.
+What the command does not do: when it is killed outright, the container lives on. A watcher, a shell waiting on a pipe
+whose other end the command holds without knowing, sees the pipe close whatever closed it, and stops the container.
+After an ordinary end there is nothing left to stop.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
-from contextlib import closing, suppress
-from typing import TYPE_CHECKING, NoReturn
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
+from branching_docker import api
+from branching_docker.endpoint import endpoint
 from branching_docker.errors import EngineError, ImageError
+from branching_docker.names import STAGE_LABEL, WARM_LABEL, WORKSPACE_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from branching_docker.plan import ContainerPlan
 
-QUERY_TIMEOUT_SECONDS = 10
-REMOVAL_TIMEOUT_SECONDS = 120
-STAGE_LABEL = "branching.stage"
 # One stop for a running container (its entry point ends the command and unmounts), one removal for a created one.
-WATCHER = 'read -r _; docker stop --time 10 "$0"; docker rm --force "$0"'
-LOCAL_SCHEMES = ("unix://", "npipe://")
+WATCHER = 'read -r _; "$1" stop --time 10 "$0"; "$1" rm --force "$0"'
+GONE_STATES = ("exited", "dead", "removing")
 
 
-def run(plan: ContainerPlan, *, environ: Mapping[str, str]) -> NoReturn:
-    """Becomes the plan's docker command, after checking that it can work.
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A container that works on a directory."""
 
-    Raises EngineError or ImageError, with nothing started.
+    identifier: str
+    name: str
+    workspace: str
+    state: str
+    warm_settings: str | None
+    """Of a warm one, the settings it was made with."""
+
+
+class Engine(Protocol):
+    """What we ask of an engine. All raise EngineError where it does not answer."""
+
+    command: str
+    """The path of its command."""
+
+    def containers(self) -> list[Found]:
+        """Lists the containers, of any directory, that have not ended."""
+
+    def image_labels(self, image: str) -> dict[str, str] | None:
+        """Returns an image's labels, None where the engine has no such image."""
+
+    def drop_superseded(self) -> None:
+        """Removes what earlier builds left without a name, but for the newest build stage: the builder's cache."""
+
+
+def connect(name: str | None, *, environ: Mapping[str, str]) -> Engine:
+    """Returns the engine of that name; without one Docker, or Podman where there is only that.
+
+    Raises EngineError where it is not installed, or on another machine.
     """
-    docker = docker_command(environ)
-    require_image(plan.image, endpoint=local_endpoint(docker, environ))
-    watch(plan.name, environ=environ)
-    os.execve(docker, plan.argv(), environ)
+    path = environ.get("PATH")
+    for candidate in (name,) if name else ("docker", "podman"):
+        if command := shutil.which(candidate, path=path):
+            # Debian's podman-docker is a script called docker.
+            is_podman = candidate == "podman" or os.path.basename(os.path.realpath(command)) == "podman"  # noqa: PTH119
+            return Podman(command, environ) if is_podman else Docker(command, endpoint(environ))
+    raise EngineError(
+        f"the {name or 'docker'} command is not installed.",
+        cause=f"there is no {name or 'docker'} on PATH",
+        hint="install Docker (Debian, Ubuntu: sudo apt-get install docker.io; elsewhere: Docker Desktop)",
+    )
 
 
-def build(source: Path, image: str, *, environ: Mapping[str, str]) -> None:
+class Docker:
+    """Docker, asked over its socket."""
+
+    def __init__(self, command: str, socket_path: str) -> None:
+        self.command = command
+        self.socket_path = socket_path
+
+    def containers(self) -> list[Found]:
+        """Lists the containers that have not ended."""
+        filters = api.quoted(json.dumps({"label": [WORKSPACE_LABEL]}))
+        listed = api.get(f"/containers/json?all=1&filters={filters}", at=self.socket_path)
+        return [
+            Found(
+                identifier=one["Id"],
+                name=one["Names"][0].lstrip("/"),
+                workspace=one["Labels"][WORKSPACE_LABEL],
+                state=one["State"],
+                warm_settings=one["Labels"].get(WARM_LABEL),
+            )
+            for one in cast("list[dict[str, Any]]", listed)
+            if one["State"] not in GONE_STATES and one["Names"]
+        ]
+
+    def image_labels(self, image: str) -> dict[str, str] | None:
+        """Returns an image's labels."""
+        try:
+            found = api.get(f"/images/{api.quoted(image)}/json", at=self.socket_path)
+        except api.RefusedError as refused:
+            if refused.status == api.NOT_FOUND:
+                return None
+            raise EngineError(
+                f'Docker could not look up the image "{image}".',
+                cause=refused.message,
+                hint="docker image ls shows the names there are",
+            ) from refused
+        return cast("dict[str, dict[str, dict[str, str]]]", found)["Config"].get("Labels") or {}
+
+    def drop_superseded(self) -> None:
+        """Removes unnamed stages, the classic builder's."""
+        for stage, kept in (("image", 0), ("build", 1)):
+            filters = api.quoted(json.dumps({"dangling": ["true"], "label": [f"{STAGE_LABEL}={stage}"]}))
+            listed = cast("list[dict[str, int]]", api.get(f"/images/json?filters={filters}", at=self.socket_path))
+            listed.sort(key=lambda image: image["Created"])
+            for image in listed[: len(listed) - kept]:
+                with suppress(api.RefusedError):  # a container still runs from it; a later build finds it again
+                    api.request(
+                        "DELETE",
+                        f"/images/{image['Id']}",
+                        at=self.socket_path,
+                        timeout_seconds=api.REMOVAL_TIMEOUT_SECONDS,
+                    )
+
+
+class Podman:
+    """Podman, asked through its command."""
+
+    def __init__(self, command: str, environ: Mapping[str, str]) -> None:
+        self.command = command
+        self.environ = environ
+        if host := environ.get("CONTAINER_HOST"):
+            raise EngineError(
+                f"Podman is told to work on another machine ({host}), where the directory does not exist.",
+                hint="unset CONTAINER_HOST, or run branching-docker on that machine",
+            )
+
+    def containers(self) -> list[Found]:
+        """Lists the containers that have not ended."""
+        listed = self.ask("ps", "--all", "--filter", f"label={WORKSPACE_LABEL}", "--format", "json")
+        return [
+            Found(
+                identifier=one["Id"],
+                name=one["Names"][0],
+                workspace=one["Labels"][WORKSPACE_LABEL],
+                state=one["State"],
+                warm_settings=one["Labels"].get(WARM_LABEL),
+            )
+            for one in json.loads(listed.stdout or "[]")
+            if one["State"] not in GONE_STATES
+        ]
+
+    def image_labels(self, image: str) -> dict[str, str] | None:
+        """Returns an image's labels."""
+        if self.ask("image", "exists", image, allowed=(0, 1)).returncode == 1:
+            return None
+        return json.loads(self.ask("image", "inspect", image).stdout)[0].get("Labels") or {}
+
+    def drop_superseded(self) -> None:
+        """Leaves that to Podman: its builder keeps stages as a cache of its own."""
+
+    def ask(self, *arguments: str, allowed: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess[str]:
+        """Runs podman and returns what it says."""
+        done = subprocess.run([self.command, *arguments], capture_output=True, text=True, env=self.environ, check=False)
+        if done.returncode not in allowed:
+            raise EngineError(
+                f"podman {arguments[0]} failed.", cause=done.stderr.strip() or None, hint="podman info says more"
+            )
+        return done
+
+
+def become(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> NoReturn:
+    """Becomes the plan's command, with a watcher."""
+    watch(plan.name, command=engine.command, environ=environ)
+    os.execve(engine.command, plan.argv(), environ)
+
+
+def build_context(source: Path | None) -> Path:
+    """Returns where to build from: the tree that was named, that we stand in, or that came with the wheel."""
+    here, packaged = Path.cwd(), Path(__file__).parent / "context"
+    if source is not None:
+        return source.absolute()
+    return here if (here / "branchfs" / "Cargo.toml").is_file() or not packaged.is_dir() else packaged
+
+
+def build(engine: Engine, source: Path, image: str, *, environ: Mapping[str, str]) -> None:
     """Builds the image from a source tree, on the base that the tree's own script finds or makes.
 
     Raises EngineError or ImageError; an image of that name that was there before stays.
     """
-    docker = docker_command(environ)
-    endpoint = local_endpoint(docker, environ)
     if not (source / "Dockerfile").is_file():
         raise ImageError(
             f"{source} holds no Dockerfile.",
@@ -68,7 +217,7 @@ def build(source: Path, image: str, *, environ: Mapping[str, str]) -> None:
             hint="follow the hint above",
         )
     command = [
-        docker,
+        engine.command,
         "build",
         "--tag",
         image,
@@ -81,124 +230,25 @@ def build(source: Path, image: str, *, environ: Mapping[str, str]) -> None:
             f'the image "{image}" was not built: docker build ended with {code} (its reason is above).',
             hint="nothing was replaced; mend the reason and build again",
         )
-    drop_superseded(endpoint)
+    engine.drop_superseded()
 
 
-def drop_superseded(endpoint: str) -> None:
-    """Removes what earlier builds left without a name, but for the newest build stage: the classic builder's cache."""
-    import docker
-    from docker.errors import APIError
-
-    with closing(docker.DockerClient(base_url=endpoint, version="auto", timeout=REMOVAL_TIMEOUT_SECONDS)) as client:
-        for stage, kept in (("image", 0), ("build", 1)):
-            unnamed = {"dangling": True, "label": f"{STAGE_LABEL}={stage}"}
-            found = sorted(client.images.list(filters=unnamed), key=lambda image: str(image.attrs["Created"]))
-            for image in found[: len(found) - kept]:
-                with suppress(APIError):  # a container still runs from it; a later build finds it again
-                    client.images.remove(image.id)
-
-
-def docker_command(environ: Mapping[str, str]) -> str:
-    """Returns the path of the docker command."""
-    docker = shutil.which("docker", path=environ.get("PATH"))
-    if docker is None:
-        raise EngineError(
-            "the docker command is not installed.",
-            cause="there is no docker on PATH",
-            hint="install Docker (Debian, Ubuntu: sudo apt-get install docker.io; elsewhere: Docker Desktop)",
-        )
-    return docker
-
-
-def local_endpoint(docker: str, environ: Mapping[str, str]) -> str:
-    """Returns the address of the engine that the docker command will use: it alone knows all the ways to choose one.
-
-    Raises EngineError where that engine is on another machine, which has no such directory to mount.
-    """
-    asked = subprocess.run(
-        [docker, "context", "inspect", "--format", "{{.Name}} {{.Endpoints.docker.Host}}"],
-        capture_output=True,
-        text=True,
-        env=environ,
-        check=False,
-    )
-    name, _, endpoint = asked.stdout.strip().partition(" ")
-    if asked.returncode != 0 or not endpoint:
-        raise EngineError(
-            "docker does not know which engine to use.",
-            cause=asked.stderr.strip() or None,
-            hint="docker context ls; docker context use default",
-        )
-    if not endpoint.startswith(LOCAL_SCHEMES):
-        raise EngineError(
-            f'the Docker context "{name}" is on another machine ({endpoint}), where the directory does not exist.',
-            hint="DOCKER_HOST= docker context use default, or run branching-docker on that machine",
-        )
-    return endpoint
-
-
-def require_image(image: str, *, endpoint: str) -> None:
-    """Returns if the engine answers and has the image."""
-    import docker
-    from docker.errors import APIError, DockerException, ImageNotFound
-
-    try:
-        with closing(docker.DockerClient(base_url=endpoint, version="auto", timeout=QUERY_TIMEOUT_SECONDS)) as client:
-            client.images.get(image)
-    except ImageNotFound as error:
+def pull(engine: Engine, image: str, *, environ: Mapping[str, str]) -> None:
+    """Pulls the image; raises ImageError where that fails, with what was there before still there."""
+    if subprocess.run([engine.command, "pull", image], env=environ, check=False).returncode != 0:
         raise ImageError(
-            f'the image "{image}" is not on this machine.',
-            hint=f"branching-docker build SOURCE_TREE, or docker pull {image}, or name another by BRANCHING_IMAGE",
-        ) from error
-    except APIError as error:
-        raise EngineError(
-            f'Docker could not look up the image "{image}".',
-            cause=error.explanation or str(error),
-            hint="docker image ls shows the names there are",
-        ) from error
-    except DockerException as error:
-        raise unreachable(error, endpoint) from error
-
-
-def unreachable(error: BaseException, endpoint: str) -> EngineError:
-    """Returns what to tell a user whose engine did not answer."""
-    reason = operating_system_reason(error)
-    if isinstance(reason, PermissionError):
-        return EngineError(
-            f"you may not talk to Docker at {endpoint}.",
-            cause=reason.strerror,
-            hint="sudo usermod -aG docker $USER, then log in again",
+            f'the image "{image}" could not be pulled (the reason is above).',
+            hint="branching-docker build SOURCE_TREE makes it here; --image names another",
         )
-    return EngineError(
-        f"Docker does not answer at {endpoint}.",
-        cause=reason.strerror if reason and reason.strerror else str(error),
-        hint="start it: sudo systemctl start docker, or open Docker Desktop",
-    )
 
 
-def operating_system_reason(error: BaseException) -> OSError | None:
-    """Finds the error of the operating system that the HTTP layers above it have wrapped, some as mere arguments."""
-    pending: list[object] = [error]
-    seen: set[int] = set()
-    while pending:
-        candidate = pending.pop()
-        if not isinstance(candidate, BaseException) or id(candidate) in seen:
-            continue
-        seen.add(id(candidate))
-        # The HTTP libraries' own errors are OSErrors too, but without a number.
-        if isinstance(candidate, OSError) and isinstance(candidate.errno, int):
-            return candidate
-        pending += [candidate.__cause__, candidate.__context__, *candidate.args]
-    return None
-
-
-def watch(name: str, *, environ: Mapping[str, str]) -> None:
+def watch(name: str, *, command: str, environ: Mapping[str, str]) -> None:
     """Starts the watcher of the container `name`, and leaves its pipe open in this process for what it will become."""
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
     # A session of its own: what kills this process's group or closes its terminal must not reach it.
     subprocess.Popen(
-        ["/bin/sh", "-c", WATCHER, name],
+        ["/bin/sh", "-c", WATCHER, name, command],
         stdin=reading,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -1,7 +1,8 @@
 """What can go wrong before the command runs. In every case nothing was started and the directory is unchanged.
 
 WrapperError (exit 125, as docker's own failures)
-├── WorkspaceError      the directory cannot be worked on
+├── SettingsError       a flag, a variable or a configuration file makes no sense
+├── WorkspaceError      the directory cannot be worked on, or something else works on it
 ├── EngineError         Docker is missing, stopped, or out of reach
 └── ImageError          the image is not there, or could not be built
 """
@@ -28,12 +29,16 @@ class WrapperError(Exception):
         return [*told, f"Hint: {self.hint}"]
 
 
+class SettingsError(WrapperError):
+    """Something that was set cannot be, or not there."""
+
+
 class WorkspaceError(WrapperError):
-    """The directory given by -w is missing, is no directory, or cannot be read."""
+    """The directory given by -w is missing, is no directory, cannot be read, or is being worked on."""
 
 
 class EngineError(WrapperError):
-    """Docker is not installed, not running, not permitted, or on another machine."""
+    """The engine is not installed, not running, not permitted, or on another machine."""
 
 
 class ImageError(WrapperError):

@@ -1,67 +1,82 @@
 """The plan of one container: what will be run, decided before anything is.
 
-Pure: arguments and environment in, a frozen `ContainerPlan` out, whose `argv()` is the exact command. It reads the
-directory's place and permissions, since a wrong one must be refused here, and nothing else.
+Pure: settings in, a frozen `ContainerPlan` out, whose `argv()` is the exact command. It reads the directory's place and
+permissions, since a wrong one must be refused here, and nothing else.
 
 What every plan holds, and why:
+    --init                                      signals reach the command, and its exit code comes back, in any image
     --device /dev/fuse, --cap-add SYS_ADMIN     BranchFS mounts inside the container; the mount needs both
+    --cap-add DAC_READ_SEARCH                   without it the kernel's overlay gives up hard links in silence; it stays
+                                                with the container's root, no command gets it; not with the driver fuse
     --security-opt apparmor:unconfined          Docker's profile denies mount; does nothing where AppArmor is absent
     --mount type=bind                           not -v, which makes a missing directory, as root, instead of failing
     --rm, --name, --label                       the container goes when it ends, and can be found while it runs
     --interactive                               pipes and terminals alike; without it docker drops input in silence
     --tty                                       only between two terminals: docker refuses it on a pipe
-No --init: the image's entry point begins with one.
+A warm container has the same surroundings and no command: it waits, and `docker exec` brings commands into it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from branching_docker.entry import presentation
 from branching_docker.errors import WorkspaceError
+from branching_docker.names import BASE_IN_CONTAINER, PROBE_WORD, ROOT_VARIABLE, WARM_LABEL, WARM_WORD, WORKSPACE_LABEL
+from branching_docker.settings import Settings, idle_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-IMAGE_DEFAULT = "branching"
-IMAGE_VARIABLE = "BRANCHING_IMAGE"
-WORKSPACE_LABEL = "branching.workspace"
-BASE_IN_CONTAINER = "/src"
-# How the output may look is the host terminal's affair; docker passes on none of these by itself.
-PRESENTATION_VARIABLES = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM")
+PASSED_TO_DOCKER = ("network", "user", "memory", "cpus", "pids_limit", "platform")
+PER_COMMAND = ("env", "env_file", "user", "root", "name", "idle", "engine", "pull")
+"""What a command may be given anew in a warm container; the rest holds as long as the container does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerPlan:
-    """One run of `branching` in a container, down to the last argument."""
+    """One container of the image on one directory, down to the last argument."""
 
-    image: str
     workspace: Path
     name: str
     arguments: tuple[str, ...]
+    settings: Settings = field(default_factory=Settings)
     tty: bool = False
     environment: tuple[str, ...] = ()
+    is_warm: bool = False
+
+    @property
+    def image(self) -> str:
+        """The image's name."""
+        return self.settings.image
 
     def argv(self) -> list[str]:
         """Returns the docker command, ready to run or to paste."""
-        command = ["docker", "run", "--rm", "--interactive"]
+        settings = self.settings
+        command = [settings.engine or "docker", "run", "--rm", "--init"]
+        if not self.is_warm:
+            command.append("--interactive")
         if self.tty:
             command.append("--tty")
         command += ["--name", self.name, "--label", f"{WORKSPACE_LABEL}={self.workspace}"]
-        command += [
-            "--device",
-            "/dev/fuse",
-            "--cap-add",
-            "SYS_ADMIN",
-            "--security-opt",
-            "apparmor:unconfined",
-        ]
+        if self.is_warm:
+            command += ["--label", f"{WARM_LABEL}={kept_settings(settings)}"]
+        command += privileges(settings)
         command += ["--mount", bind(self.workspace, BASE_IN_CONTAINER)]
-        for assignment in self.environment:
-            command += ["--env", assignment]
-        return [*command, self.image, *self.arguments]
+        for name in PASSED_TO_DOCKER:
+            if value := getattr(settings, name):
+                command += [f"--{name.replace('_', '-')}", value]
+        for option in ("volume", "publish"):
+            for value in getattr(settings, option):
+                command += [f"--{option}", value]
+        if settings.pull != "never":
+            command += ["--pull", settings.pull]
+        return [*command, *environment_options(settings, self.environment), self.image, *self.arguments]
 
 
 def plan_run(
@@ -70,29 +85,99 @@ def plan_run(
     workspace: Path,
     name: str,
     environ: Mapping[str, str],
-    image: str | None = None,
+    settings: Settings | None = None,
     tty: bool = False,
 ) -> ContainerPlan:
-    """Decides on the container that runs `branching` with these arguments on the directory `workspace`.
-
-    Raises WorkspaceError where the directory cannot be worked on.
-    """
+    """Decides on the container that runs `branching` with these arguments on a checked directory."""
+    settings = settings or Settings()
     return ContainerPlan(
-        image=image or environ.get(IMAGE_VARIABLE) or IMAGE_DEFAULT,
-        workspace=checked_workspace(workspace),
-        name=name,
+        workspace=workspace,
+        name=settings.name or name,
         arguments=tuple(arguments),
+        settings=settings,
         tty=tty,
-        environment=tuple(
-            f"{variable}={environ[variable]}"
-            for variable in PRESENTATION_VARIABLES
-            if variable in environ and (tty or variable != "TERM")
-        ),
+        environment=(*driver_environment(settings), *root_environment(settings), *presentation(environ, tty=tty)),
     )
 
 
+def plan_warm(*, workspace: Path, settings: Settings) -> ContainerPlan:
+    """Decides on the container that stays for later commands on a checked directory.
+
+    Its name follows from the directory: where two are made at the same moment, the engine refuses the second.
+    """
+    digest = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:12]
+    return ContainerPlan(
+        workspace=workspace,
+        name=settings.name or f"branching-warm-{digest}",
+        arguments=(WARM_WORD, str(idle_seconds(settings.idle))),
+        settings=settings,
+        environment=driver_environment(settings),
+        is_warm=True,
+    )
+
+
+def privileges(settings: Settings) -> list[str]:
+    """Returns the options without which nothing can be mounted in a container."""
+    overlay = ["--cap-add", "DAC_READ_SEARCH"] if settings.driver != "fuse" else []
+    return ["--device", "/dev/fuse", "--cap-add", "SYS_ADMIN", *overlay, "--security-opt", "apparmor:unconfined"]
+
+
+def probe_argv(settings: Settings, workspace: Path | None, *, docker: str) -> list[str]:
+    """Returns the command of a container that tells about itself, and about the directory if one is given."""
+    place = ["--mount", bind(workspace, BASE_IN_CONTAINER)] if workspace else []
+    return [docker, "run", "--rm", "--init", *privileges(settings), *place, settings.image, PROBE_WORD]
+
+
+def enter_options(settings: Settings) -> list[str]:
+    """Returns what docker exec is told for one command in a warm container."""
+    user = ["--user", settings.user] if settings.user else []
+    return [*user, *environment_options(settings, root_environment(settings))]
+
+
+def environment_options(settings: Settings, more: Sequence[str]) -> list[str]:
+    """Returns the options that set variables: the user's, and over them what is ours."""
+    options = [word for path in settings.env_file for word in ("--env-file", path)]
+    return options + [word for assignment in (*settings.env, *more) for word in ("--env", assignment)]
+
+
+def driver_environment(settings: Settings) -> tuple[str, ...]:
+    """Returns what the container's mount is told."""
+    return () if settings.driver == "auto" else (f"BRANCHFS_DRIVER={settings.driver}",)
+
+
+def root_environment(settings: Settings) -> tuple[str, ...]:
+    """Returns what a command is told about whom it runs as."""
+    return (f"{ROOT_VARIABLE}=1",) if settings.root else ()
+
+
+def kept_settings(settings: Settings) -> str:
+    """Returns the settings that hold for a warm container's life, as its label keeps them."""
+    kept = {
+        name: value
+        for name, value in vars(settings).items()
+        if name not in PER_COMMAND and value != getattr(Settings(), name)
+    }
+    return json.dumps(kept, sort_keys=True)
+
+
+def refused_changes(label: str, given: Mapping[str, object]) -> list[str]:
+    """Returns the flags that ask a warm container for something else than it was made with."""
+    kept = vars(Settings()) | {
+        name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(label).items()
+    }
+    return [
+        "--" + name.replace("_", "-")
+        for name, value in given.items()
+        if value is not None and name not in PER_COMMAND
+        if kept.get(name) != (tuple(value) if isinstance(value, list) else value)
+    ]
+
+
 def checked_workspace(directory: Path) -> Path:
-    """Returns the directory's real path: symbolic links resolved, so that what was checked is what will be mounted."""
+    """Returns the directory's real path: symbolic links resolved, so that what was checked is what will be mounted.
+
+    Raises WorkspaceError where the directory cannot be worked on.
+    """
     try:
         real = directory.resolve(strict=True)
         is_directory = real.is_dir()

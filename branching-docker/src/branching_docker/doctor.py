@@ -1,0 +1,187 @@
+"""What stands between a user and a command that works: the engine, the image, and what the image finds inside.
+
+Facts are gathered by `examine`, which asks the engine and runs one container with the flags of every other; what they
+mean is decided by functions that take facts and return findings, so that machines we do not have are tested as data.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from branching_docker import __version__
+from branching_docker.engine import Docker
+from branching_docker.errors import WrapperError
+from branching_docker.names import PROBE_WORD, VERSION_LABEL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from branching_docker.engine import Engine
+    from branching_docker.settings import Settings
+
+PROBE_SECONDS_MAX = 120
+ROOM_BYTES_LEAST = 1 << 30
+API_LEAST = (1, 40)
+"""Docker 19.03, the first with `--mount` and `--init` as we use them on every platform."""
+# How a machine of another system shares its directories: commits there cannot exchange files, and locks do not hold.
+SHARED_KINDS = ("virtiofs", "9p", "v9fs", "fakeowner", "grpcfuse", "osxfs", "fuseblk", "smb2", "cifs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line: "ok", "warning" (something works less well) or "missing" (nothing works)."""
+
+    name: str
+    state: str
+    detail: str
+    hint: str = ""
+
+    def lines(self) -> list[str]:
+        """Returns the text for the terminal."""
+        told = [f"{self.state:<8} {self.name}: {self.detail}"]
+        return [*told, f"         Hint: {self.hint}"] if self.hint else told
+
+
+def examine(
+    settings: Settings, connect: Callable[[], Engine], workspace: Path | None, *, environ: Mapping[str, str]
+) -> list[Finding]:
+    """Returns what is found, in the order in which one thing depends on another; the first that is missing ends it."""
+    try:
+        engine = connect()
+        facts = engine_facts(engine)
+        labels = engine.image_labels(settings.image)
+    except WrapperError as error:
+        detail = f"{error.message} {error.cause or ''}".strip()
+        return [Finding(name="engine", state="missing", detail=detail, hint=error.hint)]
+    found = [*judge_engine(facts), judge_image(settings.image, labels)]
+    if labels is None:
+        return found
+    return [*found, *probe(settings, engine, workspace, environ=environ)]
+
+
+def engine_facts(engine: Engine) -> dict[str, Any]:
+    """Asks Docker about itself."""
+    if not isinstance(engine, Docker):
+        return {"name": "podman", "command": engine.command}
+    from branching_docker import api
+
+    version = api.get("/version", at=engine.socket_path)
+    info = api.get("/info", at=engine.socket_path)
+    return {"name": "docker", "command": engine.command, "at": engine.socket_path, "version": version, "info": info}
+
+
+def judge_engine(facts: Mapping[str, Any]) -> list[Finding]:
+    """Says what is to know about an engine."""
+    if facts["name"] != "docker":
+        detail = f"{facts['command']}; tried with Podman 4.3 as root, not without"
+        return [Finding(name="engine", state="ok", detail=detail)]
+    version, info = facts["version"], facts["info"]
+    system = str(info.get("OperatingSystem", ""))
+    named = f"Docker {version.get('Version')} at {facts['at']}, {system}, kernel {info.get('KernelVersion')}"
+    api_version = tuple(int(part) for part in str(version.get("ApiVersion", "0.0")).split("."))
+    if api_version < API_LEAST:
+        return [Finding(name="engine", state="missing", detail=f"{named} is too old", hint="Docker 19.03 or newer")]
+    if info.get("OSType", "linux") != "linux":
+        hint = "switch Docker Desktop to Linux containers"
+        return [Finding(name="engine", state="missing", detail=f"{named} runs no Linux containers", hint=hint)]
+    found = [Finding(name="engine", state="ok", detail=named)]
+    security = [str(option).removeprefix("name=").split(",")[0] for option in info.get("SecurityOptions") or ()]
+    if "rootless" in security or "userns" in security:
+        kind = "rootless" if "rootless" in security else "with remapped users"
+        detail = f"the engine is {kind}: not tried; /dev/fuse must be open to your user"
+        found.append(
+            Finding(name="users", state="warning", detail=detail, hint="if mounting fails: chmod 666 /dev/fuse")
+        )
+    if "selinux" in security:
+        found.append(
+            Finding(
+                name="SELinux",
+                state="warning",
+                detail="it may forbid the container the directory: not tried",
+                hint="docker run --security-opt label=disable ...; never :z on your own tree, which relabels it",
+            )
+        )
+    found.append(
+        Finding(
+            name="AppArmor",
+            state="ok",
+            detail="lifted for the container, as mounting needs" if "apparmor" in security else "not in use",
+        )
+    )
+    limits = f"control groups version {info.get('CgroupVersion', '1')}"
+    found.append(Finding(name="limits", state="ok", detail=limits))
+    return found
+
+
+def judge_image(image: str, labels: Mapping[str, str] | None) -> Finding:
+    """Says whether the image is there and of our version."""
+    if labels is None:
+        hint = "branching-docker build SOURCE_TREE, or branching-docker --image NAME pull"
+        return Finding(name="image", state="missing", detail=f'"{image}" is not on this machine', hint=hint)
+    theirs = labels.get(VERSION_LABEL, "none")
+    if theirs != __version__:
+        return Finding(
+            name="image",
+            state="warning",
+            detail=f'"{image}" has version {theirs}, this is {__version__}',
+            hint="branching-docker build SOURCE_TREE",
+        )
+    return Finding(name="image", state="ok", detail=f'"{image}" {theirs}')
+
+
+def probe(settings: Settings, engine: Engine, workspace: Path | None, *, environ: Mapping[str, str]) -> list[Finding]:
+    """Runs a container with the flags of every command, and passes on what it finds."""
+    from branching_docker.plan import probe_argv
+
+    try:
+        done = subprocess.run(
+            probe_argv(settings, workspace, docker=engine.command),
+            capture_output=True,
+            text=True,
+            env=environ,
+            timeout=PROBE_SECONDS_MAX,
+            check=False,
+        )
+        told = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        detail = f"it did not end within {PROBE_SECONDS_MAX} s"
+        return [Finding(name="container", state="missing", detail=detail, hint="docker ps; docker logs NAME")]
+    except ValueError:
+        said = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
+        hint = f"docker run --rm {settings.image} {PROBE_WORD}"
+        return [Finding(name="container", state="missing", detail=said[0], hint=hint)]
+    return judge_container(told, workspace)
+
+
+def judge_container(told: Mapping[str, Any], workspace: Path | None) -> list[Finding]:
+    """Says what a container found about itself and about the directory."""
+    states = {"limited": "warning"}
+    found = [
+        Finding(
+            name=f"inside: {check['name']}",
+            state=states.get(check["state"], check["state"]),
+            detail=check["detail"],
+            hint=check.get("hint", ""),
+        )
+        for check in told["checks"]
+    ]
+    if workspace is None or not told.get("directory"):
+        return found
+    directory = told["directory"]
+    kind, owner = str(directory["kind"]), str(directory["owner"])
+    if any(shared in kind.lower() for shared in SHARED_KINDS):
+        detail = f"{workspace} is shared with another system ({kind}): commits may be refused there; not tried"
+        hint = "work on a directory inside the machine that runs Docker"
+        found.append(Finding(name="directory", state="warning", detail=detail, hint=hint))
+    else:
+        detail = f"{workspace} ({kind}); commands run as {owner}"
+        found.append(Finding(name="directory", state="ok", detail=detail))
+    room = int(directory["room"])
+    state = "ok" if room >= ROOM_BYTES_LEAST else "warning"
+    hint = "" if state == "ok" else "make room: a branch keeps each changed file there until its end"
+    found.append(Finding(name="room", state=state, detail=f"{room / (1 << 30):.1f} GiB", hint=hint))
+    return found

@@ -1,0 +1,227 @@
+"""What a user may set, and whose word counts.
+
+Four places, the first that says something wins:
+
+    flag            --network none
+    environment     BRANCHING_NETWORK=none
+    project         branching-docker.toml in the directory given by -w
+    user            branching-docker.toml in the user's configuration directory
+
+Lists (env, env-file, volume, publish) are added up instead, the strongest last, as docker takes the last of several.
+
+A project's file comes with the project, often from a stranger, and is read before anything is isolated. So it can make
+the container smaller or give it what lies in the project, and nothing that reaches further: `restrict` is the rule.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from branching_docker.errors import SettingsError
+from branching_docker.names import SETTINGS_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FILE_BYTES_MAX = 1 << 20
+VARIABLE_PREFIX = "BRANCHING_"
+IMAGE_DEFAULT = "branching"
+DRIVERS = ("auto", "fuse", "overlay")
+ENGINES = ("docker", "podman")
+PULLS = ("always", "missing", "never")
+CHOICES = {"driver": DRIVERS, "engine": ENGINES, "pull": PULLS}
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+NOT_FOR_PROJECTS = ("user", "root", "pull", "publish", "engine", "name", "env_file")
+# Root's own programs in the container read these before a command is isolated: what sudo takes away, and what is ours.
+NOT_FOR_PROJECTS_ENV = re.compile(
+    r"(LD_|PYTHON|BASH|GIT_|BRANCH|RUST|GLIBC_|MALLOC_|DOCKER_).*"
+    r"|PATH|ENV|IFS|CDPATH|SHELLOPTS|PS[0-9]|HOME|TMPDIR|LOCPATH|NLSPATH|GCONV_PATH|OPENSSL_.*|SSL_.*"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that can be set; a name here is the flag's, with `_` for `-`."""
+
+    image: str = IMAGE_DEFAULT
+    engine: str | None = None
+    driver: str = "auto"
+    network: str | None = None
+    env: tuple[str, ...] = ()
+    env_file: tuple[str, ...] = ()
+    volume: tuple[str, ...] = ()
+    publish: tuple[str, ...] = ()
+    user: str | None = None
+    root: bool = False
+    memory: str | None = None
+    cpus: str | None = None
+    pids_limit: str | None = None
+    pull: str = "never"
+    platform: str | None = None
+    name: str | None = None
+    idle: str = "30m"
+
+
+NAMES = tuple(field.name for field in fields(Settings))
+LISTS = tuple(field.name for field in fields(Settings) if field.default == ())
+Source = dict[str, Any]
+
+
+def gather(flags: Source, *, environ: Mapping[str, str], workspace: Path | None) -> Settings:
+    """Returns the settings that hold for a workspace. A flag that is None was not given.
+
+    Raises SettingsError, naming the place, for what cannot be read or makes no sense.
+    """
+    sources = [from_file(user_file(environ), is_project=False)]
+    if workspace is not None:
+        sources.append(from_file(workspace / SETTINGS_FILE, is_project=True))
+    sources += [
+        from_environment(environ),
+        checked({name: given for name, given in flags.items() if given is not None}, "the command line"),
+    ]
+    return merge(sources)
+
+
+def merge(sources: list[Source]) -> Settings:
+    """Returns one set of settings from several, the strongest last."""
+    merged: Source = {}
+    for source in sources:
+        for name, value in source.items():
+            merged[name] = (*merged.get(name, ()), *value) if name in LISTS else value
+    return Settings(**merged)
+
+
+def user_file(environ: Mapping[str, str]) -> Path | None:
+    """Returns where the user's own file would be."""
+    if configured := environ.get("XDG_CONFIG_HOME"):
+        return Path(configured) / SETTINGS_FILE
+    home = environ.get("HOME")
+    return Path(home) / ".config" / SETTINGS_FILE if home else None
+
+
+def from_environment(environ: Mapping[str, str]) -> Source:
+    """Reads BRANCHING_IMAGE and its like; an empty variable says nothing. Lists have no variable."""
+    found = {name: environ.get(VARIABLE_PREFIX + name.upper()) for name in NAMES if name not in LISTS}
+    given: Source = {name: value for name, value in found.items() if value}
+    if "root" in given:
+        given["root"] = truth(given["root"])
+    return checked(given, "the environment")
+
+
+def truth(word: str) -> bool:
+    """Reads a yes or no."""
+    if word.lower() in TRUE + FALSE:
+        return word.lower() in TRUE
+    raise SettingsError(f"BRANCHING_ROOT={word} is neither yes nor no.", hint="say 1 or 0")
+
+
+def from_file(path: Path | None, *, is_project: bool) -> Source:
+    """Reads a configuration file; one that is not there says nothing."""
+    if path is None:
+        return {}
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read.", cause=error.strerror, hint=f"ls -l {path}") from error
+    if len(content) > FILE_BYTES_MAX:
+        raise SettingsError(f"{path} is no configuration file: it is too large.", hint="move it away")
+    given = {key.replace("-", "_"): value for key, value in parsed(content, path).items()}
+    if isinstance(given.get("env"), dict):
+        given["env"] = [f"{name}={value}" for name, value in given["env"].items()]
+    source = checked(given, str(path))
+    return restrict(source, path) if is_project else source
+
+
+def parsed(content: bytes, path: Path) -> Source:
+    """Parses TOML. Only a user who has such a file pays for the parser."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not TOML.", cause=str(error), hint="mend that line") from error
+
+
+def checked(given: Source, where: str) -> Source:
+    """Returns the settings with each value of its type and among its choices."""
+    source: Source = {}
+    for name, value in given.items():
+        spelled = name.replace("_", "-")
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, 1)
+            meant = near[0].replace("_", "-") if near else ""
+            hint = f"do you mean {meant}?" if near else "branching-docker --help lists what there is"
+            raise SettingsError(f'{where}: there is no setting "{spelled}".', hint=hint)
+        if name in LISTS:
+            if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
+                raise SettingsError(f"{where}: {spelled} is not a list of texts.", hint=f'{spelled} = ["..."]')
+            value = tuple(value)
+        elif name == "root":
+            if not isinstance(value, bool):
+                raise SettingsError(f"{where}: {spelled} is neither true nor false.", hint=f"{spelled} = true")
+        elif isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
+            raise SettingsError(f"{where}: {spelled} is not a text.", hint=f'{spelled} = "..."')
+        else:
+            value = str(value)
+        if name in CHOICES and value not in CHOICES[name]:
+            allowed = ", ".join(CHOICES[name])
+            raise SettingsError(f'{where}: {spelled} cannot be "{value}".', hint=f"choose one of: {allowed}")
+        source[name] = value
+    if "idle" in source:
+        idle_seconds(source["idle"])
+    return source
+
+
+def idle_seconds(text: str) -> int:
+    """Reads 90, 90s, 5m, 2h as seconds."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in ("s", "m", "h") else (text, "s")
+    if not (number.isascii() and number.isdigit() and int(number) > 0):
+        raise SettingsError(f'"{text}" is not a time to be idle.', hint="write 90, 90s, 5m or 2h")
+    return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+
+
+def restrict(source: Source, path: Path) -> Source:
+    """Returns a project's settings, relative paths made whole.
+
+    Raises SettingsError for what would let a project reach beyond itself on this machine.
+    """
+
+    def refuse(what: str) -> SettingsError:
+        return SettingsError(
+            f"{path}: a project may not set {what}.", hint="give it as a flag, or in your own configuration file"
+        )
+
+    for name in NOT_FOR_PROJECTS:
+        if name in source:
+            raise refuse(name.replace("_", "-"))
+    if source.get("network", "none") not in ("none", "bridge", "default"):
+        raise refuse(f'the network "{source["network"]}"')
+    for assignment in source.get("env", ()):
+        if "=" not in assignment:
+            raise refuse(f"env {assignment} without a value: it would take yours")
+        if NOT_FOR_PROJECTS_ENV.fullmatch(assignment.partition("=")[0]):
+            raise refuse(f"env {assignment.partition('=')[0]}: the image's own programs read it")
+    root = path.parent.resolve()
+
+    def inside(volume: str) -> str:
+        place, colon, rest = volume.partition(":")
+        real = (root / place).resolve()
+        if not colon or (real != root and root not in real.parents):
+            raise refuse(f"the volume {volume}: its directory is not one of the project's (./name:/place)")
+        return f"{real}:{rest}"
+
+    if "volume" in source:
+        if any(not volume.startswith(("./", "/")) for volume in source["volume"]):
+            raise refuse("named volumes: they may be another project's")
+        source["volume"] = tuple(inside(volume) for volume in source["volume"])
+    return source

@@ -1,0 +1,123 @@
+"""A warm container: one for a directory, found by its label, in which commands begin at once.
+
+It has the directory mounted and branched once; commands enter it by `docker exec` and share that. It ends when it is
+told to, or when it has been idle for long enough: its entry point counts.
+
+Two containers on one directory would be two file systems over one store, and the second is refused, by us with the
+name of the first, and by BranchFS's lock if both began at the same moment. So is one above or below another's
+directory: each would see, and commit, the other's store.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from branching_docker.errors import EngineError, WorkspaceError
+from branching_docker.names import READY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from branching_docker.engine import Found
+    from branching_docker.plan import ContainerPlan
+
+STOP_SECONDS = 20
+GONE_SECONDS_MAX = 30.0
+
+
+def find_warm(workspace: Path, found: Sequence[Found]) -> Found | None:
+    """Returns the workspace's warm container, None where nothing works on it.
+
+    Raises WorkspaceError where something else works on it, above it or below it.
+    """
+    for one in found:
+        if one.workspace == str(workspace) and one.warm_settings is not None:
+            return one
+    for one in found:
+        theirs = Path(one.workspace)
+        if theirs == workspace:
+            raise WorkspaceError(
+                f"another container works on {workspace} at this moment ({one.name}).",
+                hint="wait for its end; or share one: branching-docker -w DIR up, and every command goes into it",
+            )
+        if theirs in workspace.parents or workspace in theirs.parents:
+            raise WorkspaceError(
+                f"a container works on {theirs} ({one.name}), and {workspace} is "
+                + ("inside of it." if theirs in workspace.parents else "around it."),
+                hint=f"wait for its end, or end it: branching-docker -w {theirs} down",
+            )
+    return None
+
+
+def up(plan: ContainerPlan, *, docker: str, environ: Mapping[str, str]) -> None:
+    """Starts a warm container and returns when commands may come.
+
+    Attached until then, so that what keeps it from starting is read where it was asked for.
+    Raises EngineError where it ended instead; its reason is on standard error by then.
+    """
+    with subprocess.Popen(
+        plan.argv(),
+        executable=docker,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environ,
+        start_new_session=True,  # Ctrl-C means us: a container that has come up then is idle, and ends by itself
+    ) as client:
+        assert client.stdout
+        is_ready = any(line == READY for line in client.stdout)
+        # The container does not end with the command that showed it to us.
+        client.kill()
+    if not is_ready:
+        raise EngineError(
+            f"no warm container was started for {plan.workspace} (the reason is above).", hint="branching-docker doctor"
+        )
+
+
+def down(found: Found, *, docker: str, environ: Mapping[str, str]) -> None:
+    """Ends a warm container: the commands in it first, then the mount.
+
+    Raises EngineError where the engine cannot.
+    """
+    stopped = subprocess.run(
+        [docker, "stop", "--time", str(STOP_SECONDS), found.identifier],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+        check=False,
+    )
+    # One that ended in the meantime, by itself, is what was wanted.
+    if stopped.returncode != 0 and "No such container" not in stopped.stderr:
+        raise EngineError(f"{found.name} was not stopped.", cause=stopped.stderr.strip(), hint="docker ps shows it")
+    # Its name is free for another when the engine has removed it, a moment later.
+    deadline = time.monotonic() + GONE_SECONDS_MAX
+    while is_known(found.identifier, docker=docker, environ=environ):
+        if time.monotonic() > deadline:
+            raise EngineError(f"{found.name} has ended, but is not removed.", hint=f"docker rm --force {found.name}")
+        time.sleep(0.05)
+
+
+def is_known(container: str, *, docker: str, environ: Mapping[str, str]) -> bool:
+    """Tells whether the engine still knows a container."""
+    asked = subprocess.run([docker, "inspect", container], capture_output=True, env=environ, check=False)
+    return asked.returncode == 0
+
+
+def describe(found: Sequence[Found]) -> list[str]:
+    """Returns a line for each container: what it is, since when there is a name for it, and where it works."""
+    width = max((len(one.name) for one in found), default=0)
+    return [
+        f"{one.name:<{width}}  {'warm' if one.warm_settings is not None else 'run ':<4}  {one.state:<8}  "
+        f"{one.workspace.encode(errors='backslashreplace').decode()}"
+        for one in sorted(found, key=lambda one: (one.workspace, one.name))
+    ]
+
+
+def real(directory: Path) -> Path:
+    """Returns the real path of a directory that may be gone by now: its container can still be ended."""
+    return Path(os.path.realpath(directory))

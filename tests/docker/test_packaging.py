@@ -1,0 +1,113 @@
+"""The distributions as a release makes them: built from source archives, installed in empty environments, run there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from branching_docker import __version__
+from conftest import ROOT
+
+SECONDS_MAX = 300
+OLDEST = (3, 10)
+DISTRIBUTIONS = {"branchcontext": ROOT, "branching_docker": ROOT / "branching-docker"}
+
+
+def interpreters() -> list[str]:
+    """Returns a Python of each version that we promise and this machine has."""
+    installed = Path.home() / ".pyenv" / "versions"
+    # First, since pyenv's own entries on PATH are there for versions that are not chosen too.
+    search = os.pathsep.join([*(str(path / "bin") for path in installed.glob("3.*")), os.environ["PATH"]])
+    names = [f"python3.{minor}" for minor in range(OLDEST[1], sys.version_info.minor + 4)]
+    found = [shutil.which(name, path=search) for name in names]
+    return [path for path in found if path] or [sys.executable]
+
+
+def run(*words: str | Path, cwd: Path | None = None) -> str:
+    """Runs a command and returns what it says."""
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS_MAX, cwd=cwd)
+    assert done.returncode == 0, f"{words}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a source archive of each distribution, and the wheel that was built from it."""
+    place = tmp_path_factory.mktemp("dist")
+    for source in DISTRIBUTIONS.values():
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", place, source)
+    return place
+
+
+@pytest.fixture
+def environment(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """An empty environment of the Python that the test names."""
+    run(request.param, "-m", "venv", "--without-pip", tmp_path / "env")
+    return tmp_path / "env" / "bin"
+
+
+def test_the_version_is_one() -> None:
+    """Each distribution says it once; these are the places."""
+    places = {
+        "branching/__init__.py": r'^__version__ = "(.*)"',
+        "branchfs/Cargo.toml": r'^version = "(.*)"',
+        "branchfs/Cargo.lock": r'^name = "branchfs"\nversion = "(.*)"',
+        "Dockerfile": r'org\.opencontainers\.image\.version="(.*?)"',
+    }
+    for place, pattern in places.items():
+        found = re.search(pattern, (ROOT / place).read_text(), re.MULTILINE)
+        assert found, place
+        assert found.group(1) == __version__, place
+
+
+@pytest.mark.parametrize("environment", interpreters(), indirect=True, ids=os.path.basename)
+def test_the_library_installs_alone_and_imports(built: Path, environment: Path) -> None:
+    wheel = next(built.glob("branchcontext-*.whl"))
+    run(sys.executable, "-m", "pip", "--python", environment / "python", "install", "-q", "--no-index", wheel)
+    program = "import branching, branching.fs; print(branching.__version__, branching.Speculate.__name__)"
+    assert run(environment / "python", "-c", program) == f"{__version__} Speculate\n"
+
+
+@pytest.mark.parametrize("environment", interpreters()[:1], indirect=True, ids=os.path.basename)
+def test_the_wrapper_installs_with_what_it_needs_and_brings_the_images_sources(built: Path, environment: Path) -> None:
+    """On the oldest Python there is, which needs most."""
+    wheel = next(built.glob("branching_docker-*.whl"))
+    run(sys.executable, "-m", "pip", "--python", environment / "python", "install", "-q", wheel)
+    told = run(environment / "branching-docker", "-w", environment, "--dry-run", "run", "true")
+    assert told.startswith("docker run --rm --init ")
+    where = "from branching_docker import engine; print(engine.build_context(None))"
+    context = Path(run(environment / "python", "-c", where, cwd=environment).strip())
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", (context / "Dockerfile").read_text(), re.MULTILINE)
+    missing = [name for names in copied for name in names.split() if not (context / name).exists()]
+    assert missing == []
+    assert os.access(context / "scripts" / "base-image", os.X_OK)
+
+
+def test_archives_hold_what_a_rebuild_needs_and_nothing_of_this_machine(built: Path) -> None:
+    archives = {}
+    for path in built.glob("*.tar.gz"):
+        with tarfile.open(path) as archive:
+            archives[path] = archive.getnames()
+    for path in built.glob("*.whl"):
+        with zipfile.ZipFile(path) as archive:
+            archives[path] = archive.namelist()
+    assert len(archives) == 2 * len(DISTRIBUTIONS)
+    for path, names in archives.items():
+        stray = [name for name in names if re.search(r"__pycache__|\.pyc$|/target/|\.venv|\.git/|\.pytest_cache", name)]
+        assert stray == [], path
+    assert any(name.endswith("py.typed") for names in archives.values() for name in names)
+
+
+def test_branchfs_names_its_builder_for_pip() -> None:
+    """`pip install ./branchfs` compiles the program; that takes minutes and is not done here."""
+    text = (ROOT / "branchfs" / "pyproject.toml").read_text()
+    assert 'build-backend = "maturin"' in text
+    assert 'bindings = "bin"' in text
