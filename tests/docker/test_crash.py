@@ -8,6 +8,8 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from conftest import WRAPPER, containers
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 ROUNDS = int(os.environ.get("BRANCHING_CRASH_ROUNDS", "3"))
 SECONDS_MAX = 90
+pytestmark = pytest.mark.timeout(100 + 60 * ROUNDS)  # a round is some six containers, one after another
 FILES = 400
 # Every file again and again, each time with a number of its own; a mixture of two is neither old nor new.
 REWRITE = f"for i in $(seq {FILES}); do echo $1 >many/$i; done; rm -f only-*; touch only-$1"

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-DOCUMENT_SECONDS = 110
+DOCUMENT_SECONDS = 380
+pytestmark = pytest.mark.timeout(400)  # a document is a dozen containers, one after another
 FENCE = re.compile(r"(?:<!-- tested by: (?P<elsewhere>.*?) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 YAML_SCRIPT = re.compile(r"^(?P<indent> *)(?:- |run: )\|\n(?P<text>(?:(?P=indent) +.*\n|\n)+)", re.M)
 RUN = ("sh", "python", "yaml")
