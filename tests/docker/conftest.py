@@ -142,7 +142,8 @@ def stores(below: Path) -> list[str]:
     kept = ("branches", "layers", "journal", "trash")
     left = []
     for store in below.rglob(".branching"):
-        with suppress(FileNotFoundError):  # it goes while we look, which is all that is asked
+        # It goes while we look, which is all that is asked; or it is the mark that hides the store in a layer.
+        with suppress(FileNotFoundError, NotADirectoryError):
             left += [] if any((store / "history").iterdir()) else [str(store)]
             left += [str(path) for name in kept for path in (store / name).iterdir()]
     return left
