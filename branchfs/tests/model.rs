@@ -307,10 +307,12 @@ impl Family {
         self.copies += 1;
         let to = self.mirrors.path().join(self.copies.to_string());
         let (from, shown) = (tree.display(), to.display());
-        shell(
-            self.mirrors.path(),
-            &format!("cp -a '{from}' '{shown}'; rm -rf '{shown}/.branching'"),
+        // Without the store, in which things come and go in the background.
+        let copy = format!(
+            "mkdir '{shown}'; chmod --reference='{from}' '{shown}'
+             find '{from}' -mindepth 1 -maxdepth 1 ! -name .branching -exec cp -a -t '{shown}' {{}} +"
         );
+        shell(self.mirrors.path(), &copy);
         to
     }
 
