@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Prints how many requests of each kind the kernel sends to BranchFS for common work in a fresh branch.
+"""Prints how many requests of each kind the kernel sends to BranchFS for common work in a branch.
 
-    scripts/bench/requests.py [--branchfs PROGRAM] [--files N] [--json]
+    benchmarks/requests.py [--branchfs PROGRAM] [--files N] [--json]
 
-Counts do not depend on the machine or its load, as times do: what a change costs or saves shows here first. Each
-workload is run twice where its second run differs (caches). Needs root or fusermount3, and git and tar.
+Counts do not depend on the machine or its load, as times do: what a change costs or saves shows
+here first. Each workload is run twice where its second run differs (caches). Needs root or
+fusermount3, and git and tar.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def git_status(directory: Path) -> None:
 
 def unpack(directory: Path) -> None:
     names = sorted(path.name for path in directory.glob("d*"))
-    pack = subprocess.Popen(["tar", "c", "--transform=s,^,new/,", *names], cwd=directory, stdout=subprocess.PIPE)
+    pack = subprocess.Popen(
+        ["tar", "c", "--transform=s,^,new/,", *names], cwd=directory, stdout=subprocess.PIPE
+    )
     subprocess.run(["tar", "x"], cwd=directory, stdin=pack.stdout, check=True)
     pack.wait()
 

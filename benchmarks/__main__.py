@@ -1,0 +1,82 @@
+"""The command: `scripts/bench --help`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from .contestants import everybody
+from .field.figures import RUNS_MIN
+from .field.picture import bars
+from .field.race import race
+from .field.report import document, machine, table
+from .field.sizes import SIZES
+from .workloads import ALL
+
+
+def main(arguments: list[str] | None = None) -> int:
+    names = [one.name for one in everybody()]
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description="Measures branches beside the field, in one run, and leaves nothing behind. "
+        "It mounts and empties caches, so it runs as root. Tables go to standard output.",
+    )
+    parser.add_argument("--mode", choices=SIZES, default="quick", help="how much (%(default)s)")
+    parser.add_argument("--runs", type=int, metavar="N", help=f"runs of each, {RUNS_MIN} or more")
+    parser.add_argument(
+        "--only", action="append", metavar="WORD", help="workloads whose name has this word"
+    )
+    parser.add_argument(
+        "--contestant", action="append", choices=names[1:], help="native and these alone"
+    )
+    parser.add_argument(
+        "--place", type=Path, help="a directory on the disk to measure (the temporary one)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample here")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write a picture here")
+    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    options = parser.parse_args(arguments)
+
+    size = SIZES[options.mode]
+    if options.runs is not None:
+        if options.runs < RUNS_MIN:
+            parser.error(f"a ratio takes {RUNS_MIN} runs or more: one says nothing about the next")
+        size = replace(size, runs=options.runs)
+    workloads = [
+        one for one in ALL if not options.only or any(word in one.name for word in options.only)
+    ]
+    if not workloads:
+        parser.error(f"no workload is called so; there are: {', '.join(o.name for o in ALL)}")
+    contestants = [
+        one
+        for one in everybody()
+        if one.name == names[0] or not options.contestant or one.name in options.contestant
+    ]
+    if os.geteuid() != 0:
+        parser.error("mounting a kernel overlayfs and emptying caches take root: use sudo")
+
+    def tell(text: str) -> None:
+        if not options.quiet:
+            print(f"bench: {text}", file=sys.stderr, flush=True)
+
+    # git must not find anybody's settings, and a path in a socket's name must be short.
+    os.environ["GIT_CONFIG_GLOBAL"] = os.environ["GIT_CONFIG_SYSTEM"] = os.devnull
+    about = machine()
+    with tempfile.TemporaryDirectory(prefix="bb-", dir=options.place) as place:
+        result = race(workloads, contestants, size, Path(place), tell)
+    data = document(result, [one.name for one in contestants], size, about)
+    if options.json:
+        options.json.write_text(json.dumps(data, indent=1) + "\n")
+    if options.svg:
+        options.svg.write_text(bars(data))
+    print(table(data))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What all benchmarks share: sizes, figures, the race, and the report."""

@@ -1,0 +1,139 @@
+"""The benchmark's arithmetic, and that the whole of it runs. No figure is judged here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from support.branchfs import find_program
+
+from benchmarks.__main__ import main
+from benchmarks.field.contestant import Cannot, Contestant
+from benchmarks.field.figures import Spread, TooFewRuns, ratios
+from benchmarks.field.picture import bars
+from benchmarks.field.race import Result, Turn, Workload, race
+from benchmarks.field.report import document, table
+from benchmarks.field.sizes import TINY
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_a_spread_is_least_median_and_most_of_its_runs() -> None:
+    assert Spread.of([3.0, 1.0, 2.0, 10.0]) == Spread(1.0, 2.5, 10.0, 4)
+    with pytest.raises(ValueError, match="no runs"):
+        Spread.of([])
+
+
+def test_ratios_are_taken_run_by_run() -> None:
+    """The disk was ten times slower in the second run, for both: no ratio may show it."""
+    assert ratios([2.0, 20.0, 9.0], [1.0, 10.0, 3.0]) == Spread(2.0, 2.0, 3.0, 3)
+
+
+def test_of_one_run_there_is_no_ratio() -> None:
+    with pytest.raises(TooFewRuns, match="takes 2 runs"):
+        ratios([2.0], [1.0])
+    with pytest.raises(SystemExit) as refused:
+        main(["--mode", "tiny", "--runs", "1"])
+    assert refused.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("samples", "native"), [([1.0, 2.0], [1.0, 2.0, 3.0]), ([1.0, 2.0], [1.0, 0.0])]
+)
+def test_runs_that_do_not_compare_give_no_ratio(samples: list[float], native: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"compared"):
+        ratios(samples, native)
+
+
+class _Fixed(Contestant):
+    """A contestant without branches: what it does is what a test says."""
+
+    def __init__(self, name: str, *, fails_in_run: int | None = None) -> None:
+        self.name = name
+        self.turns = 0
+        self.ended = 0
+        self._fails_in_run = fails_in_run
+
+    def end(self) -> None:
+        self.ended += 1
+
+    def work(self) -> None:
+        self.turns += 1
+        if self.turns == self._fails_in_run:
+            raise Cannot("it is tired")
+
+
+@pytest.fixture
+def raced(scratch: Path) -> Callable[..., tuple[Result, dict[str, object]]]:
+    """Races contestants over one workload: two rows of 1, 2, … seconds, native half of that."""
+
+    def run(*contestants: _Fixed) -> tuple[Result, dict[str, object]]:
+        def work(turn: Turn) -> None:
+            one = turn.contestant
+            assert isinstance(one, _Fixed)
+            seconds = float(one.turns + 1)
+            turn.record("early", seconds / 2 if turn.native else seconds, "s")
+            turn.row = "late"
+            one.work()
+            turn.record("late", seconds / 4 if turn.native else seconds, "s")
+
+        workload = Workload(name="work", base=lambda *_: None, work=work, pinned=False)
+        result = race([workload], list(contestants), TINY, scratch, lambda _: None)
+        return result, document(result, [one.name for one in contestants], TINY, {})
+
+    return run
+
+
+def test_a_race_compares_everybody_with_native(
+    raced: Callable[..., tuple[Result, dict[str, object]]], scratch: Path
+) -> None:
+    other = _Fixed("other")
+    result, data = raced(_Fixed("native"), other)
+    assert result.samples["early", "other"] == [1.0, 2.0]
+    assert other.ended == TINY.runs
+    assert "| early | other | 1 s | 1.5 s | 2 s | 2.00 (2.00 to 2.00) |" in table(data)
+    assert "| late | other | 1 s | 1.5 s | 2 s | 4.00 (4.00 to 4.00) |" in table(data)
+    assert list(scratch.iterdir()) == []
+    labels = [text.text for text in ElementTree.fromstring(bars(data)).iter() if text.text]
+    assert {"early", "late", "other", "2", "4"} <= set(labels)
+
+
+def test_who_fails_has_no_figure_but_a_reason(
+    raced: Callable[..., tuple[Result, dict[str, object]]],
+) -> None:
+    tired = _Fixed("other", fails_in_run=2)
+    _, data = raced(_Fixed("native"), tired)
+    assert tired.ended == TINY.runs
+    assert "| early | other |" in table(data)
+    assert "| late | other |" not in table(data)
+    assert "- no figure of other: it is tired (late)" in table(data)
+
+
+def test_the_benchmark_runs_and_leaves_nothing(place: Path) -> None:
+    (place / "disk").mkdir()
+    command = [sys.executable, "-m", "benchmarks", "--mode", "tiny", "--only", "content"]
+    command += ["--contestant", "ours, fuse", "--place", f"{place}/disk"]
+    done = subprocess.run(
+        [*command, "--json", f"{place}/figures.json", "--svg", f"{place}/bars.svg", "--quiet"],
+        cwd=REPOSITORY,
+        env={**os.environ, "BRANCHFS": find_program()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| ours, fuse |" in done.stdout
+    (workload,) = json.loads((place / "figures.json").read_text())["workloads"]
+    assert workload["refused"] == {}
+    ours = [figure for figure in workload["figures"] if figure["contestant"] == "ours, fuse"]
+    assert len(ours) == 5
+    assert all(figure["ratio"]["minimum"] > 0 for figure in ours)
+    assert workload["fuse_requests"]["open"] > 0
+    assert ElementTree.parse(place / "bars.svg").getroot().tag.endswith("svg")
+    assert list((place / "disk").iterdir()) == []
