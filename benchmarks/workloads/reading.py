@@ -50,11 +50,12 @@ def _work(turn: Turn) -> None:
             found = _walk(branch)
         turn.expect(found, files, "files seen")
     paths = [branch / name for name in tree.names(files)]
-    with turn.timed("open and read a file of 2 KiB", times=files):
-        for path in paths:
-            descriptor = os.open(path, os.O_RDONLY)
-            os.read(descriptor, 4096)
-            os.close(descriptor)
+    for row in ("open and read a file of 2 KiB, cold", "open and read a file of 2 KiB, warm"):
+        with turn.timed(row, times=files):
+            for path in paths:
+                descriptor = os.open(path, os.O_RDONLY)
+                os.read(descriptor, 4096)
+                os.close(descriptor)
     search = ["rg", "-c", "needle"] if shutil.which("rg") else ["grep", "-rlw", "needle"]
     with turn.timed(f"{search[0]}, warm"):
         done = subprocess.run(
@@ -72,7 +73,8 @@ def _work(turn: Turn) -> None:
                 text=True,
                 check=True,
             )
-        turn.expect(done.stdout, "", "git's list of changes is")
+        said = [line for line in done.stdout.splitlines() if line[3:] not in NOT_CONTENT]
+        turn.expect(said, [], "git's list of changes is")
 
 
 READING = Workload(name="reading a source tree", base=_base, work=_work, only_reads=True)
