@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -66,6 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     # git must not find anybody's settings, and a path in a socket's name must be short.
     os.environ["GIT_CONFIG_GLOBAL"] = os.environ["GIT_CONFIG_SYSTEM"] = os.devnull
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # by way of `finally`
     about = machine()
     with tempfile.TemporaryDirectory(prefix="bb-", dir=options.place) as place:
         result = race(workloads, contestants, size, Path(place), tell)
