@@ -7,6 +7,7 @@ the project's path. Its reaper is off: its image would have to be pulled, and `l
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -31,6 +32,8 @@ testcontainers_config.ryuk_disabled = True
 # What a process of this session's is known by, whatever becomes of its parent.
 SESSION = str(uuid.uuid4())
 os.environ["BRANCHING_TEST_SESSION"] = SESSION
+# Under nohup it is ignored, by our children too, and tests send it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parents[2]
 WRAPPER = Path(sys.executable).parent / "branching-docker"

@@ -112,7 +112,7 @@ def test_all_branches_can_be_given_up_by_the_owner_alone(
     """What a killed container left is removed with `rm -rf`, without root."""
     before = project.tree()
     name = f"branching-crash-{os.getpid()}"
-    words = ["--name", name, "run", "--", "sh", "-c", "mkdir -p a/b; touch a/b/c; echo up; sleep 600"]
+    words = ["--name", name, "run", "--", "sh", "-c", "mkdir -p a/b; touch a/b/c; echo up; exec sleep 600"]
     command = [str(WRAPPER), "--image", image, "-w", str(project.root), *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as client:
         assert client.stdout

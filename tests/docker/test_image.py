@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DEVICES = ["/dev/fuse"]
 CAPABILITIES = ["SYS_ADMIN"]
 END_SECONDS = 60
-HALF_DONE = "touch half-done; echo started; sleep 600"
+HALF_DONE = "touch half-done; echo started; exec sleep 600"
 
 
 @contextmanager

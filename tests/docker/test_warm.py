@@ -170,7 +170,7 @@ def started(project: Project, *words: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("kind", ["run", "exec"])
 def test_a_signal_ends_the_command_inside(shared: Project, kind: str, sent: signal.Signals) -> None:
     """docker exec would return 0 and leave it running."""
-    with started(shared, kind, "--", "sh", "-c", "touch /tmp/half; echo up; sleep 600") as client:
+    with started(shared, kind, "--", "sh", "-c", "touch /tmp/half; echo up; exec sleep 600") as client:
         client.send_signal(sent)
         assert client.wait(RUN_SECONDS) == 128 + sent
     wait_until(lambda: "sleep" not in processes_inside(shared))
@@ -263,7 +263,7 @@ def test_an_idle_container_ends_by_itself(project: Project, engine: docker.Docke
 def test_down_ends_commands_and_drops_their_work(project: Project) -> None:
     before = project.tree()
     with warm(project):
-        client = started(project, "run", "--", "sh", "-c", "touch half; echo up; sleep 600")
+        client = started(project, "run", "--", "sh", "-c", "touch half; echo up; exec sleep 600")
     with client:
         assert client.wait(RUN_SECONDS) != 0
     assert project.tree() == before

@@ -54,7 +54,7 @@ def client(image: str, project: Project) -> Iterator[subprocess.Popen[str]]:
         "--",
         "sh",
         "-c",
-        "touch half; echo up; sleep 600",
+        "touch half; echo up; exec sleep 600",
     ]
     # A session of its own, so that a signal to its group, as a terminal sends one, is not one to us.
     started = subprocess.Popen(
@@ -182,7 +182,7 @@ def test_control_c_while_things_start_leaves_nothing(image: str, project: Projec
         "--",
         "sh",
         "-c",
-        "touch half; sleep 600",
+        "touch half; exec sleep 600",
     ]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as client:
         time.sleep(delay_seconds)
