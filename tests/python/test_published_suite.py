@@ -27,7 +27,7 @@ RUN = (
     "test_resource_limits.py::TestExports",
 )
 """The rest tests functions inside the package, on mocks: control groups, its argument parser."""
-PASSING = 98
+PASSING = 94
 
 DIFFERENT = {
     "test_integration.py::test_workspace_detects_branchfs": (
@@ -42,6 +42,13 @@ DIFFERENT = {
     "test_process_branch.py::test_close_fds": (
         "it counts open descriptors, and a function in a sandbox has one more of ours"
     ),
+    **{
+        f"test_speculate.py::{pattern}::test_runs_in_parallel": (
+            "it wants an answer within half a second, which a busy machine need not give; "
+            "test_speculate.py counts how many run at once"
+        )
+        for pattern in ("TestBestOfN", "TestTreeOfThoughts", "TestBeamSearch", "TestTournament")
+    },
     **{
         f"test_resource_limits.py::TestParseMemorySize::test_{name}_raises": (
             'it wants the words "invalid memory size"; ours is a ValueError in other words'
