@@ -129,11 +129,11 @@ def prove(code: int, project: Path, broken: Tree, published: Tree) -> list[bool]
 
 
 def read_tree(project: Path) -> Tree:
-    """Returns every entry with its mode, owner, group and content; of `.branching` what is more than an undo needs."""
+    """Returns every entry with its mode, owner, group and content; of `.branching` what no undo or log needs."""
     tree: Tree = {}
     for path in sorted(project.rglob("*")):
         parts = path.relative_to(project).parts
-        if parts[0] == ".branching" and (len(parts) < 3 or parts[1] == "history"):
+        if parts[0] == ".branching" and (len(parts) < 3 or parts[1] in ("history", "logs")):
             continue
         status = path.lstat()
         content = bytes(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
