@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,7 @@ use crate::error::{Context, Error};
 use crate::overlay::parse_redirect;
 use crate::tree::Tree;
 use crate::view::HIDDEN;
+use crate::workspace::{FORMAT, written_part};
 
 /// Something that is not as the format has it.
 #[derive(Debug)]
@@ -35,28 +37,59 @@ pub struct Damage {
 /// There is no store, it is in use, or it cannot be read.
 pub fn check(path: &Path, repair: bool) -> Result<Vec<Damage>, Error> {
     let inner = path.join(HIDDEN);
-    let store = if inner.join("format").exists() { inner } else { path.to_path_buf() };
+    let store = if inner.is_dir() { inner } else { path.to_path_buf() };
+    let (store, home) =
+        match (fs::read_link(store.join("store")), fs::read_link(store.join("base"))) {
+            (Ok(elsewhere), _) => (elsewhere, Some(store)),
+            (_, Ok(base)) => (store, Some(base.join(HIDDEN))),
+            _ => (store, None),
+        };
     let format = store.join("format");
-    let found = fs::read_to_string(&format).at(&format)?;
-    if found != crate::workspace::FORMAT {
-        return Err(Error::Corrupt(format!("{} says {:?}", format.display(), found.trim())));
+    let text = match fs::read(&format) {
+        // Without it and without branches it is no store.
+        Err(error) if error.kind() == ErrorKind::NotFound && store.join("branches").is_dir() => {
+            Vec::new()
+        }
+        other => other.at(&format)?,
+    };
+    if !FORMAT.as_bytes().starts_with(written_part(&text)) {
+        let found = String::from_utf8_lossy(&text).trim().to_owned();
+        return Err(Error::Corrupt(format!("{} says {found:?}", format.display())));
     }
-    let lock = store.join("lock");
-    let lock = fs::File::open(&lock).at(&lock)?;
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Err(rustix::io::Errno::WOULDBLOCK) => {
+    let lock = match fs::File::open(store.join("lock")) {
+        Err(error) if error.kind() == ErrorKind::NotFound => None, // nobody can hold it
+        other => Some(other.at(&store)?),
+    };
+    match lock
+        .as_ref()
+        .map(|lock| rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive))
+    {
+        Some(Err(rustix::io::Errno::WOULDBLOCK)) => {
             let store = store.display();
             return Err(Error::Unsupported(format!(
                 "the store {store} is in use: unmount it first"
             )));
         }
-        other => other.at(&store)?,
+        Some(other) => other.at(&store)?,
+        None => {}
     }
     let metadata = fs::metadata(&store).at(&store)?;
     let owner = (metadata.uid(), metadata.gid());
-    let mut check = Check { store, owner, repair, damages: Vec::new() };
+    let mut check = Check { store, home: home.clone(), owner, repair, damages: Vec::new() };
+    if text != FORMAT.as_bytes() {
+        let write = |path: &Path| fs::write(path, FORMAT);
+        check.tell(Path::new("format"), "it is missing or cut off", Some(&write))?;
+    }
     check.all()?;
-    Ok(check.damages)
+    let mut damages = check.damages;
+    if let Some(home) = home {
+        let mut check =
+            Check { store: home.clone(), home: None, owner, repair, damages: Vec::new() };
+        check.base_side()?;
+        let absolute = |damage: Damage| Damage { path: home.join(&damage.path), ..damage };
+        damages.extend(check.damages.into_iter().map(absolute));
+    }
+    Ok(damages)
 }
 
 /// Puts the thing at a path right.
@@ -64,6 +97,8 @@ type Repair<'r> = dyn Fn(&Path) -> std::io::Result<()> + 'r;
 
 struct Check {
     store: PathBuf,
+    /// The base's own part, where the store is elsewhere: it has the veils.
+    home: Option<PathBuf>,
     owner: (u32, u32),
     repair: bool,
     damages: Vec<Damage>,
@@ -85,6 +120,15 @@ impl Check {
         let (records, all_read) = self.records()?;
         self.relations(&records);
         self.layers(&records, all_read)?;
+        self.transactions("journal")?;
+        self.transactions("history")
+    }
+
+    /// What the base keeps of a store that is elsewhere.
+    fn base_side(&mut self) -> Result<(), Error> {
+        for name in ["layers", "journal", "history", "trash"] {
+            self.directory(Path::new(name))?;
+        }
         self.transactions("journal")?;
         self.transactions("history")
     }
@@ -174,11 +218,7 @@ impl Check {
                 }
                 Err(what) => {
                     all_read = false;
-                    self.tell(
-                        &path,
-                        format!("{what}; the branch cannot be opened, nor can the store"),
-                        None,
-                    )?;
+                    self.tell(&path, what, None)?;
                 }
             }
         }
@@ -236,7 +276,16 @@ impl Check {
                 self.tell(&path, "it may be the layer of a branch whose record is damaged", None)?;
             }
         }
-        for layer in named.iter().filter(|id| !present.contains(&id.to_string())) {
+        let is_veil = |id: &u64| {
+            let home = self.home.as_ref();
+            home.is_some_and(|home| home.join("layers").join(id.to_string()).is_dir())
+        };
+        let gone: Vec<u64> = named
+            .iter()
+            .copied()
+            .filter(|id| !present.contains(&id.to_string()) && !is_veil(id))
+            .collect();
+        for layer in gone {
             let path = Path::new("layers").join(layer.to_string());
             self.tell(&path, "the layer is gone: what the branch changed is lost", None)?;
         }
@@ -334,17 +383,27 @@ impl Check {
 }
 
 fn read_record(text: &[u8], id: u64) -> Result<Record, &'static str> {
-    let value: Value = serde_json::from_slice(text).map_err(|_| "the record is no JSON")?;
+    let value: Value = serde_json::from_slice(written_part(text)).map_err(|error| {
+        if error.is_eof() {
+            "the record is no JSON, cut off by a loss of power; the next mount sets the branch aside"
+        } else {
+            "the record is no JSON; the branch cannot be opened, nor can the store"
+        }
+    })?;
     let numbers = |key: &str| -> Option<Vec<u64>> {
         value[key].as_array()?.iter().map(Value::as_u64).collect()
     };
     if value["id"].as_u64() != Some(id) {
-        return Err("the record is another branch's");
+        return Err(
+            "the record is another branch's; the branch cannot be opened, nor can the store",
+        );
     }
     let (Some(name), Some(parent), Some(layers), Some(below)) =
         (value["name"].as_str(), value["parent"].as_u64(), numbers("layers"), numbers("below"))
     else {
-        return Err("the record lacks a name, a parent or its layers");
+        return Err(
+            "the record lacks a name, a parent or its layers; the branch cannot be opened, nor can the store",
+        );
     };
     Ok(Record { name: name.to_owned(), parent, layers, below })
 }

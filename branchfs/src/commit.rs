@@ -18,7 +18,9 @@ mod selected;
 mod step;
 mod veil;
 
-pub(crate) use journal::{Decided, Header, Interval, Kind, Past, VERSION, history, recover};
+pub(crate) use journal::{
+    Decided, Header, Interval, Kind, Outline, Past, VERSION, history, outline, recover,
+};
 #[cfg(test)]
 pub(crate) use plan::ObjectKind;
 pub(crate) use plan::{Change, ChangeKind, Plan, Request, plan};

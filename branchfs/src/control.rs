@@ -170,6 +170,8 @@ fn reply(outcome: Result<Value, Error>) -> String {
             "kind": error.kind(),
             "message": error.to_string(),
             "hint": error.hint(),
+            "path": error.path().map(path_text),
+            "step": error.step(),
             "paths": error.paths().iter().map(|path| path_text(path)).collect::<Vec<_>>(),
         }}),
     };

@@ -174,7 +174,9 @@ fn to_errno(error: &Error) -> Errno {
         | Error::Changed(_) => Errno::BUSY,
         Error::Unsupported(_) => Errno::OPNOTSUPP,
         Error::NotDurable(_) => Errno::IO,
-        Error::Io { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::IO),
+        Error::Io { source, .. } | Error::Step { source, .. } => {
+            Errno::from_io_error(source).unwrap_or(Errno::IO)
+        }
         Error::Corrupt(_) => Errno::UCLEAN,
     }
 }

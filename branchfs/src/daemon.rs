@@ -73,6 +73,7 @@ pub fn run(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
     let circumstances = Circumstances {
         has_first_winner: options.policy == Policy::FirstWinner,
         has_control_files: options.control_files,
+        is_store_elsewhere: workspace.is_elsewhere(),
     };
     let places = (workspace.base(), workspace.store(), mountpoint.as_path());
     let chosen = match driver::choose(options.driver, &circumstances, places) {
@@ -223,12 +224,14 @@ pub fn announce() {
     let _ = std::env::set_current_dir("/"); // keeps no directory busy
 }
 
-/// Ends a mount and waits until its daemon has left nothing behind.
+/// Ends a mount and waits until its daemon has left nothing behind. Returns what is left to say: where other mount
+/// namespaces have a copy of the mount, the daemon serves it until they let go of it.
 ///
 /// # Errors
 /// Not a mount of ours, or in use.
-pub fn stop(mountpoint: &Path, lazily: bool) -> Result<()> {
+pub fn stop(mountpoint: &Path, lazily: bool) -> Result<Option<String>> {
     let socket = control_socket(mountpoint)?;
+    let device = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(mountpoint)?);
     let daemon: Option<i32> = socket
         .file_stem()
         .and_then(|stem| std::str::from_utf8(stem.as_bytes()).ok())
@@ -239,7 +242,7 @@ pub fn stop(mountpoint: &Path, lazily: bool) -> Result<()> {
     if !lazily && driver::covers(&std::fs::canonicalize(mountpoint)?) {
         // The branches are mounts of their own: only the daemon can put them back where one of them is in use.
         ask_to_unmount(&socket)?;
-        return waiter.map_or(Ok(()), |waiter| wait_for_end(mountpoint, &waiter));
+        return waiter.map_or(Ok(None), |waiter| wait_for_end(mountpoint, device, &waiter));
     }
     patiently(|| unmount(mountpoint, lazily)).map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY) => anyhow::anyhow!(
@@ -249,8 +252,8 @@ pub fn stop(mountpoint: &Path, lazily: bool) -> Result<()> {
         _ => anyhow::anyhow!("{} cannot be unmounted: {error}", mountpoint.display()),
     })?;
     match waiter {
-        Some(waiter) if !lazily => wait_for_end(mountpoint, &waiter),
-        _ => Ok(()),
+        Some(waiter) if !lazily => wait_for_end(mountpoint, device, &waiter),
+        _ => Ok(None),
     }
 }
 
@@ -272,17 +275,42 @@ fn ask_to_unmount(socket: &Path) -> Result<()> {
     }
 }
 
-/// Waits until a daemon whose mount is gone has left nothing behind.
-fn wait_for_end(mountpoint: &Path, daemon: &std::os::fd::OwnedFd) -> Result<()> {
-    const CLOSING_MAX: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 30, tv_nsec: 0 };
-    let mut poll = [rustix::event::PollFd::new(daemon, rustix::event::PollFlags::IN)];
-    if rustix::event::poll(&mut poll, Some(&CLOSING_MAX))? == 0 {
-        bail!(
-            "{} is unmounted, but its daemon has not ended after 30 seconds",
-            mountpoint.display()
-        );
+/// Waits until a daemon whose mount is gone has left nothing behind, but not for other mount namespaces.
+fn wait_for_end(
+    mountpoint: &Path,
+    device: u64,
+    daemon: &std::os::fd::OwnedFd,
+) -> Result<Option<String>> {
+    const CLOSING_MAX: Duration = Duration::from_secs(30);
+    /// A container that is being started has a copy of every mount for a moment.
+    const COPIES_MAX: Duration = Duration::from_secs(5);
+    const POLL: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+    let start = Instant::now();
+    loop {
+        let mut poll = [rustix::event::PollFd::new(daemon, rustix::event::PollFlags::IN)];
+        if rustix::event::poll(&mut poll, Some(&POLL))? > 0 {
+            return Ok(None);
+        }
+        if start.elapsed() < COPIES_MAX {
+            continue;
+        }
+        let users = driver::users_elsewhere(device);
+        if !users.is_empty() {
+            let users: Vec<String> =
+                users.into_iter().map(|(pid, name)| format!("{pid} ({name})")).collect();
+            return Ok(Some(format!(
+                "{} is unmounted, but other mount namespaces have a copy of it: the daemon serves them, and the store stays in use, until these processes end or unmount theirs: {}",
+                mountpoint.display(),
+                users.join(", ")
+            )));
+        }
+        if start.elapsed() > CLOSING_MAX {
+            bail!(
+                "{} is unmounted, but its daemon has not ended after 30 seconds",
+                mountpoint.display()
+            );
+        }
     }
-    Ok(())
 }
 
 /// Tries again for a moment while something is in use: whatever looks at all mounts of a machine (`df`, a monitor, a

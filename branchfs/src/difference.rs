@@ -30,7 +30,7 @@ pub(crate) use compare::{Aspect, Difference, compare};
 pub(crate) use content::{OpenedFile, Reader};
 pub(crate) use patch::{Statistics, statistics, write_patch};
 pub(crate) use stack::find_below;
-pub(crate) use walk::{Moves, walk};
+pub(crate) use walk::{Moves, Walked, walk};
 
 /// One object on one side: where it is in the view, and in which layer it lies.
 #[derive(Clone, Debug)]

@@ -19,7 +19,7 @@ use crate::workspace::BranchId;
 
 pub(crate) use fuse::Fuse;
 pub(crate) use kernel_layer::{drop_index, is_by_kernel, make_plain, seen, settle_alone};
-pub(crate) use mount_table::{clear_dead, covers};
+pub(crate) use mount_table::{clear_dead, covers, users_elsewhere};
 pub(crate) use overlay::Overlay;
 
 /// Which driver is asked for.
@@ -92,6 +92,7 @@ pub(crate) struct Chosen {
 pub(crate) struct Circumstances {
     pub(crate) has_first_winner: bool,
     pub(crate) has_control_files: bool,
+    pub(crate) is_store_elsewhere: bool,
 }
 
 /// Chooses the driver of a mount that is about to be made at `mountpoint`, an ordinary directory still.
@@ -104,11 +105,13 @@ pub(crate) fn choose(
     (base, store, mountpoint): (&Path, &Path, &Path),
 ) -> Result<Chosen, Error> {
     let fuse = |why_not: String| Chosen { driver: Box::new(Fuse), why_not };
-    if choice != Choice::Overlay {
+    if choice == Choice::Fuse {
         return Ok(fuse("fuse was asked for".to_owned()));
     }
     let against = if !circumstances.has_first_winner {
         Err("it serves the policy first-winner alone".to_owned())
+    } else if circumstances.is_store_elsewhere {
+        Err("the store is not on the base's file system".to_owned())
     } else if circumstances.has_control_files {
         Err("its branches cannot show control files".to_owned())
     } else {

@@ -94,6 +94,16 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// A step of a commit, an undo or a redo failed; all is as before.
+    #[error("cannot access {}: {source}", path.display())]
+    Step {
+        /// What was being done.
+        step: &'static str,
+        /// In the base.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
     /// A commit was carried out, but the disk did not say that it would survive a loss of power.
     #[error("the commit was carried out, but it may not survive a loss of power: {0}")]
     NotDurable(String),
@@ -120,7 +130,7 @@ impl Error {
             | Self::MountInUse
             | Self::Changed(_) => "busy",
             Self::Unsupported(_) => "unsupported",
-            Self::Io { .. } | Self::NotDurable(_) => "io",
+            Self::Io { .. } | Self::Step { .. } | Self::NotDurable(_) => "io",
             Self::Corrupt(_) => "corrupt",
         }
     }
@@ -150,6 +160,25 @@ impl Error {
             | Self::MountInUse
             | Self::Unsupported(_)
             | Self::Io { .. } => None,
+            Self::Step { .. } => Some("see to what stands in its way there, then try again"),
+        }
+    }
+
+    /// What the operating system refused, where it did.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Io { path, .. } | Self::Step { path, .. } => Some(path),
+            _ => None,
+        }
+    }
+
+    /// What a transaction was doing there.
+    #[must_use]
+    pub fn step(&self) -> Option<&'static str> {
+        match self {
+            Self::Step { step, .. } => Some(step),
+            _ => None,
         }
     }
 

@@ -126,6 +126,17 @@ impl Mounted {
         if self.is_frozen() { Err(Errno::ROFS) } else { Ok(view) }
     }
 
+    /// The directories and names under which the branch is found.
+    fn places(&self) -> impl Iterator<Item = (NodeId, OsString)> {
+        let mut name = OsString::from("@");
+        name.push(&self.name);
+        let below = Some(self.parent).filter(|parent| *parent != MAIN);
+        [MAIN]
+            .into_iter()
+            .chain(below)
+            .map(move |slot| (NodeId(slot << INDEX_BITS | ROOT), name.clone()))
+    }
+
     pub(crate) fn is_frozen(&self) -> bool {
         self.freezes.load(Ordering::Acquire) > 0
     }
@@ -369,31 +380,31 @@ impl Filesystem {
         Some(mounted)
     }
 
-    /// Tells the kernel that a branch's answers are outdated: all its names and attributes, and `/@name` itself. Called
-    /// without any lock held. Cost: one notification, or two for each node the kernel knows where it lacks epochs.
+    /// Tells the kernel that a branch's answers are outdated: `/@name` with all names below it, which the kernel takes away
+    /// itself, mounts on them too, and the attributes of what somebody still has open. Names elsewhere keep their life: other
+    /// branches' files may be covered by mounts. Called without any lock held. Cost: one notification for each node that the
+    /// kernel knows.
     pub(crate) fn invalidate(&self, mounted: &Mounted) {
         let Some(kernel) = self.kernel.get() else {
             return;
         };
-        let mut at = OsString::from("@");
-        at.push(&mounted.name);
         // The kernel may have forgotten all of it by itself: nothing is lost when an invalidation finds nothing.
-        let _ = kernel.invalidate_entry(NodeId(MAIN << INDEX_BITS | ROOT), &at);
-        if mounted.parent != MAIN {
-            let _ = kernel.invalidate_entry(NodeId(mounted.parent << INDEX_BITS | ROOT), &at);
+        for (root, name) in mounted.places() {
+            let _ = kernel.invalidate_entry(root, &name);
         }
-        let epoch = self.increment_epoch(&**kernel);
-        let nodes: Vec<_> = mounted
-            .lock()
-            .nodes
-            .all()
-            .map(|(index, node)| (index, if epoch { Vec::new() } else { node.names.clone() }))
-            .collect();
-        for (index, names) in nodes {
-            for (parent, name) in names {
-                let _ = kernel.invalidate_entry(NodeId(mounted.slot << INDEX_BITS | parent), &name);
-            }
+        let nodes: Vec<_> = mounted.lock().nodes.all().map(|(index, _)| index).collect();
+        for index in nodes {
             let _ = kernel.invalidate_node(NodeId(mounted.slot << INDEX_BITS | index));
+        }
+    }
+
+    /// Lets the kernel ask again for `/@name`, at a cost that does not depend on what it knows below: who goes there by a path
+    /// learns that the branch is gone. [`Self::invalidate`] is to follow.
+    pub(crate) fn expire(&self, mounted: &Mounted) {
+        for (root, name) in mounted.places() {
+            if let Some(kernel) = self.kernel.get() {
+                let _ = kernel.expire_entry(root, &name); // as above
+            }
         }
     }
 
@@ -401,10 +412,6 @@ impl Filesystem {
     /// epoch may end the life of all names at once.
     pub(crate) fn expect_covers(&self) {
         self.has_covers.store(true, Ordering::Relaxed);
-    }
-
-    fn increment_epoch(&self, kernel: &dyn Kernel) -> bool {
-        !self.has_covers.load(Ordering::Relaxed) && kernel.increment_epoch().is_ok()
     }
 
     /// Lets the kernel forget what it keeps of main's root after a commit; the rest of main is asked for each time.
@@ -420,7 +427,9 @@ impl Filesystem {
             return;
         };
         // Names that did not exist are cached too and known to nobody here: only an epoch reaches them.
-        self.increment_epoch(&**kernel);
+        if !self.has_covers.load(Ordering::Relaxed) {
+            let _ = kernel.increment_epoch(); // where it cannot, absence is not cached
+        }
         for (index, name) in outdated {
             if let Some((parent, name)) = name {
                 let _ = kernel.invalidate_entry(NodeId(slot << INDEX_BITS | parent), name);

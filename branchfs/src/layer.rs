@@ -180,6 +180,11 @@ impl Layer {
         self.own.is_none()
     }
 
+    /// True for a layer that shows what the base was.
+    pub(crate) fn is_veil(&self) -> bool {
+        self.own.is_some() && self.origin == BASE
+    }
+
     /// True where `stat` of `path` shows a whiteout.
     pub(crate) fn is_whiteout(&self, path: &Path, stat: &Statx) -> bool {
         if self.own.is_none() || !overlay::may_be_whiteout(stat) {

@@ -28,7 +28,7 @@ enum Command {
         /// The directory to branch from
         #[arg(long, value_name = "DIR", default_value = ".")]
         base: PathBuf,
-        /// Where branches are kept: on the base's file system [default: .branching in the base]
+        /// Where branches are kept [default: .branching in the base]
         #[arg(long, value_name = "DIR")]
         store: Option<PathBuf>,
         /// Show a control file in every branch, as the published BranchFS does: whoever may write
@@ -244,7 +244,12 @@ fn run(command: Command) -> Result<()> {
             };
             mount(&options, foreground)
         }
-        Command::Unmount { lazy, published: _, mountpoint } => branchfs::stop(&mountpoint, lazy),
+        Command::Unmount { lazy, published: _, mountpoint } => {
+            if let Some(left) = branchfs::stop(&mountpoint, lazy)? {
+                eprintln!("branchfs: {left}");
+            }
+            Ok(())
+        }
         Command::Create { parent, disk_limit, published: _, name, mountpoint } => {
             let request = json!({
                 "verb": "create", "name": name, "parent": parent, "disk_limit": disk_limit,

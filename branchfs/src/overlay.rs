@@ -13,6 +13,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FileType, Statx};
 
@@ -55,19 +56,38 @@ impl Namespace {
     }
 }
 
+impl Namespace {
+    /// Its word in the store.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Trusted => "trusted",
+            Self::User => "user",
+        }
+    }
+
+    /// Says which attributes carry the marks in this process: a daemon serves one store. Until then it is `Trusted`.
+    pub(crate) fn settle(self) {
+        HAS_USER_MARKS.store(self == Self::User, Ordering::Relaxed);
+    }
+}
+
+/// The marks of this process's store are `user` attributes: those of other names are the users' own.
+static HAS_USER_MARKS: AtomicBool = AtomicBool::new(false);
+
 /// True where the attributes alone do not exclude a whiteout.
 pub(crate) fn may_be_whiteout(stat: &Statx) -> bool {
     FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::CharacterDevice
         && (stat.stx_rdev_major, stat.stx_rdev_minor) == (0, 0)
 }
 
-/// Extended attributes that belong to the format: never shown, never copied, never committed.
+/// Extended attributes that belong to the format: never shown, never copied, never committed. All others are the users',
+/// also those that begin with `user.branchfs.`.
 pub(crate) fn is_private_xattr(name: &OsStr) -> bool {
     let name = name.as_bytes();
     [&b"trusted.overlay."[..], b"user.overlay.", b"trusted.branchfs."]
         .iter()
         .any(|prefix| name.starts_with(prefix))
-        || name == Namespace::User.partial().as_bytes()
+        || (name == Namespace::User.partial().as_bytes() && HAS_USER_MARKS.load(Ordering::Relaxed))
 }
 
 /// The path in the lower layers that the redirect of the directory at `path` names; `None` for one that leads out.

@@ -7,9 +7,14 @@
 //! Locking: `branches` is taken first and held through a verb (verbs are serialised; they are short but for the syncs of
 //! a commit), then the filesystem's gate.
 
+mod background;
+mod branches;
 mod commits;
 mod conflicts;
+#[cfg(test)]
+mod crash_tests;
 mod differences;
+mod elsewhere;
 mod history;
 mod import;
 mod nested;
@@ -19,7 +24,7 @@ mod selector;
 mod store;
 mod veils;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
@@ -28,7 +33,6 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
@@ -36,20 +40,22 @@ use serde::{Deserialize, Serialize};
 use crate::commit::{self, Change, Disk, Kind};
 use crate::driver::Driver;
 use crate::error::{Context, Error};
-use crate::filesystem::{Filesystem, MAIN, Slot};
+use crate::filesystem::{Filesystem, MAIN, Mounted, Slot};
 use crate::layer::{Layer, LayerId, copy_metadata};
 use crate::overlay::Namespace;
 use crate::partial;
 use crate::quota::Quota;
 use crate::tree::Tree;
-use crate::view::HIDDEN;
 
 pub(crate) use commits::CommitOptions;
 pub(crate) use history::{PastInfo, Towards};
 pub(crate) use selector::{Selector, directory_name};
 
+use background::Background;
+use branches::Branches;
+use elsewhere::Places;
 use selector::check_name;
-pub(crate) use store::FORMAT;
+pub(crate) use store::{FORMAT, written_part};
 use store::{KeptTimes, discard, give, lock_store, make_store, write_private};
 
 /// A branch's number; 0 is main. Never used twice.
@@ -180,17 +186,24 @@ type Fill<'f> = Box<dyn FnOnce(&Layer, &[Arc<Layer>]) -> Result<(), Error> + 'f>
 pub(crate) struct Workspace {
     base_path: PathBuf,
     store_path: PathBuf,
+    /// Where journal, history and veils are: the store, but where that is elsewhere ([`elsewhere`]).
+    home_path: PathBuf,
+    /// The store numbers its objects by itself.
+    is_foreign: bool,
     owner: (u32, u32),
     namespace: Namespace,
     base: Arc<Layer>,
     disk_roots: (OwnedFd, OwnedFd),
     lock_file: fs::File,
+    /// Held as long as the workspace, where it is another one.
+    _home_lock: Option<fs::File>,
     /// What a crash left, and what was done about it, for who mounts.
     recovery: Vec<String>,
     pub(crate) filesystem: Arc<Filesystem>,
-    branches: Mutex<BTreeMap<BranchId, Branch>>,
+    branches: Mutex<Branches>,
     settings: Settings,
     driver: OnceLock<Box<dyn Driver>>,
+    background: Background,
     /// The last number given to a branch, a layer or a transaction.
     last_number: AtomicU64,
 }
@@ -199,7 +212,7 @@ impl Workspace {
     /// Opens the workspace over `base`, recovering what a crash left in `store`.
     ///
     /// # Errors
-    /// Refuses where the store is in use, is damaged, or lies on another file system than the base.
+    /// Refuses where the store is in use, is damaged, or belongs to another base.
     pub(crate) fn open(
         base: &Path,
         store: Option<&Path>,
@@ -214,31 +227,41 @@ impl Workspace {
             )));
         }
         fs::read_dir(&base_path).at(&base_path)?;
-        let store_path = store.map_or_else(|| base_path.join(HIDDEN), Path::to_path_buf);
         let owner = (base_metadata.uid(), base_metadata.gid());
-        probe::refuse_elsewhere(&base_path, &store_path)?;
+        let places = Places::of(&base_path, store)?;
         let keep = KeptTimes::of(&base_path)?;
-        let is_new = !store_path.exists();
-        let opened = make_store(&store_path, owner)
-            .map_err(probe::explain)
+        let mut directories = vec![&places.home];
+        directories.extend(Some(&places.store).filter(|_| places.is_elsewhere()));
+        let made: Vec<&PathBuf> =
+            directories.iter().copied().filter(|path| !path.exists()).collect();
+        let opened = directories
+            .iter()
+            .try_for_each(|path| make_store(path, owner).map_err(probe::explain))
             .and_then(|()| keep.restore())
-            .and_then(|()| Self::open_store(&base_path, &store_path, owner, settings));
-        if is_new && opened.is_err() {
+            .and_then(|()| Self::open_store(&base_path, places.clone(), owner, settings));
+        if opened.is_err() {
             // A mount that is refused leaves nothing behind; the error that is told is the first one.
-            let _ = discard(&store_path).and_then(|()| keep.restore());
+            for path in made {
+                let _ = discard(path).and_then(|()| keep.restore());
+            }
         }
         opened
     }
 
     fn open_store(
         base_path: &Path,
-        store_path: &Path,
+        places: Places,
         owner: (u32, u32),
         settings: Settings,
     ) -> Result<Self, Error> {
         let base_path = base_path.to_path_buf();
-        let store_path = fs::canonicalize(store_path).at(store_path)?;
-        let lock = lock_store(&store_path)?;
+        let canonical = |path: &Path| fs::canonicalize(path).at(path);
+        let places =
+            Places { store: canonical(&places.store)?, home: canonical(&places.home)?, ..places };
+        let lock = lock_store(&places.store)?;
+        let home_lock = places.is_elsewhere().then(|| lock_store(&places.home)).transpose()?;
+        places.pair(&base_path, owner)?;
+        let Places { store: store_path, home: home_path, is_foreign } = places;
         let open = |path: &Path| Tree::open_root(path).at(path);
         let writable = open(&base_path)?;
         // Lower layers are reached through a read-only mount: a mistake would be EROFS, not a changed base.
@@ -246,9 +269,12 @@ impl Workspace {
             Ok(root) => Tree::new(root),
             Err(_) => open(&base_path)?, // without the privilege to mount; views never write lower layers by design
         };
-        let namespace = probe::probe(&store_path)?;
+        let namespace = store::settle_marks(&store_path, probe::probe(&store_path)?, owner)?;
+        if home_path != store_path {
+            probe::probe(&home_path)?; // commits are carried out there
+        }
         let duplicate = |tree: &Tree| rustix::io::dup(tree.root()).at(&base_path);
-        let disk_roots = (duplicate(&writable)?, duplicate(&open(&store_path)?)?);
+        let disk_roots = (duplicate(&writable)?, duplicate(&open(&home_path)?)?);
         let mut workspace = Self {
             owner,
             namespace,
@@ -256,10 +282,14 @@ impl Workspace {
             disk_roots,
             recovery: Vec::new(),
             lock_file: lock,
+            _home_lock: home_lock,
+            home_path,
+            is_foreign,
             filesystem: Arc::new(Filesystem::new(Arc::new(Layer::base(writable)))),
-            branches: Mutex::new(BTreeMap::new()),
+            branches: Mutex::new(Branches::default()),
             settings,
             driver: OnceLock::new(),
+            background: Background::default(),
             last_number: AtomicU64::new(0),
             base_path,
             store_path,
@@ -302,7 +332,7 @@ impl Workspace {
         self.owner
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<BranchId, Branch>> {
+    fn lock(&self) -> MutexGuard<'_, Branches> {
         // Every verb leaves the table right before it can fail or panic; a poisoned lock hides nothing half-done.
         self.branches.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -333,6 +363,21 @@ impl Workspace {
         fs::rename(&draft, &path).at(&path)
     }
 
+    /// Replaces records, with one sync for all of them.
+    fn write_records<'r>(&self, records: impl Iterator<Item = &'r Record>) -> Result<(), Error> {
+        let mut drafts = Vec::new();
+        for record in records {
+            drafts.push((self.draft_record(record)?, self.record_path(record.id)));
+        }
+        if !drafts.is_empty() {
+            self.sync_store()?;
+        }
+        for (draft, path) in drafts {
+            fs::rename(draft, &path).at(&path)?;
+        }
+        Ok(())
+    }
+
     fn draft_record(&self, record: &Record) -> Result<PathBuf, Error> {
         let draft = self.record_path(record.id).with_extension("new");
         let text = serde_json::to_vec(record).map_err(|error| Error::Corrupt(error.to_string()))?;
@@ -344,7 +389,7 @@ impl Workspace {
     fn recover(&self) -> Result<Vec<String>, Error> {
         let mut done = Vec::new();
         let disk = self.disk()?;
-        let mut records = self.read_records()?;
+        let mut records = self.read_records(&mut done)?;
         for recovered in commit::recover(&disk)? {
             let header = &recovered.decided.header;
             let trash = self.trash_name("tx", header.transaction);
@@ -363,11 +408,12 @@ impl Workspace {
             if let Kind::Commit { branch } = header.kind {
                 if let Some(mut record) = records.remove(&branch) {
                     self.unlink_kept(&record)?;
-                    record.layers.clear(); // they go with the commit
+                    record.layers.clear(); // they go with the commit; copies of them are nobody's now
                     self.drop_record(&record)?;
                 }
             }
-            self.keep(&disk, &recovered.decided)?;
+            self.sync_records_elsewhere()?;
+            self.keep(&disk, &recovered.decided, history::oldest(records.values()))?;
         }
         self.settle_absorbed(&mut records)?;
         let past = commit::history(&disk)?;
@@ -378,7 +424,13 @@ impl Workspace {
             .values()
             .flat_map(|record| record.layers.iter().chain(&record.below).copied())
             .collect();
-        self.drop_unknown_layers(&keep)?;
+        if self.is_elsewhere() {
+            let own: Vec<u64> =
+                records.values().flat_map(|record| record.layers.iter().copied()).collect();
+            let veils: Vec<u64> = keep.iter().copied().filter(|id| !own.contains(id)).collect();
+            self.drop_unknown_layers(&self.home_path, &veils)?;
+        }
+        self.drop_unknown_layers(&self.store_path, &keep)?;
         let mut branches = self.lock();
         for record in records.into_values() {
             let above = branches.get(&record.parent).and_then(|parent| parent.quota.as_ref());
@@ -419,33 +471,69 @@ impl Workspace {
         Ok(())
     }
 
-    fn read_records(&self) -> Result<BTreeMap<BranchId, Record>, Error> {
+    /// All records. Of those that a loss of power has cut off nothing was synced in the branch, nor in one below it: they
+    /// go, and what was written all the same is set aside; `done` gets a sentence on each.
+    fn read_records(&self, done: &mut Vec<String>) -> Result<BTreeMap<BranchId, Record>, Error> {
         let directory = self.store_path.join("branches");
-        let mut records = BTreeMap::new();
+        let mut records: BTreeMap<BranchId, Record> = BTreeMap::new();
+        let mut torn = BTreeSet::new();
         for entry in fs::read_dir(&directory).at(&directory)? {
             let path = entry.at(&directory)?.path();
+            let id = path.file_stem().and_then(OsStr::to_str).and_then(|stem| stem.parse().ok());
             if path.extension() != Some(OsStr::new("json")) {
                 fs::remove_file(&path).at(&path)?; // a draft that was never finished
                 continue;
             }
+            let damaged = |what: &str| Error::Corrupt(format!("{}: {what}", path.display()));
             let text = fs::read(&path).at(&path)?;
-            if text.iter().all(|byte| *byte == 0) {
-                // The power went before it was on disk, so nothing in the branch was synced either.
-                eprintln!(
-                    "branchfs: a branch was lost with the power: nothing in it had been synced"
-                );
-                fs::remove_file(&path).at(&path)?;
-                continue;
+            match (serde_json::from_slice::<Record>(store::written_part(&text)), id) {
+                (Ok(record), Some(id)) if record.id == id => drop(records.insert(id, record)),
+                (Ok(_), _) => return Err(damaged("it is another branch's record")),
+                (Err(error), Some(id)) if error.is_eof() => drop(torn.insert(id)),
+                (Err(error), _) => return Err(damaged(&error.to_string())),
             }
-            let record: Record = serde_json::from_slice(&text)
-                .map_err(|error| Error::Corrupt(format!("{}: {error}", path.display())))?;
-            records.insert(record.id, record);
+        }
+        // A child's record is synced after its parent's.
+        while let Some(id) =
+            records.values().find(|record| torn.contains(&record.parent)).map(|record| record.id)
+        {
+            records.remove(&id);
+            torn.insert(id);
+        }
+        for id in torn {
+            done.push(self.set_aside(id)?);
         }
         Ok(records)
     }
 
-    fn drop_unknown_layers(&self, keep: &[u64]) -> Result<(), Error> {
-        let directory = self.store_path.join("layers");
+    /// Takes a branch out of the store whose record a loss of power has damaged. What its layer holds is kept in `lost`.
+    fn set_aside(&self, id: BranchId) -> Result<String, Error> {
+        let (record, layer) = (self.record_path(id), self.layer_path(id));
+        let is_empty = match fs::read_dir(layer.join("upper")) {
+            Ok(mut entries) => entries.next().is_none(),
+            Err(_) => true, // half made, or gone
+        };
+        if is_empty {
+            fs::remove_file(&record).at(&record)?;
+            return Ok("an empty branch was lost with the power".to_owned());
+        }
+        let lost = self.store_path.join("lost");
+        if !lost.exists() {
+            self.make_directory(&lost)?;
+        }
+        // The layer first: without its record it would be thrown away.
+        for (from, to) in [(&layer, id.to_string()), (&record, format!("{id}.json"))] {
+            let to = lost.join(to);
+            fs::rename(from, &to).at(from)?;
+        }
+        Ok(format!(
+            "a branch was lost with the power, nothing in it had been synced; what was written of it is in {}",
+            lost.join(id.to_string()).display()
+        ))
+    }
+
+    fn drop_unknown_layers(&self, store: &Path, keep: &[u64]) -> Result<(), Error> {
+        let directory = store.join("layers");
         for entry in fs::read_dir(&directory).at(&directory)? {
             let entry = entry.at(&directory)?;
             let known = entry
@@ -464,15 +552,19 @@ impl Workspace {
     fn open_stack(
         &self,
         record: &Record,
-        branches: &BTreeMap<BranchId, Branch>,
+        branches: &Branches,
         quota: Option<&Arc<Quota>>,
     ) -> Result<Vec<Arc<Layer>>, Error> {
         let mut stack = Vec::new();
         for layer in &record.layers {
             let path = self.layer_path(*layer);
             let work = path.join("work");
-            fs::remove_dir_all(&work).at(&work)?;
+            commits::remove_tree(&work)?;
             self.make_directory(&work)?;
+            let links = path.join("links");
+            if !links.exists() {
+                self.make_directory(&links)?;
+            }
             let layer = self.open_layer(*layer)?;
             layer.limit(quota.cloned()).at(&path)?;
             stack.push(Arc::new(layer));
@@ -486,7 +578,7 @@ impl Workspace {
             stack.push(match known(*id) {
                 Some(layer) => layer,
                 None => {
-                    let path = self.layer_path(*id);
+                    let path = self.home_layer_path(*id);
                     Arc::new(Layer::open_veil(LayerId(*id), &path, self.namespace)?)
                 }
             });
@@ -498,7 +590,7 @@ impl Workspace {
     /// Opens a branch's own layer.
     fn open_layer(&self, id: u64) -> Result<Layer, Error> {
         let path = self.layer_path(id);
-        let mut layer = Layer::open(LayerId(id), &path, self.namespace, false)?;
+        let mut layer = Layer::open(LayerId(id), &path, self.namespace, self.is_foreign)?;
         if self.settings.policy == Policy::Serializable {
             let reads = path.join("reads");
             layer.record_reads(&reads)?;
@@ -543,7 +635,7 @@ impl Workspace {
     ) -> Result<BranchInfo, Error> {
         check_name(OsStr::new(name))?;
         let mut branches = self.lock();
-        if branches.values().any(|branch| branch.record.name == name) {
+        if branches.named(name).is_some() {
             return Err(Error::Exists(name.to_owned()));
         }
         let above = parent.find(&branches)?.and_then(|parent| parent.quota.as_ref());
@@ -650,16 +742,8 @@ impl Workspace {
         Ok(())
     }
 
-    fn abort_one(
-        &self,
-        branches: &mut BTreeMap<BranchId, Branch>,
-        id: BranchId,
-    ) -> Result<(), Error> {
-        let children: Vec<BranchId> = branches
-            .values()
-            .filter(|child| child.record.parent == id)
-            .map(|child| child.record.id)
-            .collect();
+    fn abort_one(&self, branches: &mut Branches, id: BranchId) -> Result<(), Error> {
+        let children: Vec<BranchId> = branches.children(id).map(|child| child.record.id).collect();
         for child in children {
             self.abort_one(branches, child)?;
         }
@@ -675,11 +759,7 @@ impl Workspace {
 
     /// Takes a branch, which is not in the table any more, out of the mount, and the layers that were its alone into the
     /// trash.
-    fn retire_branch(
-        &self,
-        branches: &BTreeMap<BranchId, Branch>,
-        branch: &Branch,
-    ) -> Result<(), Error> {
+    fn retire_branch(&self, branches: &Branches, branch: &Branch) -> Result<(), Error> {
         self.driver().detach(branch.record.id);
         let mounted = {
             let _gate = self.filesystem.close_gate();
@@ -690,13 +770,16 @@ impl Workspace {
             let mut others = branches.values().map(|other| &other.record);
             others.any(|other| other.layers.contains(layer) || other.below.contains(layer))
         };
-        let layers = branch.record.layers.iter().chain(&branch.record.below);
-        for layer in layers.filter(|layer| !is_used(layer)) {
+        // Only branches below it could look through its layers, and there are none any more.
+        for layer in &branch.record.layers {
             self.throw_away(&self.layer_path(*layer), "layer");
         }
+        // Those of branches above it are used by these.
+        for veil in branch.record.below.iter().filter(|layer| !is_used(layer)) {
+            self.throw_away(&self.home_layer_path(*veil), "veil");
+        }
         if let Some(mounted) = mounted {
-            let filesystem = Arc::clone(&self.filesystem);
-            filesystem.invalidate(&mounted);
+            self.outdate(mounted);
         }
         Ok(())
     }
@@ -711,7 +794,7 @@ impl Workspace {
     }
 
     fn drop_journal(&self, id: BranchId) {
-        self.throw_away(&self.store_path.join("journal").join(id.to_string()), "failed");
+        self.throw_away(&self.home_path.join("journal").join(id.to_string()), "failed");
         self.empty_trash(); // where the disk was full, the next try needs the room
     }
 
@@ -723,22 +806,28 @@ impl Workspace {
     /// next start: nothing refers to it any more.
     fn throw_away(&self, path: &Path, what: &str) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let to = self.store_path.join("trash").join(format!("{what}-{name}-{}", now()));
+        let root =
+            if path.starts_with(&self.home_path) { &self.home_path } else { &self.store_path };
+        let to = root.join("trash").join(format!("{what}-{name}-{}", now()));
         let _ = fs::rename(path, to);
     }
 
     /// Deletes what is in the trash, in the background.
     fn empty_trash(&self) {
-        let trash = self.store_path.join("trash");
-        // Without a thread it is left for the next call.
-        let _ = thread::Builder::new().name("trash".to_owned()).spawn(move || {
-            let Ok(tree) = Tree::open_root(&trash) else {
-                return;
-            };
-            for entry in tree.list(Path::new("")).unwrap_or_default() {
-                let _ = tree.remove_all(Path::new(&entry.name)); // two threads may race for one entry
-            }
-        });
+        let mut trash = vec![self.home_path.join("trash")];
+        trash.extend(self.is_elsewhere().then(|| self.store_path.join("trash")));
+        self.background.empty(trash);
+    }
+
+    /// Lets the kernel forget a branch that is gone or stale; its name at once, all it knows of a big one in the background.
+    fn outdate(&self, mounted: Arc<Mounted>) {
+        /// So many nodes take well under a millisecond.
+        const NODES_AT_ONCE_MAX: usize = 64;
+        if mounted.lock().nodes.len() <= NODES_AT_ONCE_MAX {
+            return self.filesystem.invalidate(&mounted);
+        }
+        self.filesystem.expire(&mounted);
+        self.background.invalidate(&self.filesystem, mounted);
     }
 
     /// The branch that a slot of the mount shows.
@@ -768,7 +857,7 @@ impl Workspace {
         branches.keys().map(|id| Self::info(&branches, *id)).collect()
     }
 
-    fn info(branches: &BTreeMap<BranchId, Branch>, id: BranchId) -> Result<BranchInfo, Error> {
+    fn info(branches: &Branches, id: BranchId) -> Result<BranchInfo, Error> {
         let branch = branches.get(&id).ok_or_else(|| Error::NotFound(id.to_string()))?;
         let mut names = vec![branch.record.name.as_str()];
         let mut parent = branch.record.parent;
@@ -810,24 +899,24 @@ impl Workspace {
     /// `Io`: the store is left where it is then.
     pub(crate) fn close(&self) -> Result<(), Error> {
         store::mark_closed(&self.lock_file).at(&self.store_path)?;
-        let is_empty = self.lock().is_empty();
-        if !is_empty {
+        let keeps = |root: &Path, name: &str| match fs::read_dir(root.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            entries => entries.at(root).map(|mut entries| entries.next().is_some()),
+        };
+        if !self.lock().is_empty() || keeps(&self.store_path, "lost")? {
             return Ok(());
         }
-        for kept in ["journal", "history"] {
-            // A transaction to be recovered at the next start, or a commit that can be undone.
-            let kept = self.store_path.join(kept);
-            if fs::read_dir(&kept).at(&kept)?.next().is_some() {
-                return Ok(());
-            }
-        }
         let keep = KeptTimes::of(&self.base_path)?;
-        match fs::remove_dir_all(&self.store_path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // The background may be emptying the trash at the same time.
-            Err(_) => fs::remove_dir_all(&self.store_path).at(&self.store_path)?,
-            Ok(()) => {}
+        if self.is_elsewhere() {
+            store::remove(&self.store_path)?;
+            let link = self.home_path.join("store");
+            fs::remove_file(&link).at(&link)?;
         }
+        // A transaction to be recovered at the next start, or a commit that can be undone.
+        if keeps(&self.home_path, "journal")? || keeps(&self.home_path, "history")? {
+            return Ok(());
+        }
+        store::remove(&self.home_path)?;
         keep.restore()
     }
 }
@@ -846,19 +935,18 @@ fn describe(kind: Kind, is_committed: bool, records: &BTreeMap<BranchId, Record>
     format!("{what}, which was under way, {how}")
 }
 
-fn children_of(branches: &BTreeMap<BranchId, Branch>, id: BranchId) -> Vec<String> {
-    let live =
-        branches.values().filter(|branch| branch.record.parent == id && !branch.record.is_stale);
+fn children_of(branches: &Branches, id: BranchId) -> Vec<String> {
+    let live = branches.children(id).filter(|branch| !branch.record.is_stale);
     live.map(|branch| branch.record.name.clone()).collect()
 }
 
 /// Live branches below `top`, children before their own children.
-fn below(branches: &BTreeMap<BranchId, Branch>, top: BranchId) -> Vec<BranchId> {
+fn below(branches: &Branches, top: BranchId) -> Vec<BranchId> {
     let mut found = vec![top];
     let mut position = 0;
     while let Some(&parent) = found.get(position) {
-        let is_child = |branch: &&Branch| branch.record.parent == parent && !branch.record.is_stale;
-        found.extend(branches.values().filter(is_child).map(|branch| branch.record.id));
+        let live = branches.children(parent).filter(|branch| !branch.record.is_stale);
+        found.extend(live.map(|branch| branch.record.id));
         position += 1;
     }
     found.split_off(1)

@@ -51,6 +51,45 @@ fn import(mount: &Mount, name: &str, archive: &Path) -> Output {
     import_as(mount, name, archive, &[], 0)
 }
 
+#[test]
+fn nothing_is_exported_as_an_archive_of_nothing_and_imported_as_an_untouched_branch() {
+    let mount = Mount::over(|base| shell(base, FILLED));
+    let base = snapshot(&mount.base());
+    mount.create("empty");
+    let archive = export(&mount, "empty");
+    assert_eq!(fs::read(&archive).unwrap(), [0; 1024], "the end mark alone");
+    shell(
+        mount.directory.path(),
+        "tar -tf empty.tar | cmp - /dev/null; tar -cf theirs.tar -T /dev/null",
+    );
+    for (name, archive) in [("ours", "empty.tar"), ("theirs", "theirs.tar")] {
+        succeed(&import(&mount, name, &mount.directory.path().join(archive)));
+        assert_same(&snapshot(&mount.branch(name)), &base, name);
+        assert!(mount.run(&["diff", name], &[]).stdout.is_empty());
+    }
+    mount.commit("theirs");
+    assert_same(&snapshot(&mount.base()), &base, "committed");
+}
+
+#[test]
+fn an_archive_without_its_end_is_refused_wherever_it_was_cut() {
+    let mount = Mount::over(|base| shell(base, FILLED));
+    let branch = mount.create("work");
+    shell(&branch, "echo new > file; echo new > d/new; rm other; chmod 700 .");
+    let archive = export(&mount, "work");
+    let whole = fs::read(&archive).unwrap();
+    let end = whole.len() - 1024;
+    for length in (0..=end).step_by(256) {
+        fs::OpenOptions::new().write(true).open(&archive).unwrap().set_len(0).unwrap();
+        fs::write(&archive, &whole[..length]).unwrap();
+        let said = refusal(&import(&mount, "cut", &archive));
+        assert!(said.contains("archive"), "cut at {length}: {said}");
+    }
+    fs::write(&archive, &whole[..end + 512]).unwrap(); // as tar itself takes it
+    succeed(&import(&mount, "half-marked", &archive));
+    assert_same(&snapshot(&mount.branch("half-marked")), &snapshot(&branch), "imported");
+}
+
 fn set_xattrs(root: &Path) {
     let flags = rustix::fs::XattrFlags::empty();
     rustix::fs::setxattr(root.join("first"), "user.note", b"a=b\n\0", flags).unwrap();

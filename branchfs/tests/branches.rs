@@ -1,4 +1,4 @@
-//! What branches promise (the semantics S1 to S13 of docs/semantics.md), on a real mount.
+//! What branches promise (docs/semantics.md), on a real mount.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 
@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use common::{Mount, assert_same, refusal, shell, snapshot};
 
+/// S2: the parent as it was at the fork, and one's own changes.
 #[test]
 fn a_branch_shows_its_parent_and_its_own_changes_and_never_a_siblings() {
     let mount = Mount::over(|base| fs::write(base.join("file"), "base").unwrap());
@@ -27,6 +28,7 @@ fn a_branch_shows_its_parent_and_its_own_changes_and_never_a_siblings() {
     );
 }
 
+/// S5: under `first-winner` the first child to commit wins.
 #[test]
 fn the_first_commit_wins_and_siblings_are_stale() {
     let mount = Mount::new();
@@ -70,6 +72,7 @@ fn a_record_that_the_power_emptied_is_a_branch_that_never_was() {
     }
 }
 
+/// S5: also with nothing changed.
 #[test]
 fn an_empty_commit_wins_too() {
     let mount = Mount::new();
@@ -79,6 +82,7 @@ fn an_empty_commit_wins_too() {
     refusal(&mount.run(&["commit", "two"], &[]));
 }
 
+/// S3: changes in a branch with live children answer EROFS.
 #[test]
 fn a_branch_with_live_children_is_frozen_until_they_are_gone() {
     let mount = Mount::new();
@@ -101,6 +105,7 @@ fn a_branch_with_live_children_is_frozen_until_they_are_gone() {
     assert_eq!(fs::read_to_string(mount.base().join("after")).unwrap(), "thawed");
 }
 
+/// S4: a commit carries everything.
 #[test]
 fn nested_commits_carry_every_kind_of_change_through_the_stack() {
     let mount = Mount::over(|base| {
@@ -163,6 +168,7 @@ fn a_nested_branch_that_moves_what_its_parent_moved_or_made_loses_nothing() {
     assert_same(&snapshot(&mount.base()), &wanted, "after the redo");
 }
 
+/// S8: what others changed in the base is listed, and nothing is committed.
 #[test]
 fn a_commit_never_overwrites_what_others_changed_unless_forced() {
     let mount = Mount::over(|base| shell(base, "echo 1 > file; mkdir gone; echo 2 > gone/x"));
@@ -194,6 +200,7 @@ fn a_file_that_is_being_written_is_not_committed() {
     assert_eq!(fs::read_to_string(mount.base().join("busy")).unwrap(), "half and half");
 }
 
+/// S10: an abort returns at once, and gives space back in the background.
 #[test]
 fn an_abort_leaves_no_trace() {
     let mount = Mount::over(|base| {
@@ -209,6 +216,7 @@ fn an_abort_leaves_no_trace() {
     assert!(!mount.base().join(".branching").exists());
 }
 
+/// S11: branches survive the daemon.
 #[test]
 fn branches_survive_a_killed_daemon() {
     let mount = Mount::over(|base| fs::write(base.join("file"), "base").unwrap());
@@ -228,6 +236,7 @@ fn branches_survive_a_killed_daemon() {
     assert_eq!(fs::read_to_string(mount.base().join("new")).unwrap(), "new");
 }
 
+/// S9: entirely old or entirely new.
 #[test]
 fn a_commit_that_is_killed_leaves_the_base_old_or_new() {
     let fill = |base: &std::path::Path| {
@@ -271,6 +280,7 @@ fn a_commit_that_is_killed_leaves_the_base_old_or_new() {
     println!("old {}, new {}", outcomes[0], outcomes[1]);
 }
 
+/// S13: no name, link or race leads out of the base.
 #[test]
 fn nothing_in_a_branch_reaches_out_of_the_base() {
     let outside = tempfile::tempdir().unwrap();
@@ -339,8 +349,41 @@ fn wrong_mounts_are_refused_with_the_reason() {
     assert!(mount(&base, &[], "absent").contains("cannot be used"));
     let overlay = ["--driver", "overlay", "--control-files"];
     assert!(mount(&base, &overlay, "mount").contains("cannot show control files"));
-    assert!(mount(&base, &["--store", "/dev/shm"], "mount").contains("another file system"));
+    fs::create_dir(directory.path().join("full")).unwrap();
+    fs::write(directory.path().join("full/file"), "somebody's").unwrap();
+    let full = directory.path().join("full");
+    let said = mount(&base, &["--store", full.to_str().unwrap()], "mount");
+    assert!(said.contains("is no store, and has file in it"), "{said}");
+    assert_eq!(fs::read_dir(&full).unwrap().count(), 1);
     assert!(!base.join(".branching").exists(), "nothing was made");
+}
+
+#[test]
+fn a_copy_of_the_mount_in_another_namespace_holds_no_unmount_up_and_is_named() {
+    let mount = Mount::new();
+    shell(&mount.create("kept"), "echo kept >file");
+    // `unshare` copies all mounts there are, and tells when it has.
+    let mut other = Command::new("unshare")
+        .args(["--mount", "sh", "-c", "echo; exec sleep 1000"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = [0; 1];
+    std::io::Read::read_exact(other.stdout.as_mut().unwrap(), &mut line).unwrap();
+    let daemon = rustix::process::Pid::from_raw(mount.daemon()).unwrap();
+    let waiter = rustix::process::pidfd_open(daemon, rustix::process::PidfdFlags::empty()).unwrap();
+    let output = mount.run(&["unmount"], &[]);
+    common::succeed(&output);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains(&format!("{} (", other.id())), "{said}");
+    assert!(fs::read_dir(mount.mountpoint()).unwrap().next().is_none(), "here it is unmounted");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    // Other tests of this program may have started processes that have a copy for a moment: what counts is that it ends.
+    let mut poll = [rustix::event::PollFd::new(&waiter, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut poll, None).unwrap();
+    mount.mount();
+    shell(&mount.branch("kept"), "grep -qx kept file");
 }
 
 #[test]
@@ -356,4 +399,55 @@ fn a_mount_that_is_not_permitted_says_what_is_missing_and_leaves_nothing() {
     assert!(refusal(&output).contains("--cap-add SYS_ADMIN"));
     assert!(!base.join(".branching").exists());
     assert_same(&snapshot(&base), &before, "after the refusal");
+}
+
+/// S10 and S5: however much the kernel knows of the branch.
+#[test]
+fn a_big_branch_vanishes_at_once_when_it_is_aborted_or_a_sibling_wins() {
+    const FILES: usize = 300;
+    let mount = Mount::new();
+    for end in ["abort", "commit"] {
+        let branch = mount.create("big");
+        mount.create("other");
+        fs::create_dir(branch.join("room")).unwrap();
+        for number in 0..FILES {
+            fs::write(branch.join(format!("room/{number}")), "x").unwrap();
+        }
+        assert_eq!(snapshot(&branch).len(), FILES + 2); // the kernel knows all of it
+        common::succeed(&mount.run(&[end, if end == "abort" { "big" } else { "other" }], &[]));
+        for path in ["", "room", "room/7", "room/299", "room/absent"] {
+            let found = fs::symlink_metadata(branch.join(path)).map(|_| ());
+            let error = found.unwrap_err().raw_os_error();
+            assert!(matches!(error, Some(libc::ENOENT | libc::ESTALE)), "{end}, {path}: {error:?}");
+        }
+        let _ = mount.run(&["abort", if end == "abort" { "other" } else { "big" }], &[]);
+        mount.create("big"); // the name is free
+        assert_eq!(fs::read_dir(mount.branch("big")).unwrap().count(), 0);
+        mount.abort("big");
+    }
+    mount.unmount();
+    for kept in ["branches", "layers"] {
+        assert_eq!(fs::read_dir(mount.base().join(".branching").join(kept)).unwrap().count(), 0);
+    }
+}
+
+/// S1: what a create makes depends neither on the size of the tree nor on the number of branches.
+#[test]
+fn a_create_makes_the_same_few_objects_whatever_there_is() {
+    let made = |files: usize, branches: usize| {
+        let mount = Mount::over(|base| {
+            for number in 0..files {
+                fs::write(base.join(number.to_string()), "x").unwrap();
+            }
+        });
+        (0..branches).for_each(|number| drop(mount.create(&format!("branch-{number}"))));
+        let store = mount.base().join(".branching");
+        let before = snapshot(&store).len();
+        mount.create("one");
+        snapshot(&store).len() - before
+    };
+    let few = made(1, 0);
+    assert!(few <= 10, "{few} objects");
+    assert_eq!(made(1000, 0), few);
+    assert_eq!(made(1, 20), few);
 }

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Mount, succeed};
+use common::{Mount, shell, succeed};
 use serde_json::Value;
 
 /// Far longer than anything here takes on the slowest machine.
@@ -180,4 +180,30 @@ fn peers_that_never_read_hold_nobody_up() {
     assert!(sent > 0);
     succeed(&mount.run(&["list"], &[]));
     mount.commit("branch");
+}
+
+#[test]
+fn a_commit_that_fails_says_at_which_path_and_in_which_step() {
+    let mount = Mount::over(|base| shell(base, "echo old > file; echo old > other"));
+    shell(&mount.create("branch"), "echo new > file; echo new > other");
+    shell(&mount.base(), "chattr +i other");
+    let mut stream = UnixStream::connect(mount.control_socket()).unwrap();
+    writeln!(stream, r#"{{"v":1,"verb":"commit","branch":"branch","force":true}}"#).unwrap();
+    let mut line = String::new();
+    BufReader::new(&stream).read_line(&mut line).unwrap();
+    shell(&mount.base(), "chattr -i other; test \"$(cat file other)\" = $'old\\nold'");
+    let error = &serde_json::from_str::<serde_json::Value>(&line).unwrap()["error"];
+    assert_eq!(
+        (&error["kind"], &error["path"], &error["step"]),
+        (&"io".into(), &"other".into(), &"exchange".into()),
+        "{error}"
+    );
+    succeed(&mount.run(&["commit", "--force", "branch"], &[])); // the flags are a change by others
+    shell(&mount.base(), "test \"$(cat file other)\" = $'new\\nnew'");
+    // An error that is about no path has neither.
+    writeln!(stream, r#"{{"v":1,"verb":"commit","branch":"branch"}}"#).unwrap();
+    line.clear();
+    BufReader::new(&stream).read_line(&mut line).unwrap();
+    let error = &serde_json::from_str::<serde_json::Value>(&line).unwrap()["error"];
+    assert!(error["path"].is_null() && error["step"].is_null(), "{error}");
 }

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 
-mod common;
+pub(crate) mod common;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};

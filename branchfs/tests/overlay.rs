@@ -23,7 +23,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use common::{Mount, assert_same, refusal, shell, snapshot, snapshot_by_names, succeed};
 
@@ -348,14 +348,45 @@ fn the_owner_can_remove_a_store_that_was_left() {
     assert!(status.success() && !mount.base().join(".branching").exists());
 }
 
+/// Mounts without the capability that the kernel's index takes.
+fn mount_without_index(mount: &Mount, driver: &str) -> Output {
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-dac_read_search", "--inh-caps", "-dac_read_search"]);
+    command.args([common::PROGRAM, "mount", "--driver", driver, "--base"]);
+    command.arg(mount.base()).arg(mount.mountpoint()).output().unwrap()
+}
+
+#[test]
+fn auto_is_overlay_where_it_has_its_full_semantics() {
+    let chosen = |options: &[&str]| {
+        let mount = Mount::unmounted(|_| ());
+        let words = [&["mount", "--driver", "auto"], options, &["--base"]].concat();
+        succeed(&mount.run(&words, &[&mount.base()]));
+        let info = mount.ask("info");
+        (info["driver"].clone(), info["why_not"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(chosen(&[]), ("overlay".into(), "overlay has its full semantics here".to_owned()));
+    let (driver, why_not) = chosen(&["--policy", "snapshot"]);
+    assert_eq!(driver, "fuse");
+    assert!(why_not.contains("first-winner"), "{why_not}");
+    let (driver, why_not) = chosen(&["--control-files"]);
+    assert_eq!(driver, "fuse");
+    assert!(why_not.contains("control files"), "{why_not}");
+}
+
+#[test]
+fn auto_is_fuse_where_the_index_cannot_be_had_and_says_why() {
+    let mount = Mount::unmounted(|_| ());
+    succeed(&mount_without_index(&mount, "auto"));
+    let info = mount.ask("info");
+    assert_eq!(info["driver"], "fuse");
+    assert!(info["why_not"].as_str().unwrap().contains("DAC_READ_SEARCH"), "{info}");
+}
+
 #[test]
 fn where_the_index_cannot_be_had_the_driver_says_so() {
     let mount = Mount::unmounted(|_| ());
-    let mut command = Command::new("setpriv");
-    command.args(["--bounding-set", "-dac_read_search", "--inh-caps", "-dac_read_search"]);
-    command.args([common::PROGRAM, "mount", "--driver", "overlay", "--base"]);
-    let output = command.arg(mount.base()).arg(mount.mountpoint()).output().unwrap();
-    let refused = refusal(&output);
+    let refused = refusal(&mount_without_index(&mount, "overlay"));
     assert!(refused.contains("index=on") && refused.contains("DAC_READ_SEARCH"), "{refused}");
     assert!(!mount.base().join(".branching").exists());
 }

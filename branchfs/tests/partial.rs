@@ -5,9 +5,9 @@
 mod common;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use common::{Mount, assert_same, refusal, shell, snapshot, succeed};
+use common::{Content, Mount, assert_same, refusal, shell, snapshot, succeed};
 
 fn fill(base: &Path) {
     shell(
@@ -75,6 +75,42 @@ fn exclude_leaves_what_matches_out() {
          test -e fresh/one/two/n.py; test -d fresh/empty; test ! -e fresh/m.txt; test ! -e moved; test \"$(cat elsewhere/file)\" = $'old\\nmore'",
     );
     undone(&mount);
+}
+
+#[test]
+fn directories_keep_their_times_where_no_name_of_theirs_is_taken() {
+    // What is chosen, and the directories in which names come or go with it.
+    let cases: [(&[&str], &[&str]); 5] = [
+        (&["--only", "src/deep/b.py"], &[]),
+        (&["--only", "gone/below"], &["gone"]),
+        (&["--only", "y.txt"], &["gone/below"]),
+        (&["--only", "m.txt"], &["", "fresh"]),
+        (&["--exclude", "*.py", "--exclude", "fresh", "--only", "replaced", "--only", "src"], &[]),
+    ];
+    for (options, changed) in cases {
+        let mount = Mount::over(fill);
+        let branch = mount.create("work");
+        shell(&branch, CHANGES);
+        shell(&branch, "touch src/deep/new.py .; chmod 711 .; touch -d 2021-01-01 src/deep");
+        let times = |root: &Path| -> std::collections::BTreeMap<PathBuf, ((i64, i64), u32)> {
+            let tree = snapshot(root).into_iter();
+            let directories = tree.filter(|(_, object)| object.content == Content::Directory);
+            directories.map(|(path, object)| (path, (object.mtime, object.mode))).collect()
+        };
+        let before = times(&mount.base());
+        let words: Vec<&str> = ["commit"].iter().chain(options).chain(&["work"]).copied().collect();
+        succeed(&mount.run(&words, &[]));
+        let after = times(&mount.base());
+        for (path, (time, mode)) in &before {
+            let Some((now, mode_now)) = after.get(path) else { continue };
+            let is_chosen = changed.contains(&path.to_str().unwrap());
+            assert_eq!(now != time, is_chosen, "{options:?}: the time of {}", path.display());
+            let is_whole = options.contains(&"src") && path.starts_with("src")
+                || options.contains(&"replaced") && path.starts_with("replaced");
+            assert!(is_whole || mode == mode_now, "{options:?}: the mode of {}", path.display());
+        }
+        undone(&mount);
+    }
 }
 
 #[test]

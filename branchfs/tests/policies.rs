@@ -84,7 +84,7 @@ fn a_branch_works_on_in_its_snapshot_after_others_have_committed() {
     );
     let said = refusal(&mount.run(&["commit", "late"], &[]));
     assert!(said.contains("others committed changes of the same paths"), "{said}");
-    for path in ["file", "gone", "moved", "replaced/old", "kept/file"] {
+    for path in ["new", "file", "gone", "moved", "replaced/old", "kept/file"] {
         assert!(said.lines().any(|line| line.trim() == path), "{path}: {said}");
     }
 }
@@ -265,7 +265,7 @@ fn branches_below_a_branch_keep_their_snapshot_too() {
 #[test]
 fn siblings_below_a_branch_meet_as_siblings_of_main_do() {
     // What the first commits, what the second tries, and the path that stands against it.
-    let cases: [(&str, &str, Option<&str>); 9] = [
+    let cases: [(&str, &str, Option<&str>); 13] = [
         ("echo 1 >file", "echo 2 >file", Some("file")),
         ("echo 1 >new", "echo 2 >new", Some("new")),
         ("rm -r gone", "echo 2 >gone/below/new", Some("gone")),
@@ -275,6 +275,15 @@ fn siblings_below_a_branch_meet_as_siblings_of_main_do() {
         ("chmod 700 apart", "echo 2 >apart/mine", None),
         ("echo 1 >apart/theirs", "echo 2 >apart/mine", None),
         ("mv moved there", "echo 2 >apart/mine; rm link", None),
+        // A directory made anew hides all that comes to lie in the old one.
+        ("echo 1 >apart/new", "rm -r apart; mkdir apart; echo 2 >apart/mine", Some("apart/new")),
+        (
+            "echo 1 >replaced/new",
+            "rm replaced/old; rmdir replaced; mkdir replaced",
+            Some("replaced/new"),
+        ),
+        ("chmod 700 .", "echo 2 >apart/mine", None),
+        ("echo 1 >apart/theirs", "chmod 700 .", None),
     ];
     for (first, second, path) in cases {
         let mount = mounted("snapshot");
@@ -302,6 +311,98 @@ fn siblings_below_a_branch_meet_as_siblings_of_main_do() {
             }
         }
     }
+}
+
+#[test]
+fn a_name_made_and_removed_again_below_a_branch_hides_nothing_of_a_sibling() {
+    // The work of the branch, and then of a child that is committed into it: nothing of it is left to see.
+    let cases = [
+        ("echo 2 >new", "rm new", "new"),
+        ("mkdir new; echo 2 >new/file", "rm -r new", "new"),
+        ("mkdir new; echo 2 >new/file", "mv new elsewhere", "new"),
+        ("echo 2 >apart/new", "rm apart/new", "apart/new"),
+    ];
+    for (work, grandchild, path) in cases {
+        let mount = mounted("snapshot");
+        let parent = mount.create("parent");
+        let (one, two) = (mount.create_below("parent", "one"), mount.create_below("parent", "two"));
+        shell(&two, work);
+        shell(&mount.create_below("two", "three"), grandchild);
+        mount.commit("three");
+        shell(&one, &format!("echo 1 >{path}"));
+        mount.commit("one");
+        let said = refusal(&mount.run(&["commit", "two"], &[]));
+        assert!(said.lines().any(|line| line.trim() == path), "{work}; {grandchild}: {said}");
+        assert_eq!(fs::read_to_string(parent.join(path)).unwrap(), "1\n");
+    }
+}
+
+#[test]
+fn a_forced_commit_below_a_branch_keeps_its_own_attributes() {
+    let mount = mounted("snapshot");
+    let parent = mount.create("parent");
+    let (one, two) = (mount.create_below("parent", "one"), mount.create_below("parent", "two"));
+    shell(&one, "chmod 700 apart");
+    shell(&two, "chmod 711 apart; echo 2 >apart/mine");
+    mount.commit("one");
+    succeed(&mount.run(&["commit", "--force", "two"], &[]));
+    assert_eq!(fs::metadata(parent.join("apart")).unwrap().mode() & 0o777, 0o711);
+}
+
+#[test]
+fn an_undo_takes_back_the_commit_that_was_last_whoever_was_forked_first() {
+    let mount = mounted("snapshot");
+    let (first, second) = (mount.create("first"), mount.create("second"));
+    shell(&second, "echo second >kept/file");
+    mount.commit("second");
+    let between = snapshot(&mount.base());
+    shell(&first, "echo first >file");
+    mount.commit("first");
+    succeed(&mount.run(&["undo"], &[]));
+    assert_same(&snapshot(&mount.base()), &between, "undone");
+    mount.unmount();
+    mount.mount_with(&["--policy", "snapshot"]);
+    succeed(&mount.run(&["redo"], &[]));
+    succeed(&mount.run(&["undo"], &[]));
+    assert_same(&snapshot(&mount.base()), &between, "undone again");
+}
+
+#[test]
+fn commits_that_the_history_forgot_are_no_drift_to_those_who_live_on() {
+    let mount = Mount::with(&["--policy", "snapshot", "--history", "1"], fill);
+    let (undone, pruned) = (mount.create("undone"), mount.create("pruned"));
+    shell(&undone, "echo mine >file; rm -r gone; mv moved away");
+    shell(&pruned, "echo mine >replaced/old");
+    shell(&mount.create("one"), "echo one >file; echo one >gone/below/file; echo one >moved/other");
+    mount.commit("one");
+    succeed(&mount.run(&["undo"], &[]));
+    shell(&mount.create("two"), "echo two >apart/theirs; echo two >replaced/old");
+    mount.commit("two"); // what is undone is forgotten now
+    mount.unmount();
+    mount.mount_with(&["--policy", "snapshot", "--history", "1"]);
+    mount.commit("undone");
+    let said = refusal(&mount.run(&["commit", "pruned"], &[]));
+    assert!(said.contains("others committed changes of the same paths"), "{said}");
+    shell(&mount.base(), "echo edited >apart/mine");
+    let late = mount.create("late");
+    shell(&late, "echo late >apart/mine");
+    shell(&mount.base(), "echo edited again >apart/mine");
+    let said = refusal(&mount.run(&["commit", "late"], &[]));
+    assert!(said.contains("the base was changed by others"), "{said}");
+}
+
+#[test]
+fn what_a_branch_did_while_a_commit_was_undone_is_no_drift_when_that_is_done_again() {
+    let mount = mounted("snapshot");
+    shell(&mount.create("one"), "rm -r gone replaced; echo new >replaced; echo new >new; rm file");
+    mount.commit("one");
+    let two = mount.create("two");
+    succeed(&mount.run(&["undo"], &[]));
+    shell(&two, "rm replaced; mv new gone; mkdir replaced; echo mine >file");
+    let wanted = snapshot(&two);
+    succeed(&mount.run(&["redo"], &[]));
+    mount.commit("two");
+    assert_same(&snapshot(&mount.base()), &wanted, "committed");
 }
 
 #[test]

@@ -469,6 +469,73 @@ fn the_store_is_closed_to_everybody_but_the_owner() {
 }
 
 #[test]
+fn attributes_of_users_that_sound_like_ours_are_theirs() {
+    let set = |path: &Path, name: &str, value: &[u8]| {
+        rustix::fs::lsetxattr(path, name, value, rustix::fs::XattrFlags::empty()).unwrap();
+    };
+    let names = [
+        "user.branchfs.partial",
+        "user.branchfs.control",
+        "user.branchfs.private",
+        "user.branchfs.x",
+    ];
+    let mount = Mount::over(|base| {
+        shell(base, "mkdir room; echo base | tee room/file untouched > /dev/null");
+        for (name, path) in
+            names.iter().flat_map(|name| ["room", "room/file", ""].map(|path| (name, path)))
+        {
+            set(&base.join(path), name, b"theirs");
+        }
+    });
+    let before = common::snapshot(&mount.base());
+    let branch = mount.create("branch");
+    assert_eq!(common::snapshot(&branch), before);
+    shell(&branch, "echo more >> room/file; chmod 700 room; mkdir new; echo new > new/file");
+    for name in names {
+        for path in ["room", "room/file", "new", "new/file", "untouched", ""] {
+            set(&branch.join(path), name, b"the branch's");
+        }
+    }
+    let wanted = common::snapshot(&branch);
+    assert_eq!(wanted[Path::new("room/file")].xattrs.len(), names.len());
+    mount.unmount();
+    mount.mount();
+    assert_same(&common::snapshot(&branch), &wanted, "after a remount");
+    mount.commit("branch");
+    assert_same(&common::snapshot(&mount.base()), &wanted, "committed");
+    common::succeed(&mount.run(&["undo"], &[]));
+    assert_same(&common::snapshot(&mount.base()), &before, "undone");
+}
+
+#[test]
+fn a_store_is_mounted_with_the_marks_that_it_was_made_with() {
+    let mount = Mount::over(|base| shell(base, "mkdir room; echo base > room/file"));
+    let marks = mount.base().join(".branching/marks");
+    let store = mount.base().join(".branching");
+    mount.create("kept");
+    mount.unmount();
+    assert_eq!(fs::read_link(&marks).unwrap(), Path::new("trusted"));
+    shell(&store, "ln -sfn user marks"); // as a mount without the privilege would have
+    mount.mount();
+    shell(&mount.create("branch"), "rm -r room; mkdir room");
+    mount.kill();
+    mount.mount();
+    shell(&mount.branch("branch"), "test ! -e room/file");
+    mount.commit("branch");
+    shell(&mount.base(), "test -d room; test ! -e room/file");
+    assert_eq!(common::snapshot(&mount.base())[Path::new("room")].xattrs.len(), 0);
+    mount.create("later");
+    mount.unmount();
+    shell(&store, "ln -sfn trusted marks");
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-sys_admin", common::PROGRAM, "mount", "--base"]);
+    let output = command.arg(mount.base()).arg(mount.mountpoint()).output().unwrap();
+    assert!(refusal(&output).contains("CAP_SYS_ADMIN"));
+    assert!(store.join("layers").exists());
+    mount.mount();
+}
+
+#[test]
 fn marks_of_the_layer_format_cannot_be_forged() {
     let outside = Outside::new();
     let mount = Mount::over(|base| {

@@ -27,6 +27,9 @@ pub(crate) fn export(
 ) -> Result<(), Error> {
     let (mut present, mut before) = (BTreeMap::new(), BTreeSet::new());
     for pair in pairs {
+        if is_same_root(&pair, reader)? {
+            continue;
+        }
         before.extend(pair.before.map(|side| side.path));
         if let Some(side) = pair.after {
             present.insert(side.path.clone(), side);
@@ -51,6 +54,15 @@ pub(crate) fn export(
         }
     }
     archive.builder.finish().at(OUTPUT)
+}
+
+/// The root is always walked over; an archive has it where it differs.
+fn is_same_root(pair: &Pair, reader: &mut Reader) -> Result<bool, Error> {
+    let (Some(before), Some(after)) = (&pair.before, &pair.after) else { return Ok(false) };
+    let shown = |side: &Side| (side.mode(), side.stat.owner, side.stat.mtime);
+    Ok(after.path.as_os_str().is_empty()
+        && shown(before) == shown(after)
+        && reader.xattrs(before)? == reader.xattrs(after)?)
 }
 
 /// An archive that lacks something is worse than none.

@@ -47,10 +47,13 @@ pub(crate) fn import(
 ) -> Result<(), Error> {
     let mut import =
         Import { layer, below, rights, directories: Vec::new(), whiteouts: HashSet::new() };
-    let mut archive = Archive::new(content);
+    let mut archive = Archive::new(Counted { content, bytes: 0 });
     let mut extension = Extension::default();
+    let mut members_end = 0;
     for entry in archive.entries().map_err(|error| damaged(&error))?.raw(true) {
         let mut entry = entry.map_err(|error| damaged(&error))?;
+        let size = entry.header().entry_size().map_err(|error| damaged(&error))?;
+        members_end = entry.raw_file_position() + size.next_multiple_of(BLOCK_BYTES);
         let kind = entry.header().entry_type();
         match kind {
             EntryType::XHeader => extension.read_pax(&read_extension(&mut entry)?)?,
@@ -63,7 +66,28 @@ pub(crate) fn import(
             }
         }
     }
+    // Between two members nothing else tells an archive that was cut off from one that is whole.
+    if archive.into_inner().bytes < members_end + BLOCK_BYTES {
+        return Err(Error::Usage("the archive is cut off: its end mark is missing".to_owned()));
+    }
     import.finish()
+}
+
+/// Of a header, of the end mark, and what content is filled up to.
+const BLOCK_BYTES: u64 = 512;
+
+/// Counts what is read.
+struct Counted<R> {
+    content: R,
+    bytes: u64,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.content.read(buffer)?;
+        self.bytes += read as u64;
+        Ok(read)
+    }
 }
 
 fn damaged(error: &io::Error) -> Error {

@@ -18,13 +18,25 @@ use crate::workspace::{Selector, Settings, Workspace};
 /// A base with one of everything, and a branch that changes it in every way a plan knows.
 struct Scenario {
     directory: tempfile::TempDir,
+    /// Another file system, on which the store is.
+    elsewhere: Option<tempfile::TempDir>,
 }
+
+/// Where the store is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Store {
+    Inside,
+    Elsewhere,
+}
+
+use Store::{Elsewhere, Inside};
 
 const OWNER: Owner = Owner { uid: 0, gid: 0 };
 
 impl Scenario {
-    fn new() -> Self {
-        let scenario = Self { directory: tempfile::tempdir().unwrap() };
+    fn new(place: Store) -> Self {
+        let elsewhere = (place == Elsewhere).then(|| tempfile::tempdir_in("/dev/shm").unwrap());
+        let scenario = Self { directory: tempfile::tempdir().unwrap(), elsewhere };
         let base = scenario.base();
         for path in [
             "",
@@ -60,9 +72,14 @@ impl Scenario {
         self.directory.path().join("base")
     }
 
+    fn open(&self) -> Workspace {
+        let store = self.elsewhere.as_ref().map(|place| place.path().join("store"));
+        Workspace::open(&self.base(), store.as_deref(), Settings::default()).unwrap()
+    }
+
     /// Forks and changes; the workspace is closed again without a commit.
     fn work(&self) {
-        let workspace = Workspace::open(&self.base(), None, Settings::default()).unwrap();
+        let workspace = self.open();
         workspace.create("branch", &Selector::Id(0)).unwrap();
         let mounted = workspace.filesystem.mounted(1).unwrap();
         let mut view = mounted.lock();
@@ -93,7 +110,7 @@ impl Scenario {
 
     /// Plans the branch's commit as the daemon would, in a workspace that is gone afterwards.
     fn plan(&self) -> (Disk, Header, Plan) {
-        let workspace = Workspace::open(&self.base(), None, Settings::default()).unwrap();
+        let workspace = self.open();
         workspace.plan_for_tests("branch").unwrap()
     }
 
@@ -105,12 +122,15 @@ impl Scenario {
 
     /// Starts again, as after a crash, and ends in good order.
     fn restart(&self) {
-        let workspace = Workspace::open(&self.base(), None, Settings::default()).unwrap();
-        assert_eq!(
-            fs::read_dir(workspace.store().join("journal")).unwrap().count(),
-            0,
-            "nothing is left to settle"
-        );
+        let workspace = self.open();
+        let home = self.base().join(".branching");
+        let count = |path: PathBuf| fs::read_dir(path).unwrap().count();
+        assert_eq!(count(home.join("journal")), 0, "nothing is left to settle");
+        if self.elsewhere.is_some() {
+            assert_eq!(count(home.join("layers")), 0, "no copy is left");
+            let branches = workspace.list().unwrap().len();
+            assert_eq!(count(workspace.store().join("layers")), branches, "no layer is left");
+        }
     }
 }
 
@@ -202,8 +222,8 @@ fn rename(view: &mut View, from: &str, to: &str) {
 }
 
 /// Forks, changes and decides; returns the scenario, its disk, the decided commit and the base before.
-fn decided() -> (Scenario, Disk, Decided, BTreeMap<PathBuf, String>) {
-    let scenario = Scenario::new();
+fn decided(place: Store) -> (Scenario, Disk, Decided, BTreeMap<PathBuf, String>) {
+    let scenario = Scenario::new(place);
     let before = scenario.snapshot();
     scenario.work();
     let (disk, header, plan) = scenario.plan();
@@ -229,7 +249,12 @@ fn without_times(tree: &BTreeMap<PathBuf, String>) -> BTreeMap<PathBuf, String> 
 
 #[test]
 fn a_decided_commit_rolls_forward_from_every_step() {
-    let (scenario, disk, commit, before) = decided();
+    sweep_decided_commit(Inside);
+    sweep_decided_commit(Elsewhere);
+}
+
+fn sweep_decided_commit(place: Store) {
+    let (scenario, disk, commit, before) = decided(place);
     commit.apply(&disk).unwrap();
     let wanted = without_times(&scenario.snapshot());
     assert_ne!(wanted, without_times(&before));
@@ -237,7 +262,7 @@ fn a_decided_commit_rolls_forward_from_every_step() {
     let steps = commit.steps.len();
     assert_eq!(steps, 27, "the scenario uses every kind of step: {:#?}", commit.steps);
     for done in 0..=steps {
-        let (scenario, disk, commit, _) = decided();
+        let (scenario, disk, commit, _) = decided(place);
         commit.steps[..done].iter().for_each(|step| step.run(&disk, Direction::Forward).unwrap());
         scenario.restart();
         assert_eq!(
@@ -250,13 +275,13 @@ fn a_decided_commit_rolls_forward_from_every_step() {
 
 #[test]
 fn recovery_can_be_cut_at_every_step_too() {
-    let (scenario, disk, commit, _) = decided();
+    let (scenario, disk, commit, _) = decided(Inside);
     commit.apply(&disk).unwrap();
     let wanted = without_times(&scenario.snapshot());
     let steps = commit.steps.len();
     for first in [0, steps / 2, steps] {
         for second in 0..=steps {
-            let (scenario, disk, commit, _) = decided();
+            let (scenario, disk, commit, _) = decided(Inside);
             commit.steps[..first]
                 .iter()
                 .for_each(|step| step.run(&disk, Direction::Forward).unwrap());
@@ -277,10 +302,15 @@ fn recovery_can_be_cut_at_every_step_too() {
 
 #[test]
 fn a_commit_that_is_taken_back_leaves_the_base_as_it_was_from_every_step() {
-    let steps = decided().2.steps.len();
+    sweep_commit_that(Inside);
+    sweep_commit_that(Elsewhere);
+}
+
+fn sweep_commit_that(place: Store) {
+    let steps = decided(place).2.steps.len();
     for done in 0..=steps {
         for taken_back in [0, done / 2, done] {
-            let (scenario, disk, commit, before) = decided();
+            let (scenario, disk, commit, before) = decided(place);
             commit.steps[..done]
                 .iter()
                 .for_each(|step| step.run(&disk, Direction::Forward).unwrap());
@@ -294,13 +324,13 @@ fn a_commit_that_is_taken_back_leaves_the_base_as_it_was_from_every_step() {
 }
 
 /// As [`decided`], then committed to the end; returns the decided undo and the base after the commit.
-fn undo_decided() -> (Scenario, Disk, Decided, BTreeMap<PathBuf, String>) {
-    let (scenario, disk, commit, _) = decided();
+fn undo_decided(place: Store) -> (Scenario, Disk, Decided, BTreeMap<PathBuf, String>) {
+    let (scenario, disk, commit, _) = decided(place);
     commit.apply(&disk).unwrap();
     drop(disk);
     scenario.restart();
     let after = scenario.snapshot();
-    let workspace = Workspace::open(&scenario.base(), None, Settings::default()).unwrap();
+    let workspace = scenario.open();
     let (disk, header, plan) = workspace.plan_undo_for_tests().unwrap();
     assert!(plan.drift.is_empty(), "{:?}", plan.drift);
     let undo = Decided::decide(&disk, header, plan).unwrap();
@@ -309,12 +339,17 @@ fn undo_decided() -> (Scenario, Disk, Decided, BTreeMap<PathBuf, String>) {
 
 #[test]
 fn a_decided_undo_rolls_forward_from_every_step_and_recovery_can_be_cut_too() {
-    let (scenario, _, _, before) = decided();
+    sweep_decided_undo(Inside);
+    sweep_decided_undo(Elsewhere);
+}
+
+fn sweep_decided_undo(place: Store) {
+    let (scenario, _, _, before) = decided(place);
     drop(scenario);
-    let steps = undo_decided().2.steps.len();
+    let steps = undo_decided(place).2.steps.len();
     assert_eq!(steps, 25, "all but the two marks that a layer's objects had");
     for done in 0..=steps {
-        let (scenario, disk, undo, _) = undo_decided();
+        let (scenario, disk, undo, _) = undo_decided(place);
         undo.steps[..done].iter().for_each(|step| step.run(&disk, Direction::Forward).unwrap());
         scenario.restart();
         assert_eq!(
@@ -323,7 +358,7 @@ fn a_decided_undo_rolls_forward_from_every_step_and_recovery_can_be_cut_too() {
             "power cut after {done} of {steps} steps"
         );
         scenario.restart(); // a second time nothing is left to do
-        let workspace = Workspace::open(&scenario.base(), None, Settings::default()).unwrap();
+        let workspace = scenario.open();
         assert_eq!(workspace.history().unwrap().len(), 1);
         assert!(workspace.history().unwrap()[0].undone.is_some());
     }
@@ -331,10 +366,10 @@ fn a_decided_undo_rolls_forward_from_every_step_and_recovery_can_be_cut_too() {
 
 #[test]
 fn an_undo_that_is_taken_back_leaves_the_base_as_it_was_from_every_step() {
-    let steps = undo_decided().2.steps.len();
+    let steps = undo_decided(Inside).2.steps.len();
     for done in 0..=steps {
         for taken_back in [0, done / 2, done] {
-            let (scenario, disk, undo, after) = undo_decided();
+            let (scenario, disk, undo, after) = undo_decided(Inside);
             undo.steps[..done].iter().for_each(|step| step.run(&disk, Direction::Forward).unwrap());
             undo.mark_rollback(&disk).unwrap();
             let undone = &undo.steps[done - taken_back..done];
@@ -347,7 +382,7 @@ fn an_undo_that_is_taken_back_leaves_the_base_as_it_was_from_every_step() {
 
 #[test]
 fn a_plan_torn_or_stale_at_any_byte_is_no_plan_or_the_whole_one() {
-    let (scenario, disk, commit, before) = decided();
+    let (scenario, disk, commit, before) = decided(Inside);
     let directory = Path::new("journal").join(commit.header.transaction.to_string());
     let path = scenario.base().join(".branching").join(&directory).join("plan");
     let bytes = fs::read(&path).unwrap();
@@ -367,7 +402,7 @@ fn a_plan_torn_or_stale_at_any_byte_is_no_plan_or_the_whole_one() {
 
 #[test]
 fn an_entry_that_lost_its_plan_and_holds_the_base_is_not_thrown_away() {
-    let (scenario, disk, commit, _) = decided();
+    let (scenario, disk, commit, _) = decided(Inside);
     commit.apply(&disk).unwrap();
     let entry =
         scenario.base().join(".branching/journal").join(commit.header.transaction.to_string());
@@ -380,7 +415,7 @@ fn an_entry_that_lost_its_plan_and_holds_the_base_is_not_thrown_away() {
 
 #[test]
 fn a_torn_plan_is_no_plan() {
-    let (scenario, disk, commit, before) = decided();
+    let (scenario, disk, commit, before) = decided(Inside);
     let path = scenario
         .base()
         .join(".branching/journal")
@@ -407,7 +442,7 @@ fn a_torn_plan_is_no_plan() {
 
 #[test]
 fn an_error_half_way_rolls_back_and_names_the_path() {
-    let (scenario, disk, mut commit, before) = decided();
+    let (scenario, disk, mut commit, before) = decided(Inside);
     let impossible = super::Place::Base(PathBuf::from("no/such/place"));
     let at = commit.steps.len() - 3;
     commit.steps.insert(
@@ -417,4 +452,33 @@ fn an_error_half_way_rolls_back_and_names_the_path() {
     let error = commit.apply(&disk).unwrap_err();
     assert!(error.to_string().contains("no/such/place"), "{error}");
     assert_eq!(scenario.snapshot(), before);
+}
+
+#[test]
+fn a_store_elsewhere_is_settled_wherever_it_was_cut_around_the_steps() {
+    // Staged and not decided: nothing happened.
+    let scenario = Scenario::new(Elsewhere);
+    let before = scenario.snapshot();
+    scenario.work();
+    drop(scenario.plan());
+    assert_ne!(fs::read_dir(scenario.base().join(".branching/layers")).unwrap().count(), 0);
+    scenario.restart();
+    assert_eq!(scenario.snapshot(), before);
+    assert_eq!(scenario.open().list().unwrap().len(), 1);
+    // Carried out, and the record is gone already, with the layer or without it.
+    for loses_layer in [false, true] {
+        let (scenario, disk, commit, _) = decided(Elsewhere);
+        commit.apply(&disk).unwrap();
+        let after = scenario.snapshot();
+        let store = scenario.elsewhere.as_ref().unwrap().path().join("store");
+        fs::remove_dir_all(store.join("branches")).unwrap();
+        fs::create_dir(store.join("branches")).unwrap();
+        if loses_layer {
+            fs::remove_dir_all(store.join("layers")).unwrap();
+            fs::create_dir(store.join("layers")).unwrap();
+        }
+        scenario.restart();
+        assert_eq!(scenario.snapshot(), after);
+        assert_eq!(scenario.open().history().unwrap().len(), 1);
+    }
 }

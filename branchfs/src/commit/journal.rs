@@ -50,7 +50,7 @@ pub(crate) enum Kind {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Header {
     pub(crate) version: u32,
-    /// Its number, never used twice; that of a commit is the branch's.
+    /// Its number, never used twice; one that is decided later has a greater one.
     pub(crate) transaction: u64,
     pub(crate) kind: Kind,
     /// Name of the branch whose changes these are.
@@ -155,8 +155,14 @@ impl Decided {
         text.push(b'\n');
         let checksum = crc32fast::hash(&text);
         text.extend_from_slice(format!("{checksum:08x}\n").as_bytes());
-        write_durably(disk, &self.directory, PLAN, &text)?;
-        sync_directory(disk, Path::new(JOURNAL))
+        // The entry is on disk since the file system was synced; the rename goes with the file. Should a disk keep the name and
+        // not the content, the checksum tells: then nothing was done yet.
+        let plan = self.directory.join(PLAN);
+        let draft = self.directory.join("plan.new");
+        let mut file = std::fs::File::from(disk.store.create_file(&draft, 0o600).at(&draft)?);
+        file.write_all(&text).at(&draft)?;
+        disk.store.rename(&draft, &plan, RenameFlags::empty()).at(&plan)?;
+        file.sync_all().at(&plan)
     }
 
     /// Reads the plan in `directory`; `None` where it is missing or not whole, so that nothing of it was done.
@@ -231,7 +237,7 @@ impl Decided {
                     emptied.iter().try_for_each(|(path, times)| disk.set_store_times(path, times))
                 });
                 return Err(match taken_back {
-                    Ok(()) => error,
+                    Ok(()) => step.named(error),
                     Err(second) => Error::Corrupt(format!(
                         "{error}; taking the commit back failed too: {second}; the journal is kept, the next mount settles it"
                     )),
@@ -336,8 +342,8 @@ impl Decided {
                 move_in_store(disk, &self.directory, trash)?;
             }
         }
-        sync_directory(disk, Path::new(JOURNAL))?;
-        sync_directory(disk, Path::new(HISTORY))
+        // Recovery must not meet it again when others have gone on in the base; a rename is one change at both its ends.
+        sync_directory(disk, Path::new(JOURNAL))
     }
 
     /// Takes the journal entry of a transaction that was taken back to `trash`, a free name in the store.
@@ -356,30 +362,79 @@ pub(crate) fn history(disk: &Disk) -> Result<Vec<Past>, Error> {
         let Some(commit) = Decided::read(disk, &directory)? else {
             continue;
         };
+        let times = Times::of(disk, &directory)?;
+        let veil = if times.was_redone {
+            read_number(disk, &directory.join(REDONE))?
+        } else {
+            commit.header.veil
+        };
+        let undone = Decided::read(disk, &directory.join(UNDONE))?.zip(times.undone);
+        let veil = match &undone {
+            Some((undo, _)) => undo.header.veil,
+            None => veil,
+        };
+        entries.push(Past { commit, done: times.done, veil, undone });
+    }
+    entries.sort_by_key(|past| past.commit.header.transaction);
+    Ok(entries)
+}
+
+/// A commit of the history, without what it did.
+#[derive(Debug)]
+pub(crate) struct Outline {
+    pub(crate) header: Header,
+    /// Its entry in the store.
+    pub(crate) directory: PathBuf,
+    /// When it was done last.
+    pub(crate) done: Interval,
+    /// When it was undone, while it is.
+    pub(crate) undone: Option<Interval>,
+}
+
+/// As [`history`], reading only the first line of each plan: what a commit needs to know of those before it.
+pub(crate) fn outline(disk: &Disk) -> Result<Vec<Outline>, Error> {
+    let mut entries = Vec::new();
+    for entry in disk.store.list(Path::new(HISTORY)).at(HISTORY)? {
+        let directory = Path::new(HISTORY).join(&entry.name);
+        let plan = directory.join(PLAN);
+        let file = match disk.store.open(&plan, OFlags::RDONLY) {
+            Err(Errno::NOENT) => continue,
+            other => other.at(&plan)?,
+        };
+        let mut line = Vec::new();
+        let mut reader = std::io::BufReader::new(std::fs::File::from(file));
+        std::io::BufRead::read_until(&mut reader, b'\n', &mut line).at(&plan)?;
+        let Ok(header) = serde_json::from_slice(&line) else { continue }; // as one that cannot be read
+        let times = Times::of(disk, &directory)?;
+        entries.push(Outline { header, directory, done: times.done, undone: times.undone });
+    }
+    entries.sort_by_key(|outline| outline.header.transaction);
+    Ok(entries)
+}
+
+/// When the transactions of an entry of the history were carried out.
+struct Times {
+    done: Interval,
+    was_redone: bool,
+    undone: Option<Interval>,
+}
+
+impl Times {
+    fn of(disk: &Disk, directory: &Path) -> Result<Self, Error> {
         let interval = |start: &Path, end: &Path| -> Result<Option<Interval>, Error> {
             let end = modified(disk, end)?;
             Ok(modified(disk, start)?.zip(end))
         };
         let (plan, finished) = (directory.join(PLAN), directory.join(FINISHED));
-        let redone = directory.join(REDONE);
-        let (done, veil) = match interval(&redone, &finished)? {
-            Some(done) => (done, read_number(disk, &redone)?),
-            None => (interval(&plan, &finished)?.unwrap_or_default(), commit.header.veil),
+        let redone = interval(&directory.join(REDONE), &finished)?;
+        let done = match redone {
+            Some(redone) => redone,
+            None => interval(&plan, &finished)?.unwrap_or_default(),
         };
         let undone = directory.join(UNDONE);
-        let undone = match Decided::read(disk, &undone)? {
-            Some(undo) => interval(&undone.join(PLAN), &undone.join(FINISHED))?
-                .map(|interval| (undo, interval)),
-            None => None,
-        };
-        let veil = match &undone {
-            Some((undo, _)) => undo.header.veil,
-            None => veil,
-        };
-        entries.push(Past { commit, done, veil, undone });
+        let undone = interval(&undone.join(PLAN), &undone.join(FINISHED))?;
+        Ok(Self { done, was_redone: redone.is_some(), undone })
     }
-    entries.sort_by_key(|past| past.commit.header.transaction);
-    Ok(entries)
 }
 
 fn modified(disk: &Disk, path: &Path) -> Result<Option<i64>, Error> {

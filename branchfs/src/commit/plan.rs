@@ -106,6 +106,8 @@ pub(crate) struct Change {
 /// A worked-out commit.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
+    /// Number of the transaction that it was worked out for.
+    pub(crate) transaction: u64,
     pub(crate) steps: Vec<Step>,
     /// Sorted by path.
     pub(crate) changes: Vec<Change>,
@@ -183,10 +185,12 @@ pub(super) struct Planner<'a> {
     pub(super) request: &'a Request,
     /// Renamed directories that stay where they are, under both their names (`super::selected`).
     pub(super) unmoved: BTreeSet<PathBuf>,
-    plan: Plan,
+    pub(super) plan: Plan,
     /// Directories of the base that move: path -> where they wait.
     moved: HashMap<PathBuf, Place>,
     pub(super) metadata: Vec<Step>,
+    /// Directories of the base of which something is left out, or that are not taken themselves.
+    pub(super) left_out: BTreeSet<PathBuf>,
     next: usize,
 }
 
@@ -196,9 +200,10 @@ pub(crate) fn plan(disk: &Disk, request: &Request) -> Result<Plan, Error> {
         disk,
         request,
         unmoved: BTreeSet::new(),
-        plan: Plan::default(),
+        plan: Plan { transaction: request.transaction, ..Plan::default() },
         moved: HashMap::new(),
         metadata: Vec::new(),
+        left_out: BTreeSet::new(),
         next: 0,
     };
     let root: Vec<Source> = request
@@ -213,6 +218,7 @@ pub(crate) fn plan(disk: &Disk, request: &Request) -> Result<Plan, Error> {
         .collect();
     planner.move_redirected(&root)?;
     planner.merge(Path::new(""), &root, &Place::Base(PathBuf::new()))?;
+    planner.keep_times();
     let mut plan = planner.plan;
     plan.steps.append(&mut planner.metadata);
     plan.changes = one_change_a_path(std::mem::take(&mut plan.changes));
@@ -310,6 +316,7 @@ impl Planner<'_> {
         if !names.is_empty() || !path.as_os_str().is_empty() {
             self.plan_metadata(path, &sources[0], existing)?;
         }
+        self.note_left_out(path, names.keys());
         for (name, position) in names {
             self.plan_name(&path.join(&name), &name, &sources[position..], &existing.join(&name))?;
         }
@@ -326,6 +333,17 @@ impl Planner<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// Whether a path of the base was free at the fork, as far as our own transactions may have filled it since.
+    fn was_missing_at_fork(&self, path: &Path) -> Result<bool, Error> {
+        for veil in &self.request.veils {
+            let place = Place::Store(veil.join(path));
+            if let Some(stat) = self.disk.stat(&place)? {
+                return Ok(self.is_whiteout(&place, &stat));
+            }
+        }
+        Ok(false)
     }
 
     /// What is now at a place of the base, unless it moved away.
@@ -470,6 +488,10 @@ impl Planner<'_> {
                 && found.is_some_and(|found| kind_of(found) == FileType::Directory)
             {
                 self.check(existing, found)?;
+                if self.was_missing_at_fork(path)? {
+                    // A directory that merges with the one that others made is no change of its own.
+                    self.plan.written.insert(path.to_path_buf());
+                }
                 return self.merge(path, &chain, existing);
             }
             let below = Place::Base(origin);
@@ -783,7 +805,7 @@ impl Planner<'_> {
                 new.keep_changes(&then, &old);
             }
         }
-        if !self.takes(path) && !path.as_os_str().is_empty() {
+        if !self.takes(path) {
             new = Metadata { mtime: new.mtime, ..old.clone() }; // on the way to something that is taken
         }
         let is_changed =

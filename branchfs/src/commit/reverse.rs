@@ -38,7 +38,7 @@ pub(crate) fn reverse(disk: &Disk, reversal: &Reversal<'_>) -> Result<Plan, Erro
     let mut planner = Planner {
         disk,
         reversal,
-        plan: Plan::default(),
+        plan: Plan { transaction: reversal.transaction, ..Plan::default() },
         moves: Moves::default(),
         moved_out,
         next: 0,

@@ -3,14 +3,14 @@
 //! What is left out stays in the layer: of a new directory it is set aside before the directory goes in, of a deleted one
 //! it stays in the base. A renamed directory goes as a whole or not at all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use rustix::fs::{FileType, Statx};
 
-use super::plan::{Planner, Source, kind_of};
+use super::plan::{ChangeKind, Planner, Source, kind_of};
 use super::step::{Metadata, Place, Step};
 use crate::error::Error;
 
@@ -67,6 +67,43 @@ impl Planner<'_> {
             }
         }
         Ok(true)
+    }
+
+    /// Remembers a directory of which not everything is taken that the branch has in it.
+    pub(super) fn note_left_out<'n>(
+        &mut self,
+        path: &Path,
+        mut names: impl Iterator<Item = &'n OsString>,
+    ) {
+        let takes_all = self.takes_all()
+            || (self.takes(path) && names.all(|name| self.takes(&path.join(name))));
+        if !takes_all {
+            self.left_out.insert(path.to_path_buf());
+        }
+    }
+
+    /// Such a directory goes on having the time it had, unless names in it come or go with this commit: what moved its
+    /// time in the branch may be what was left out.
+    pub(super) fn keep_times(&mut self) {
+        if self.left_out.is_empty() {
+            return;
+        }
+        let mut moved = BTreeSet::new();
+        for change in &self.plan.changes {
+            if !matches!(
+                change.change,
+                ChangeKind::Modified | ChangeKind::Metadata | ChangeKind::Type
+            ) {
+                moved.extend(change.path.parent());
+                moved.extend(change.from.as_deref().and_then(Path::parent));
+            }
+        }
+        for step in &mut self.metadata {
+            let Step::Metadata { path: Place::Base(path), new, old, .. } = step else { continue };
+            if self.left_out.contains(path) && !moved.contains(path.as_path()) {
+                new.mtime = old.mtime;
+            }
+        }
     }
 
     pub(super) fn takes_chain(&self, path: &Path, chain: &[Source]) -> Result<bool, Error> {
@@ -127,6 +164,7 @@ impl Planner<'_> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
         let new = Metadata { mtime: (seconds, now.subsec_nanos()), ..old.clone() };
+        self.left_out.insert(path.to_path_buf());
         let (path, before) = (Place::Base(path.to_path_buf()), existing.clone());
         self.metadata.push(Step::Metadata { path, before, ino: found.stx_ino, new, old });
         Ok(())
@@ -166,6 +204,7 @@ impl Planner<'_> {
         for entry in self.disk.list(existing)? {
             names.entry(entry.name).or_insert(None);
         }
+        self.note_left_out(path, names.keys());
         for (name, position) in names {
             let (path, existing) = (path.join(&name), existing.join(&name));
             let found = self.existing(&existing)?;

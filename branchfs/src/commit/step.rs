@@ -244,6 +244,24 @@ pub(super) fn set_metadata(tree: &Tree, path: &Path, wanted: &Metadata) -> Resul
 }
 
 impl Step {
+    /// Its word in errors.
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Rename { .. } => "move",
+            Self::Exchange { .. } => "exchange",
+            Self::Strip { .. } => "unmark",
+            Self::Metadata { .. } => "attributes",
+        }
+    }
+
+    /// Says of what the operating system refused which step it was.
+    pub(super) fn named(&self, error: Error) -> Error {
+        match error {
+            Error::Io { path, source } => Error::Step { step: self.word(), path, source },
+            other => other,
+        }
+    }
+
     /// Every place the step names.
     pub(super) fn places_mut(&mut self) -> Vec<&mut Place> {
         match self {

@@ -26,14 +26,24 @@ pub(crate) enum Moves {
     Listed,
 }
 
-/// Pairs everything that the `own` layers have with the same of the view `below` them. Sorted by path; the root is first.
+/// What a walk finds.
+#[derive(Debug, Default)]
+pub(crate) struct Walked {
+    /// Sorted by path; the root is first.
+    pub(crate) pairs: Vec<Pair>,
+    /// Paths at which the own layers hide whatever may come to lie below them: names that they made and removed again, and
+    /// directories that they removed and made anew. As the view below is now, nothing needs to differ there.
+    pub(crate) masks: BTreeSet<PathBuf>,
+}
+
+/// Pairs everything that the `own` layers have with the same of the view `below` them.
 ///
 /// The layers must stand still meanwhile.
 pub(crate) fn walk(
     own: &[Arc<Layer>],
     below: &[Arc<Layer>],
     moves: Moves,
-) -> Result<Vec<Pair>, Error> {
+) -> Result<Walked, Error> {
     let old = Stack::new(below, None);
     let new = Stack::new(own, Some(&old));
     let (before, after) = (old.root(), new.root());
@@ -41,11 +51,12 @@ pub(crate) fn walk(
     find_moved(&new, &after, &mut moved)?;
     let (was, is) = (old.side(&before)?, new.side(&after)?);
     let root = Pair { before: Some(was), after: Some(is), keeps_name: true };
-    let mut walk = Walk { old, new, moves, pairs: vec![root], moved };
+    let found = Walked { pairs: vec![root], masks: BTreeSet::new() };
+    let mut walk = Walk { old, new, moves, found, moved };
     walk.directory(&after, Some(&before))?;
-    let mut pairs = walk.pairs;
-    pairs.sort_by(|one, other| one.path().cmp(other.path()));
-    Ok(pairs)
+    let mut found = walk.found;
+    found.pairs.sort_by(|one, other| one.path().cmp(other.path()));
+    Ok(found)
 }
 
 /// Collects the directories of the parent that the branch has under another name.
@@ -80,7 +91,7 @@ struct Walk<'s> {
     old: Stack<'s>,
     new: Stack<'s>,
     moves: Moves,
-    pairs: Vec<Pair>,
+    found: Walked,
     /// Directories of the parent that are under another name.
     moved: HashSet<PathBuf>,
 }
@@ -135,6 +146,10 @@ impl Walk<'_> {
                 }
                 Ok(())
             }
+            (None, None) => {
+                self.found.masks.insert(path.to_path_buf());
+                Ok(())
+            }
             (None, known) => self.lost(known),
         }
     }
@@ -157,7 +172,12 @@ impl Walk<'_> {
                 }
                 Some(origin.clone())
             }
-            None => before,
+            None => {
+                if before.is_some() {
+                    self.found.masks.insert(after.path.clone());
+                }
+                before
+            }
         };
         let was_moved =
             counterpart.as_ref().is_some_and(|counterpart| counterpart.path != after.path);
@@ -172,14 +192,14 @@ impl Walk<'_> {
         let keeps_name = counterpart
             .as_ref()
             .is_some_and(|counterpart| Some(counterpart.path.as_path()) == expected.as_deref());
-        self.pairs.push(Pair { before: was, after: Some(now), keeps_name });
+        self.found.pairs.push(Pair { before: was, after: Some(now), keeps_name });
         self.directory(after, counterpart.as_ref())
     }
 
     fn pair(&mut self, before: Option<Side>, after: Option<Side>) {
         // Listed one by one, what is below a renamed directory is renamed itself.
         let keeps_name = self.moves == Moves::Whole && before.is_some() && after.is_some();
-        self.pairs.push(Pair { before, after, keeps_name });
+        self.found.pairs.push(Pair { before, after, keeps_name });
     }
 
     /// A name of the parent has nothing, or something else, in its place.

@@ -87,6 +87,32 @@ pub(crate) fn clear_dead(mountpoint: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// The processes, one of each other mount namespace that has a mount of the file system `device`: number and name.
+pub(crate) fn users_elsewhere(device: u64) -> Vec<(u32, String)> {
+    let wanted = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let has_it = |table: &[u8]| {
+        table.split(|byte| *byte == b'\n').any(|line| {
+            line.split(|byte| *byte == b' ').nth(2).is_some_and(|found| found == wanted.as_bytes())
+        })
+    };
+    let (mut namespaces, mut users) = (std::collections::HashSet::new(), Vec::new());
+    namespaces.extend(std::fs::read_link("/proc/self/ns/mnt"));
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // Processes come and go meanwhile, and some may not be looked at.
+        let Ok(namespace) = std::fs::read_link(entry.path().join("ns/mnt")) else { continue };
+        let is_new = namespaces.insert(namespace);
+        if is_new && std::fs::read(entry.path().join("mountinfo")).is_ok_and(|table| has_it(&table))
+        {
+            let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            users.push((pid, name.trim().to_owned()));
+        }
+    }
+    users
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::ffi::OsStrExt;

@@ -402,6 +402,9 @@ pub(crate) trait Kernel: Send + Sync {
     fn invalidate_node(&self, node: NodeId) -> Answer<()>;
     /// Forgets one name in a directory. `ENOENT` is success.
     fn invalidate_entry(&self, parent: NodeId, name: &OsStr) -> Answer<()>;
+    /// Lets one name in a directory be looked up again, and what it named be used no more if it is another then. Costs the
+    /// same whatever is below it. Before Linux 6.2 as [`Self::invalidate_entry`].
+    fn expire_entry(&self, parent: NodeId, name: &OsStr) -> Answer<()>;
     /// Makes every cached name be looked up again. `ENOSYS` where the kernel cannot.
     fn increment_epoch(&self) -> Answer<()>;
     /// Forgets the attributes of a node and keeps its pages. Waits for nothing.

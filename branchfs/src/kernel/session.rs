@@ -639,6 +639,19 @@ impl Notifier {
     }
 }
 
+impl Notifier {
+    fn forget_entry(&self, parent: NodeId, name: &OsStr, flags: u32) -> Answer<()> {
+        const INVAL_ENTRY: i32 = 3;
+        self.send(INVAL_ENTRY, |output| {
+            output.u64(parent.0);
+            output.u32(u32::try_from(name.len()).unwrap_or(0));
+            output.u32(flags);
+            output.bytes(name.as_bytes());
+            output.bytes(&[0]);
+        })
+    }
+}
+
 impl Kernel for Notifier {
     fn invalidate_node(&self, node: NodeId) -> Answer<()> {
         const INVAL_INODE: i32 = 2;
@@ -650,14 +663,12 @@ impl Kernel for Notifier {
     }
 
     fn invalidate_entry(&self, parent: NodeId, name: &OsStr) -> Answer<()> {
-        const INVAL_ENTRY: i32 = 3;
-        self.send(INVAL_ENTRY, |output| {
-            output.u64(parent.0);
-            output.u32(u32::try_from(name.len()).unwrap_or(0));
-            output.u32(0);
-            output.bytes(name.as_bytes());
-            output.bytes(&[0]);
-        })
+        self.forget_entry(parent, name, 0)
+    }
+
+    fn expire_entry(&self, parent: NodeId, name: &OsStr) -> Answer<()> {
+        const EXPIRE_ONLY: u32 = 1; // where the kernel does not know it, it is not looked at
+        self.forget_entry(parent, name, EXPIRE_ONLY)
     }
 
     fn increment_epoch(&self) -> Answer<()> {

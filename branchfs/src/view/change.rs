@@ -588,6 +588,21 @@ impl View {
         }
     }
 
+    /// Whether a veil stands between the branch and what the base has under a name.
+    fn is_veiled(&self, parent: Index, name: &OsStr) -> Result<bool> {
+        let Place::Directory { lowers, .. } = &self.nodes.get(parent)?.place else {
+            return Ok(false);
+        };
+        for at in lowers.iter().filter(|at| at.layer.is_veil()) {
+            match at.layer.tree.stat(&at.path.join(name)) {
+                Ok(_) => return Ok(true),
+                Err(Errno::NOENT | Errno::NOTDIR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+
     /// The branch depends on a name of the base being free.
     fn note_absent(&self, parent: Index, name: &OsStr) -> Result<()> {
         self.note_base(parent, name, false)
@@ -606,6 +621,9 @@ impl View {
         let Some(base) = self.layers.last() else {
             return Ok(());
         };
+        if self.is_veiled(parent, name)? {
+            return Ok(()); // the base has something else there than the branch sees, until that is undone
+        }
         let expected = match base.tree.stat(&path) {
             Ok(stat) if present => Expected::Present(identity(&stat)),
             // Hidden by this branch already: the first note said what was there.

@@ -111,6 +111,11 @@ impl Nodes {
         self.table.iter().map(|(index, node)| (*index, node))
     }
 
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
     /// Adds a node that has no name and no reference yet.
     pub(crate) fn add(
         &mut self,

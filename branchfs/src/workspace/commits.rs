@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::branches::Branches;
+use super::history::oldest;
 use super::nested::Work;
 use super::{
     Absorbed, Branch, BranchId, Committed, MAIN_BRANCH, Policy, Selector, Workspace, below,
@@ -15,7 +17,7 @@ use super::{
 use crate::commit::{self, Decided, Disk, Header, Kind, Plan, Request, VERSION, Woven};
 use crate::driver::{self, Completion};
 use crate::error::{Context, Error};
-use crate::filesystem::{MAIN, Slot};
+use crate::filesystem::{MAIN, Mounted, Slot};
 use crate::layer::Layer;
 use crate::seen::WriteSet;
 use crate::selection::Selection;
@@ -41,6 +43,22 @@ const CHANGED_AFTER_READ: &str = "others committed changes of what it read since
 /// How long a commit waits for files that are being closed.
 const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
 
+/// Keeps a branch from being changed as long as it lives.
+struct Frozen(Arc<Mounted>);
+
+impl Frozen {
+    fn new(mounted: Arc<Mounted>) -> Self {
+        mounted.freeze();
+        Self(mounted)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.0.thaw();
+    }
+}
+
 impl Workspace {
     /// Commits a branch into its parent.
     ///
@@ -52,6 +70,7 @@ impl Workspace {
         selector: &Selector,
         options: &CommitOptions,
     ) -> Result<Committed, Error> {
+        let _frozen = if options.dry_run { None } else { self.await_writers(selector)? };
         let mut branches = self.lock();
         let branch = selector
             .find(&branches)?
@@ -85,12 +104,13 @@ impl Workspace {
             return Ok(Committed { changes: ours.changes, stale: Vec::new() });
         }
         if options.dry_run {
+            let _staged = self.stage(id, &branch.record)?;
             let plan = self.checked_plan(branch, options);
             return Ok(Committed { changes: plan?.changes, stale: Vec::new() });
         }
         mounted.freeze();
         let closed = self
-            .wait_for_writers(branch)
+            .refuse_writers(branch)
             .and_then(|()| self.driver().freeze(id, Completion::ForCommit));
         let outcome = closed.and_then(|()| match parent {
             MAIN_BRANCH => self.commit_to_base(&mut branches, id, options),
@@ -157,7 +177,7 @@ impl Workspace {
             .map(|layer| Path::new("layers").join(layer.to_string()).join("upper"))
             .collect();
         let request = Request {
-            transaction: branch.record.id,
+            transaction: self.next_number(),
             layers,
             namespace: self.namespace,
             seen,
@@ -177,24 +197,36 @@ impl Workspace {
         let branch = Selector::Name(name.to_owned())
             .find(&branches)?
             .ok_or_else(|| Error::NotFound(name.to_owned()))?;
+        self.stage(branch.record.id, &branch.record)?.hand_over();
         let plan = self.plan(branch, Selection::default())?;
         Ok((self.disk()?, commit_header(branch, &plan), plan))
     }
 
-    /// Closing a file is told to us after the caller goes on: give it a moment.
-    fn wait_for_writers(&self, branch: &Branch) -> Result<(), Error> {
+    /// Closing a file is told to us after the caller goes on: gives it a moment, in which other verbs go on. The branch is
+    /// frozen from then on until the guard is dropped.
+    fn await_writers(&self, selector: &Selector) -> Result<Option<Frozen>, Error> {
+        let branches = self.lock();
+        let Some(branch) = selector.find(&branches)?.filter(|branch| !branch.record.is_stale)
+        else {
+            return Ok(None);
+        };
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
+        drop(branches);
+        let frozen = Frozen::new(mounted);
         let deadline = Instant::now() + WRITERS_WAIT_MAX;
-        loop {
-            let written = mounted.lock().written();
-            if written.is_empty() {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                return Err(Error::Busy { name: branch.record.name.clone(), paths: written });
-            }
+        while Instant::now() < deadline && !frozen.0.lock().written().is_empty() {
             thread::sleep(Duration::from_millis(1));
         }
+        Ok(Some(frozen))
+    }
+
+    fn refuse_writers(&self, branch: &Branch) -> Result<(), Error> {
+        let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
+        let paths = mounted.lock().written();
+        if paths.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Busy { name: branch.record.name.clone(), paths })
     }
 
     /// Freezes a branch that is about to be forked. What the kernel writes by itself no freezing stops: it must be
@@ -219,7 +251,7 @@ impl Workspace {
 
     fn commit_to_base(
         &self,
-        branches: &mut BTreeMap<BranchId, Branch>,
+        branches: &mut Branches,
         id: BranchId,
         options: &CommitOptions,
     ) -> Result<Committed, Error> {
@@ -234,6 +266,8 @@ impl Workspace {
         } else {
             drop(view);
         }
+        mounted.lock().join_all_links().at(&self.base_path)?;
+        let staged = self.stage(id, &branch.record)?;
         let plan = self.checked_plan(branch, options)?;
         let disk = self.disk()?;
         for litter in &plan.litter {
@@ -241,11 +275,20 @@ impl Workspace {
         }
         let audience = self.audience(branches, self.policy(options), Some(id), None);
         let header = self.address(commit_header(branch, &plan), audience);
-        let (decided, synced) = self.transact(branches, &disk, header, plan)?;
+        let staged = staged.hand_over();
+        let (decided, synced) =
+            self.transact(branches, &disk, header, plan).inspect_err(|error| {
+                // What could not be taken back has put objects of the base there.
+                if !matches!(error, Error::Corrupt(_)) {
+                    self.unstage(&staged);
+                }
+            })?;
         if let Some(mut committed) = branches.remove(&id) {
             self.unlink_kept(&committed.record)?;
             self.thaw(MAIN, 1);
-            committed.record.layers.clear(); // they go with the commit
+            if !self.is_elsewhere() {
+                committed.record.layers.clear(); // they go with the commit
+            }
             self.retire_branch(branches, &committed)?;
         }
         self.settle(branches, &disk, &decided)?;
@@ -267,7 +310,7 @@ impl Workspace {
     /// say so. The journal still has it. Returns with it whether it is durable; the caller settles it in any case.
     pub(super) fn transact(
         &self,
-        branches: &mut BTreeMap<BranchId, Branch>,
+        branches: &mut Branches,
         disk: &Disk,
         header: Header,
         plan: Plan,
@@ -293,11 +336,19 @@ impl Workspace {
         self.settle_stale(branches, &header.stale);
         self.veil(branches, header, veil.as_ref())?;
         drop(gate);
-        let synced = Decided::sync(disk);
+        // One sync for all: what the records say is on disk before any of them is there.
+        let mut drafts = Vec::new();
         for id in header.stale.iter().chain(&header.observers).chain(&header.unveiled) {
             if let Some(branch) = branches.get(id) {
-                self.write_record(&branch.record)?;
+                drafts.push((self.draft_record(&branch.record)?, self.record_path(*id)));
             }
+        }
+        let synced = Decided::sync(disk);
+        if self.is_elsewhere() && !drafts.is_empty() {
+            self.sync_store()?;
+        }
+        for (draft, path) in drafts {
+            fs::rename(draft, &path).at(&path)?;
         }
         self.drop_lifted(branches, header)?;
         Ok((decided, synced.map_err(|error| Error::NotDurable(error.to_string()))))
@@ -315,7 +366,7 @@ impl Workspace {
             Ok(veil) => Ok(Some(veil)),
             Err(error) => {
                 decided.take_back(disk)?;
-                self.throw_away(&self.layer_path(id), "veil");
+                self.throw_away(&self.home_layer_path(id), "veil");
                 Err(error)
             }
         }
@@ -324,11 +375,12 @@ impl Workspace {
     /// Takes a transaction that happened from the journal to the history, and tells the kernel.
     pub(super) fn settle(
         &self,
-        branches: &BTreeMap<BranchId, Branch>,
+        branches: &Branches,
         disk: &Disk,
         decided: &Decided,
     ) -> Result<(), Error> {
-        self.keep(disk, decided)?;
+        self.sync_records_elsewhere()?;
+        self.keep(disk, decided, oldest(branches.values().map(|branch| &branch.record)))?;
         self.tell_stale(branches, &decided.header.stale);
         self.filesystem.invalidate_main();
         self.empty_trash();
@@ -360,7 +412,7 @@ impl Workspace {
         if policy == Policy::FirstWinner {
             return Err(too_late(&record.name));
         }
-        let written = theirs.against(&ours.changes, &BTreeSet::new());
+        let written = ours.against(&theirs);
         refuse(&record.name, WRITTEN_BY_OTHERS, &written)?;
         refuse(&record.name, CHANGED_AFTER_READ, &theirs.against_reads(&reads))
     }
@@ -369,7 +421,7 @@ impl Workspace {
     /// forked before goes on seeing the parent as it was.
     fn commit_to_branch(
         &self,
-        branches: &mut BTreeMap<BranchId, Branch>,
+        branches: &mut Branches,
         id: BranchId,
         parent: BranchId,
         options: &CommitOptions,
@@ -395,19 +447,16 @@ impl Workspace {
         record.layers = child.record.layers.iter().chain(&record.layers).copied().collect();
         record.absorbed = Some(Absorbed { child: id, stale: stale.clone() });
         // One rename of one record is the commit; what it names must be on disk first.
-        let disk = self.disk()?;
-        Decided::sync(&disk)?;
+        self.sync_store()?;
         self.write_record(&record)?;
-        Decided::sync(&disk)?;
+        self.sync_store()?;
         let slot = above.slot;
         let gate = self.filesystem.close_gate();
         self.settle_stale(branches, &stale);
         let mounted = self.filesystem.mounted(slot).at(&self.base_path)?;
         let outdated = mounted.lock().restack(stack.clone(), None);
         drop(gate);
-        for sibling in &stale {
-            self.write_record(&branches[sibling].record)?;
-        }
+        self.write_records(stale.iter().map(|sibling| &branches[sibling].record))?;
         if let Some(above) = branches.get_mut(&parent) {
             (above.record, above.stack) = (record, stack);
         }
@@ -430,7 +479,7 @@ impl Workspace {
     }
 
     /// Under the gate: from the next request on these branches answer ESTALE, and freeze nobody any more.
-    fn settle_stale(&self, branches: &mut BTreeMap<BranchId, Branch>, stale: &[BranchId]) {
+    fn settle_stale(&self, branches: &mut Branches, stale: &[BranchId]) {
         for id in stale {
             let Some(branch) = branches.get_mut(id) else { continue };
             branch.record.is_stale = true;
@@ -440,11 +489,11 @@ impl Workspace {
         }
     }
 
-    fn tell_stale(&self, branches: &BTreeMap<BranchId, Branch>, stale: &[BranchId]) {
+    fn tell_stale(&self, branches: &Branches, stale: &[BranchId]) {
         for id in stale {
             self.driver().detach(*id);
             if let Ok(mounted) = self.filesystem.mounted(branches[id].slot) {
-                self.filesystem.invalidate(&mounted);
+                self.outdate(mounted);
             }
         }
     }
@@ -453,7 +502,7 @@ impl Workspace {
 fn commit_header(branch: &Branch, plan: &Plan) -> Header {
     Header {
         version: VERSION,
-        transaction: branch.record.id,
+        transaction: plan.transaction,
         kind: Kind::Commit { branch: branch.record.id },
         name: branch.record.name.clone(),
         layers: branch.record.layers.clone(),

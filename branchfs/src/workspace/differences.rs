@@ -23,7 +23,7 @@ impl Workspace {
         for layer in own {
             layer.tree.forget_all(); // where the kernel writes a layer by itself, directories move unseen
         }
-        let mut pairs = walk(own, below, moves)?;
+        let mut pairs = walk(own, below, moves)?.pairs;
         for side in pairs.iter_mut().flat_map(|pair| [&mut pair.before, &mut pair.after]).flatten()
         {
             side.partial = view.partial_of_layer(&side.layer, &side.place, side.stat.ino)?;

@@ -4,8 +4,14 @@
 //! commit drops what is undone. Taking a commit back is a transaction like a commit: decided in the journal, carried out
 //! under the gate, rolled forward or back after a crash.
 
-use super::{BranchId, Committed, HISTORY_BYTES_MAX, Workspace, now};
-use crate::commit::{self, Decided, Disk, Header, Interval, Kind, Past, Reversal, VERSION};
+use std::fs;
+use std::path::PathBuf;
+
+use super::store::{give, write_private};
+use super::{BranchId, Committed, HISTORY_BYTES_MAX, Record, Workspace, now};
+use crate::commit::{
+    self, Decided, Disk, Header, Interval, Kind, Outline, Past, Reversal, VERSION,
+};
 use crate::error::{Context, Error};
 
 /// A commit of the history as it is reported.
@@ -117,7 +123,7 @@ impl Workspace {
             let committed = Committed { changes: plan.changes, stale: Vec::new() };
             return Ok(Reverted { entry, committed });
         }
-        let header = reversal_header(transaction, kind, past.commit.header.name.clone());
+        let header = reversal_header(plan.transaction, kind, past.commit.header.name.clone());
         let header = self.address(header, audience);
         let (decided, synced) = self.transact(&mut branches, &disk, header, plan)?;
         self.settle(&branches, &disk, &decided)?;
@@ -158,19 +164,25 @@ impl Workspace {
     /// `Io`.
     pub(crate) fn prune(&self, keep: usize) -> Result<(usize, u64), Error> {
         let branches = self.lock();
-        let history = commit::history(&self.disk()?)?;
+        let history = commit::outline(&self.disk()?)?;
         let old = &history[..history.len().saturating_sub(keep)];
+        let oldest = oldest(branches.values().map(|branch| &branch.record));
         for past in old {
-            self.forget(past)?;
+            self.forget(past, oldest)?;
         }
         drop(branches);
         self.empty_trash();
-        Ok((old.len(), old.iter().map(|past| past.commit.header.displaced_bytes).sum()))
+        Ok((old.len(), old.iter().map(|past| past.header.displaced_bytes).sum()))
     }
 
     /// Takes a transaction that happened into the history. What a new commit has undone for good goes, and what is over
-    /// the limits.
-    pub(super) fn keep(&self, disk: &Disk, decided: &Decided) -> Result<(), Error> {
+    /// the limits. `oldest` is when the oldest live branch was forked.
+    pub(super) fn keep(
+        &self,
+        disk: &Disk,
+        decided: &Decided,
+        oldest: Option<i64>,
+    ) -> Result<(), Error> {
         let number = decided.header.transaction;
         decided.finish(disk, &self.trash_name("tx", number))?;
         if !matches!(decided.header.kind, Kind::Commit { .. }) {
@@ -178,28 +190,80 @@ impl Workspace {
         }
         let mut kept = 0;
         let mut bytes = 0;
-        for past in commit::history(disk)?.iter().rev() {
+        for past in commit::outline(disk)?.iter().rev() {
             kept += 1;
-            bytes += past.commit.header.displaced_bytes;
+            bytes += past.header.displaced_bytes;
             let is_over = kept > self.settings.history_commits_max || bytes > HISTORY_BYTES_MAX;
             if past.undone.is_some() || is_over {
-                self.forget(past)?;
+                self.forget(past, oldest)?;
             }
         }
         Ok(())
     }
 
-    fn forget(&self, past: &Past) -> Result<(), Error> {
-        let number = past.commit.header.transaction;
-        let from = self.store_path.join(&past.commit.directory);
-        let to = self.store_path.join(self.trash_name("past", number));
-        std::fs::rename(&from, to).at(&from)
+    fn forget(&self, past: &Outline, oldest: Option<i64>) -> Result<(), Error> {
+        let passed: Vec<Interval> = [Some(past.done), past.undone].into_iter().flatten().collect();
+        self.remember(&passed, oldest)?;
+        let number = past.header.transaction;
+        let from = self.home_path.join(&past.directory);
+        let to = self.home_path.join(self.trash_name("past", number));
+        fs::rename(&from, to).at(&from)
     }
 
     /// When our own transactions changed the base.
     pub(super) fn own_intervals(&self, disk: &Disk) -> Result<Vec<Interval>, Error> {
-        Ok(intervals(&commit::history(disk)?, i64::MIN))
+        let mut own = self.forgotten()?;
+        for past in commit::outline(disk)? {
+            own.extend([Some(past.done), past.undone].into_iter().flatten());
+        }
+        Ok(own)
     }
+
+    fn forgotten_path(&self) -> PathBuf {
+        self.home_path.join("forgotten")
+    }
+
+    /// When transactions changed the base that the history has forgotten since. A line that a loss of power has damaged
+    /// is passed over: then a commit is refused that need not be.
+    fn forgotten(&self) -> Result<Vec<Interval>, Error> {
+        let path = self.forgotten_path();
+        let text = match fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.at(&path)?,
+        };
+        let interval = |line: &str| {
+            let (start, end) = line.split_once(' ')?;
+            Some((start.parse().ok()?, end.parse().ok()?))
+        };
+        Ok(String::from_utf8_lossy(&text).lines().filter_map(interval).collect())
+    }
+
+    /// Notes for branches that live on when transactions changed the base that are to be forgotten.
+    fn remember(&self, passed: &[Interval], oldest: Option<i64>) -> Result<(), Error> {
+        /// The clock of the file system is behind by some ticks of a few milliseconds.
+        const CLOCKS_APART_MAX: i64 = 1_000_000_000;
+        let path = self.forgotten_path();
+        let Some(oldest) = oldest else {
+            return match fs::remove_file(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+                other => other.at(&path),
+            };
+        };
+        let mut known = self.forgotten()?;
+        known.extend(passed);
+        known.retain(|(_, end)| end.saturating_add(CLOCKS_APART_MAX) >= oldest);
+        let lines: Vec<String> =
+            known.iter().map(|(start, end)| format!("{start} {end}\n")).collect();
+        let draft = path.with_extension("new");
+        write_private(&draft, lines.concat().as_bytes())?;
+        give(&draft, self.owner)?;
+        fs::rename(&draft, &path).at(&path)
+    }
+}
+
+/// When the oldest of these branches was forked that is not stale.
+pub(super) fn oldest<'r>(records: impl Iterator<Item = &'r Record>) -> Option<i64> {
+    records.filter(|record| !record.is_stale).map(|record| record.created).min()
 }
 
 fn reversal_header(transaction: u64, kind: Kind, name: String) -> Header {

@@ -3,16 +3,16 @@
 //! A commit into a branch stacks layers, so that what siblings committed since a fork are the parent's layers that the
 //! child's stack does not have. Both sides are found by walking layers; the cost follows the changed names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
 use super::Branch;
 use super::conflicts::Theirs;
 use crate::commit::{Change, ChangeKind};
-use crate::difference::{Moves, Pair, Side, walk};
+use crate::difference::{Moves, Pair, Side, Walked, walk};
 use crate::error::{Context, Error};
 use crate::layer::copy_attributes;
 use crate::tree::{Tree, xattr_names};
@@ -20,7 +20,7 @@ use crate::tree::{Tree, xattr_names};
 /// What layers changed over those below them.
 #[derive(Debug, Default)]
 pub(super) struct Work {
-    pairs: Vec<Pair>,
+    walked: Walked,
     /// Sorted by path.
     pub(super) changes: Vec<Change>,
 }
@@ -42,12 +42,12 @@ impl Work {
             return Ok(Self::default());
         }
         let (own, below) = branch.stack.split_at(own);
-        let pairs = walk(own, below, Moves::Whole)?;
+        let walked = walk(own, below, Moves::Whole)?;
         let mut changes = Vec::new();
-        for pair in &pairs {
+        for pair in &walked.pairs {
             changes.extend(change(pair)?);
         }
-        Ok(Self { pairs, changes })
+        Ok(Self { walked, changes })
     }
 
     pub(super) fn theirs(&self) -> Theirs {
@@ -56,25 +56,45 @@ impl Work {
         theirs
     }
 
+    /// The paths at which `theirs` stand against what these layers wrote. What they hide without a change counts as
+    /// written: on top of `theirs` it would hide theirs.
+    pub(super) fn against(&self, theirs: &Theirs) -> BTreeSet<PathBuf> {
+        theirs.against(&self.changes, &self.walked.masks)
+    }
+
     /// Lets the directories of these layers have the attributes that `theirs` gave them, where only they did: the child's
     /// copy would hide them.
     pub(super) fn take_attributes(&self, theirs: &Self) -> Result<(), Error> {
-        for pair in &theirs.pairs {
-            let Some(Change { change: ChangeKind::Metadata, path, .. }) = change(pair)? else {
+        let theirs = changed_directories(&theirs.walked.pairs)?;
+        if theirs.is_empty() {
+            return Ok(());
+        }
+        let ours = changed_directories(&self.walked.pairs)?;
+        for pair in &self.walked.pairs {
+            let Some(after) = pair.after.as_ref().filter(|side| side.is_directory()) else {
                 continue;
             };
-            let ours = self
-                .pairs
-                .iter()
-                .find_map(|pair| pair.after.as_ref().filter(|side| side.path == path));
-            let (Some(ours), Some(theirs)) = (ours, &pair.after) else { continue };
-            if ours.is_directory() {
-                let from = (&theirs.layer.tree, theirs.place.as_path());
-                copy_attributes(from, (&ours.layer.tree, &ours.place)).at(&path)?;
+            let Some(from) = theirs.get(after.path.as_path()) else { continue };
+            if !ours.contains_key(after.path.as_path()) {
+                let to = (&after.layer.tree, after.place.as_path());
+                copy_attributes((&from.layer.tree, &from.place), to).at(&after.path)?;
             }
         }
         Ok(())
     }
+}
+
+/// The directories, the root among them, that are on both sides with other attributes: as they are after it.
+fn changed_directories(pairs: &[Pair]) -> Result<BTreeMap<&Path, &Side>, Error> {
+    let mut found = BTreeMap::new();
+    for pair in pairs {
+        let (Some(before), Some(after)) = (&pair.before, &pair.after) else { continue };
+        let are_directories = before.is_directory() && after.is_directory();
+        if are_directories && attributes_differ(before, after)? {
+            found.insert(after.path.as_path(), after);
+        }
+    }
+    Ok(found)
 }
 
 /// How a path differs; `None` for a directory that is only on the way to something, and for the root.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::branches::Branches;
 use super::{Branch, BranchId, Workspace, children_of};
 use crate::driver::{self, Completion, Driver, Fuse};
 use crate::error::{Context, Error};
@@ -89,7 +90,7 @@ impl Workspace {
     }
 
     /// Lets those branches be written again that have no live children any more.
-    pub(super) fn thaw_presented(&self, branches: &BTreeMap<BranchId, Branch>) {
+    pub(super) fn thaw_presented(&self, branches: &Branches) {
         for id in self.driver().frozen() {
             if children_of(branches, id).is_empty() {
                 // A branch that stays read-only says so to whoever writes there; the verb itself has succeeded.

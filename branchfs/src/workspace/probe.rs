@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags, StatxFlags, XattrFlags};
+use rustix::fs::{CWD, FileType, Mode, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
 use crate::error::{Context, Error};
@@ -40,38 +40,8 @@ pub(super) fn probe(store: &Path) -> Result<Namespace, Error> {
     cleared.map(|()| namespace)
 }
 
-fn is_full(error: &io::Error) -> bool {
+pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
-}
-
-/// Refuses a store that no rename from the base reaches: on another file system, or on the same one mounted elsewhere.
-///
-/// # Errors
-/// `Unsupported`, before anything is made.
-pub(super) fn refuse_elsewhere(base: &Path, store: &Path) -> Result<(), Error> {
-    let made = if store.exists() { store } else { store.parent().unwrap_or(base) };
-    let mount_of = |path: &Path| {
-        let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
-        let found = rustix::fs::statx(CWD, path, AtFlags::empty(), wanted).at(path)?;
-        // Before Linux 5.8 the mount is not told: then it is the same as far as we know.
-        let is_told = found.stx_mask & StatxFlags::MNT_ID.bits() != 0;
-        let device = (found.stx_dev_major, found.stx_dev_minor);
-        Ok::<_, Error>((device, if is_told { found.stx_mnt_id } else { 0 }))
-    };
-    let (here, there) = (mount_of(base)?, mount_of(made)?);
-    if here == there {
-        return Ok(());
-    }
-    let how = if here.0 == there.0 {
-        "in another mount of the file system than"
-    } else {
-        "on another file system than"
-    };
-    Err(Error::Unsupported(format!(
-        "the store {} is {how} the base {}: a commit could not be atomic; choose a store beside the base",
-        store.display(),
-        base.display()
-    )))
 }
 
 /// Says of a file system that takes no changes what that means.

@@ -1,8 +1,8 @@
 //! Which branch a request means, and what a branch may be called.
 
-use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 
+use super::branches::Branches;
 use super::{Branch, BranchId};
 use crate::error::Error;
 
@@ -17,22 +17,17 @@ pub(crate) enum Selector {
 
 impl Selector {
     /// The branch, or `None` for main.
-    pub(super) fn find<'b>(
-        &self,
-        branches: &'b BTreeMap<BranchId, Branch>,
-    ) -> Result<Option<&'b Branch>, Error> {
+    pub(super) fn find<'b>(&self, branches: &'b Branches) -> Result<Option<&'b Branch>, Error> {
         match self {
             Self::Id(0) => Ok(None),
             Self::Id(id) => {
                 branches.get(id).map(Some).ok_or_else(|| Error::NotFound(id.to_string()))
             }
-            Self::Name(name) => {
-                match branches.values().find(|branch| branch.record.name == *name) {
-                    Some(branch) => Ok(Some(branch)),
-                    None if name == "main" => Ok(None),
-                    None => Err(Error::NotFound(name.clone())),
-                }
-            }
+            Self::Name(name) => match branches.named(name) {
+                Some(branch) => Ok(Some(branch)),
+                None if name == "main" => Ok(None),
+                None => Err(Error::NotFound(name.clone())),
+            },
         }
     }
 }

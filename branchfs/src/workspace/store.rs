@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Timespec, Timestamps};
 
 use crate::error::{Context, Error};
+use crate::overlay::Namespace;
 
 /// Version of the store's format.
 pub(crate) const FORMAT: &str = "branchfs 1\n";
@@ -19,6 +20,12 @@ pub(super) fn give(path: &Path, (uid, gid): (u32, u32)) -> Result<(), Error> {
         return Ok(());
     }
     std::os::unix::fs::lchown(path, Some(uid), Some(gid)).at(path)
+}
+
+/// What is left of a file that was not synced when the power went: file systems put zeros in place of the rest.
+pub(crate) fn written_part(content: &[u8]) -> &[u8] {
+    let end = content.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    &content[..end]
 }
 
 /// Writes a file that only its owner may read: the daemon runs without a umask.
@@ -35,28 +42,137 @@ pub(super) fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
         other => other.at(path).and_then(|()| give(path, owner)),
     };
     make(store)?;
+    refuse_others(store)?;
     let format = store.join("format");
-    match fs::read_to_string(&format) {
-        Ok(found) if found == FORMAT => {}
-        Ok(found) => {
-            let found = found.trim();
+    let found = match fs::read(&format) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        other => other.at(&format)?,
+    };
+    let found = written_part(&found);
+    if found != FORMAT.as_bytes() {
+        // It is not synced when it is written: a loss of power may have left the beginning of it.
+        if !FORMAT.as_bytes().starts_with(found) {
             return Err(Error::Corrupt(format!(
-                "{} says {found:?}, this program knows {:?}",
+                "{} says {:?}, this program knows {:?}",
                 format.display(),
+                String::from_utf8_lossy(found).trim(),
                 FORMAT.trim()
             )));
         }
-        Err(_) => {
-            for (name, content) in [(".gitignore", "*\n"), ("format", FORMAT)] {
-                let path = store.join(name);
-                write_private(&path, content.as_bytes())?;
-                give(&path, owner)?;
-            }
+        for (name, content) in [(".gitignore", "*\n"), ("format", FORMAT)] {
+            let path = store.join(name);
+            write_private(&path, content.as_bytes())?;
+            give(&path, owner)?;
         }
     }
     ["branches", "layers", "journal", "history", "trash"]
         .iter()
         .try_for_each(|name| make(&store.join(name)))
+}
+
+/// Which attributes carry the marks of this store's layers: those of its first mount, for a later one with other rights
+/// would not see them. `possible` is what this mount can write.
+pub(super) fn settle_marks(
+    store: &Path,
+    possible: Namespace,
+    owner: (u32, u32),
+) -> Result<Namespace, Error> {
+    let path = store.join("marks");
+    // A symbolic link's target is there whole or not at all, also after a loss of power.
+    let namespace = match fs::read_link(&path) {
+        Ok(word) if word.as_os_str() == Namespace::User.word() => Namespace::User,
+        Ok(word)
+            if word.as_os_str() == Namespace::Trusted.word() && possible != Namespace::Trusted =>
+        {
+            return Err(Error::Unsupported(format!(
+                "the layers in {} were made with the privilege to set trusted attributes (CAP_SYS_ADMIN): mount it with that again",
+                store.display()
+            )));
+        }
+        Ok(word) if word.as_os_str() == Namespace::Trusted.word() => Namespace::Trusted,
+        Ok(word) => {
+            return Err(Error::Corrupt(format!("{} says {}", path.display(), word.display())));
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let made = std::os::unix::fs::symlink(possible.word(), &path).at(&path);
+            match made.and_then(|()| give(&path, owner)) {
+                Err(Error::Io { source, .. }) if super::probe::is_full(&source) => {} // a later mount has room
+                other => other?,
+            }
+            possible
+        }
+        Err(error) => return Err(error).at(&path),
+    };
+    namespace.settle();
+    Ok(namespace)
+}
+
+/// What a store may have in it.
+const NAMES: [&str; 16] = [
+    ".gitignore",
+    "base",
+    "branches",
+    "format",
+    "forgotten",
+    "forgotten.new",
+    "history",
+    "journal",
+    "layers",
+    "lock",
+    "lost",
+    "marks",
+    "probe",
+    "store",
+    "trash",
+    "lost+found",
+];
+
+/// Refuses a directory that has other things in it: they would go with the store.
+fn refuse_others(store: &Path) -> Result<(), Error> {
+    if store.join("format").exists() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(store).at(store)? {
+        let name = entry.at(store)?.file_name();
+        if !NAMES.iter().any(|known| name == *known) {
+            return Err(Error::Unsupported(format!(
+                "{} is no store, and has {} in it: choose an empty directory, or one to be made",
+                store.display(),
+                name.to_string_lossy()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Removes a store that keeps nothing; what is not its own stays, and so does a directory that something is mounted on.
+pub(super) fn remove(store: &Path) -> Result<(), Error> {
+    for name in NAMES.iter().filter(|name| **name != "lost+found") {
+        let path = store.join(name);
+        let removed = match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_dir() => {
+                // The background may be emptying the trash at the same time.
+                fs::remove_dir_all(&path).or_else(|_| fs::remove_dir_all(&path))
+            }
+            Ok(_) => fs::remove_file(&path),
+            Err(error) => Err(error),
+        };
+        match removed {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => other.at(&path)?,
+        }
+    }
+    match fs::remove_dir(store) {
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::ENOENT | libc::EBUSY | libc::ENOTEMPTY | libc::EACCES | libc::EPERM)
+            ) =>
+        {
+            Ok(())
+        }
+        other => other.at(store),
+    }
 }
 
 pub(super) fn lock_store(store: &Path) -> Result<fs::File, Error> {

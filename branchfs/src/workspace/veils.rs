@@ -10,9 +10,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::branches::Branches;
 use super::conflicts::Theirs;
 use super::store::{give, write_private};
-use super::{Branch, BranchId, MAIN_BRANCH, Policy, Record, Workspace, below};
+use super::{BranchId, MAIN_BRANCH, Policy, Record, Workspace, below};
 use crate::commit::{self, Change, Decided, Disk, Header, Woven};
 use crate::error::{Context, Error};
 use crate::layer::{Layer, LayerId};
@@ -34,7 +35,7 @@ impl Workspace {
     /// Who looks at main, but for the branch `but`; `lifted` is the veil of the transaction that is taken back.
     pub(super) fn audience(
         &self,
-        branches: &BTreeMap<BranchId, Branch>,
+        branches: &Branches,
         policy: Policy,
         but: Option<BranchId>,
         lifted: Option<u64>,
@@ -70,7 +71,7 @@ impl Workspace {
         decided: &Decided,
         id: u64,
     ) -> Result<(Arc<Layer>, Woven), Error> {
-        let path = self.layer_path(id);
+        let path = self.home_layer_path(id);
         match fs::remove_dir_all(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(error).at(&path);
@@ -94,7 +95,7 @@ impl Workspace {
     /// Under the gate: everybody forked before goes on seeing what was.
     pub(super) fn veil(
         &self,
-        branches: &mut BTreeMap<BranchId, Branch>,
+        branches: &mut Branches,
         header: &Header,
         veil: Option<&(Arc<Layer>, Woven)>,
     ) -> Result<(), Error> {
@@ -148,16 +149,12 @@ impl Workspace {
 
     /// A veil that nobody looks through any more goes at once: it shares objects with the base, whose count of links is
     /// right only then.
-    pub(super) fn drop_lifted(
-        &self,
-        branches: &BTreeMap<BranchId, Branch>,
-        header: &Header,
-    ) -> Result<(), Error> {
+    pub(super) fn drop_lifted(&self, branches: &Branches, header: &Header) -> Result<(), Error> {
         let Some(lifted) = header.lifted else { return Ok(()) };
         if branches.values().any(|branch| branch.record.below.contains(&lifted)) {
             return Ok(());
         }
-        let path = self.layer_path(lifted);
+        let path = self.home_layer_path(lifted);
         match fs::remove_dir_all(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             other => other.at(&path),
@@ -166,7 +163,7 @@ impl Workspace {
 
     /// The veils in a branch's stack, top first: directories in the store.
     pub(super) fn veils_of(&self, record: &Record) -> Vec<PathBuf> {
-        let is_veil = |layer: &&u64| self.layer_path(**layer).join("changes").exists();
+        let is_veil = |layer: &&u64| self.home_layer_path(**layer).join("changes").exists();
         let upper = |layer: &u64| Path::new("layers").join(layer.to_string()).join("upper");
         record.below.iter().filter(is_veil).map(upper).collect()
     }
@@ -175,7 +172,7 @@ impl Workspace {
     pub(super) fn theirs(&self, record: &Record) -> Result<Theirs, Error> {
         let mut theirs = Theirs::default();
         for layer in &record.below {
-            let path = self.layer_path(*layer).join("changes");
+            let path = self.home_layer_path(*layer).join("changes");
             let text = match fs::read(&path) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue, // no veil
                 other => other.at(&path)?,

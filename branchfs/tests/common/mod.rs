@@ -25,6 +25,8 @@ pub fn driver() -> &'static str {
 /// A base and its mount; unmounted and removed at the end.
 pub struct Mount {
     pub directory: tempfile::TempDir,
+    /// On another file system than the base, for `tests/elsewhere.rs`.
+    elsewhere: Option<tempfile::TempDir>,
 }
 
 impl Mount {
@@ -50,7 +52,9 @@ impl Mount {
     /// A base that `fill` has filled, to be mounted in the test's own way.
     pub fn unmounted(fill: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let mount = Self { directory };
+        let is_elsewhere = module_path!().starts_with("elsewhere::");
+        let elsewhere = is_elsewhere.then(|| tempfile::tempdir_in("/dev/shm").unwrap());
+        let mount = Self { directory, elsewhere };
         fs::create_dir(mount.base()).unwrap();
         fs::create_dir(mount.mountpoint()).unwrap();
         fill(&mount.base());
@@ -59,6 +63,12 @@ impl Mount {
 
     pub fn base(&self) -> PathBuf {
         self.directory.path().join("base")
+    }
+
+    /// Where records and layers are.
+    pub fn store(&self) -> PathBuf {
+        let elsewhere = self.elsewhere.as_ref().map(|place| place.path().join("store"));
+        elsewhere.unwrap_or_else(|| self.base().join(".branching"))
     }
 
     pub fn mountpoint(&self) -> PathBuf {
@@ -76,7 +86,16 @@ impl Mount {
     /// Mounts with more options.
     pub fn mount_with(&self, options: &[&str]) {
         let first = ["mount", "--driver", driver()];
-        let words: Vec<&str> = first.iter().chain(options).chain(&["--base"]).copied().collect();
+        let store: Option<PathBuf> =
+            self.elsewhere.as_ref().map(|place| place.path().join("store"));
+        let store = store.as_ref().map(|path| ["--store", path.to_str().unwrap()]);
+        let words: Vec<&str> = first
+            .iter()
+            .chain(store.iter().flatten())
+            .chain(options)
+            .chain(&["--base"])
+            .copied()
+            .collect();
         succeed(&self.run(&words, &[&self.base()]));
     }
 

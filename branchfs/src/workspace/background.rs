@@ -1,0 +1,64 @@
+//! What nobody has to wait for: deleting what is in the trash, and telling the kernel of every single node of a big branch
+//! that is gone. One thread, started when there is something to do.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread;
+
+use crate::filesystem::{Filesystem, Mounted};
+use crate::tree::Tree;
+
+/// Something to do.
+enum Job {
+    /// Delete what is in these directories.
+    Empty(Vec<PathBuf>),
+    /// Tell the kernel that this branch's answers are outdated; then close its files.
+    Invalidate(Arc<Filesystem>, Arc<Mounted>),
+}
+
+impl Job {
+    fn run(self) {
+        match self {
+            Self::Empty(directories) => {
+                for tree in directories.iter().flat_map(|path| Tree::open_root(path)) {
+                    for entry in tree.list(Path::new("")).unwrap_or_default() {
+                        // What cannot be deleted is tried again the next time.
+                        let _ = tree.remove_all(Path::new(&entry.name));
+                    }
+                }
+            }
+            Self::Invalidate(filesystem, mounted) => filesystem.invalidate(&mounted),
+        }
+    }
+}
+
+/// The thread's mailbox. The thread ends when this is dropped.
+#[derive(Default)]
+pub(super) struct Background {
+    sender: OnceLock<Option<mpsc::Sender<Job>>>,
+}
+
+impl Background {
+    pub(super) fn empty(&self, directories: Vec<PathBuf>) {
+        // Without a thread it is left for the next mount.
+        let _ = self.send(Job::Empty(directories));
+    }
+
+    pub(super) fn invalidate(&self, filesystem: &Arc<Filesystem>, mounted: Arc<Mounted>) {
+        if let Err(job) = self.send(Job::Invalidate(Arc::clone(filesystem), mounted)) {
+            job.run(); // the kernel must learn of it
+        }
+    }
+
+    fn send(&self, job: Job) -> Result<(), Box<Job>> {
+        let sender = self.sender.get_or_init(|| {
+            let (sender, jobs) = mpsc::channel::<Job>();
+            let run = move || jobs.into_iter().for_each(Job::run);
+            thread::Builder::new().name("background".to_owned()).spawn(run).ok().map(|_| sender)
+        });
+        match sender {
+            Some(sender) => sender.send(job).map_err(|unsent| Box::new(unsent.0)),
+            None => Err(Box::new(job)),
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! What a loss of power leaves of a mount, a create and an abort: files that were not synced are cut off, or zeros, or
+//! not there; what was done in several steps is half done. The store can be mounted each time, what was synced is there,
+//! and of the rest nothing is thrown away that somebody wrote.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Policy, Selector, Settings, Workspace};
+
+/// A store with a branch that was synced, and another one, not synced, in which something was written.
+struct Store {
+    directory: tempfile::TempDir,
+}
+
+const SETTINGS: Settings = Settings { policy: Policy::Serializable, history_commits_max: 10 };
+
+impl Store {
+    fn new() -> Self {
+        let store = Self { directory: tempfile::tempdir().unwrap() };
+        fs::create_dir(store.base()).unwrap();
+        fs::write(store.base().join("file"), "base").unwrap();
+        let workspace = store.open();
+        for name in ["synced", "fresh"] {
+            let id = workspace.create(name, &Selector::Id(0)).unwrap().id;
+            fs::write(store.layer(id).join("upper/file"), name).unwrap();
+        }
+        store
+    }
+
+    fn copy(&self) -> Self {
+        let copy = Self { directory: tempfile::tempdir().unwrap() };
+        let made = Command::new("cp").arg("-a").args([self.base(), copy.base()]).status().unwrap();
+        assert!(made.success());
+        copy
+    }
+
+    fn base(&self) -> PathBuf {
+        self.directory.path().join("base")
+    }
+
+    fn path(&self, below: &str) -> PathBuf {
+        self.base().join(".branching").join(below)
+    }
+
+    fn layer(&self, id: u64) -> PathBuf {
+        self.path("layers").join(id.to_string())
+    }
+
+    fn open(&self) -> Workspace {
+        Workspace::open(&self.base(), None, SETTINGS).unwrap()
+    }
+
+    fn ids(&self) -> (u64, u64) {
+        let branches = self.open().list().unwrap();
+        let id = |name: &str| branches.iter().find(|branch| branch.name == name).unwrap().id;
+        (id("synced"), id("fresh"))
+    }
+
+    /// Mounts twice, and looks at what is there.
+    fn check(&self, (synced, fresh): (u64, u64), is_written: bool, when: &str) {
+        for turn in ["first", "second"] {
+            let workspace = self.open();
+            let names: BTreeSet<String> =
+                workspace.list().unwrap().into_iter().map(|branch| branch.name).collect();
+            drop(workspace);
+            assert!(names.contains("synced"), "{when}, {turn} mount: {names:?}");
+            let read = |path: PathBuf| fs::read_to_string(path).ok();
+            let kept = read(self.layer(synced).join("upper/file"));
+            assert_eq!(kept.as_deref(), Some("synced"), "{when}, {turn} mount");
+            let lost = self.path("lost").join(fresh.to_string());
+            let place = if names.contains("fresh") { self.layer(fresh) } else { lost };
+            let written = read(place.join("upper/file"));
+            assert_eq!(written.is_some(), is_written, "{when}, {turn} mount: {}", place.display());
+        }
+        assert_eq!(fs::read_to_string(self.base().join("file")).unwrap(), "base", "{when}");
+    }
+}
+
+/// What a disk may leave of a file that was not synced.
+fn torn(content: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
+    (0..=content.len()).flat_map(|length| {
+        let zeros = content[length..].iter().map(|_| 0);
+        [content[..length].to_vec(), content[..length].iter().copied().chain(zeros).collect()]
+    })
+}
+
+#[test]
+fn whatever_a_loss_of_power_leaves_of_files_that_were_not_synced_can_be_mounted() {
+    let store = Store::new();
+    let ids = store.ids();
+    let fresh = ids.1;
+    let unsynced = [
+        "format".to_owned(),
+        ".gitignore".to_owned(),
+        "lock".to_owned(),
+        format!("branches/{fresh}.json"),
+        format!("layers/{fresh}/writes"),
+        format!("layers/{fresh}/reads"),
+    ];
+    let mut all = Vec::new();
+    for path in &unsynced {
+        let content = fs::read(store.path(path)).unwrap();
+        // Short files at every byte, records at every third.
+        let step = if content.len() > 64 { 7 } else { 2 };
+        for (number, left) in torn(&content).enumerate().step_by(step) {
+            let copy = store.copy();
+            fs::write(copy.path(path), &left).unwrap();
+            copy.check(ids, true, &format!("{path}, state {number}"));
+        }
+        all.push((path, content));
+    }
+    for keep in [0, 1, 2] {
+        let copy = store.copy();
+        for (path, content) in &all {
+            fs::write(copy.path(path), &content[..content.len() * keep / 3]).unwrap();
+        }
+        copy.check(ids, true, &format!("{keep} thirds of all of them"));
+    }
+}
+
+#[test]
+fn a_create_that_was_cut_anywhere_is_whole_or_nothing() {
+    let store = Store::new();
+    let (synced, fresh) = store.ids();
+    fs::remove_file(store.layer(fresh).join("upper/file")).unwrap();
+    // From its end to its beginning: what was made last is lost first.
+    let made = [
+        "rename branches/ID.json branches/ID.new",
+        "empty branches/ID.new",
+        "remove branches/ID.new",
+        "remove layers/ID/reads",
+        "remove layers/ID/writes",
+        "remove layers/ID/links",
+        "remove layers/ID/work",
+        "remove layers/ID/upper",
+        "remove layers/ID",
+    ];
+    for lost in 0..=made.len() {
+        let copy = store.copy();
+        for step in &made[..lost] {
+            let step = step.replace("ID", &fresh.to_string());
+            let words: Vec<&str> = step.split(' ').collect();
+            let path = copy.path(words[1]);
+            match words[0] {
+                "rename" => fs::rename(&path, copy.path(words[2])).unwrap(),
+                "empty" => fs::write(&path, "").unwrap(),
+                _ if path.is_dir() => fs::remove_dir(&path).unwrap(),
+                _ => fs::remove_file(&path).unwrap(),
+            }
+        }
+        copy.check((synced, fresh), false, &format!("the last {lost} steps are lost"));
+    }
+    // The record is there, and what was made before it is not: no file system that keeps its order does this.
+    for missing in ["work", "links", "writes", "reads"] {
+        let copy = store.copy();
+        let path = copy.layer(fresh).join(missing);
+        if path.is_dir() { fs::remove_dir(&path) } else { fs::remove_file(&path) }.unwrap();
+        copy.check((synced, fresh), false, missing);
+    }
+}
+
+#[test]
+fn a_parent_that_was_lost_takes_its_children_along_and_nothing_written_is_thrown_away() {
+    let store = Store::new();
+    let (synced, fresh) = store.ids();
+    let child = store.open().create("child", &Selector::Id(fresh)).unwrap().id;
+    fs::write(store.layer(child).join("upper/file"), "child").unwrap();
+    fs::write(store.path("branches").join(format!("{fresh}.json")), "").unwrap();
+    store.check((synced, fresh), true, "the parent's record is empty");
+    let lost = store.path("lost").join(child.to_string());
+    assert_eq!(fs::read_to_string(lost.join("upper/file")).unwrap(), "child");
+    let workspace = store.open();
+    workspace.abort(&Selector::Id(synced)).unwrap();
+    workspace.close().unwrap();
+    assert!(lost.exists(), "the store stays as long as it keeps what was lost");
+}
+
+#[test]
+fn an_abort_that_was_cut_anywhere_has_happened_or_not() {
+    let store = Store::new();
+    let (synced, fresh) = store.ids();
+    let record = format!("branches/{fresh}.json");
+    for (when, leaves_record, leaves_layer) in [
+        ("nothing is lost", false, false),
+        ("the layer is not in the trash", false, true),
+        ("nothing happened", true, true),
+    ] {
+        let copy = store.copy();
+        if !leaves_record {
+            fs::remove_file(copy.path(&record)).unwrap();
+        }
+        if !leaves_layer {
+            fs::rename(copy.layer(fresh), copy.path("trash/layer")).unwrap();
+        }
+        copy.check((synced, fresh), leaves_record, when);
+        assert_eq!(copy.layer(fresh).exists(), leaves_record, "{when}");
+    }
+}
+
+#[test]
+fn a_first_mount_that_was_cut_anywhere_is_made_again() {
+    let made =
+        ["format", ".gitignore", "branches", "layers", "journal", "history", "trash", "lock"];
+    for kept in 0..made.len() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = directory.path().join(".branching");
+        fs::create_dir(&store).unwrap();
+        for name in &made[..kept] {
+            match *name {
+                "format" => fs::write(store.join(name), super::FORMAT).unwrap(),
+                ".gitignore" => fs::write(store.join(name), "*\n").unwrap(),
+                _ => fs::create_dir(store.join(name)).unwrap(),
+            }
+        }
+        fs::create_dir_all(store.join("probe/left")).unwrap();
+        let workspace = Workspace::open(directory.path(), None, SETTINGS).unwrap();
+        workspace.create("branch", &Selector::Id(0)).unwrap();
+        assert_eq!(fs::read_link(store.join("marks")).unwrap(), Path::new("trusted"));
+        workspace.abort(&Selector::Name("branch".to_owned())).unwrap();
+        workspace.close().unwrap();
+        assert!(!store.exists(), "{kept} parts were there");
+    }
+}

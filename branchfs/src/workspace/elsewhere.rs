@@ -1,0 +1,254 @@
+//! A store on another file system than the base, or in another mount of it: no rename leads from one to the other.
+//!
+//! Then there are two directories. The *store* has what belongs to branches: their records and layers. The *home*,
+//! `.branching` in the base, has what belongs to the base: journal, history, and the veils, which link the base's objects.
+//! They name each other (`home/store`, `store/base`): layers over another base would commit what nobody did.
+//!
+//! A commit into main copies the branch's layers into the home first, under the numbers they have ([`Staged`]); from then
+//! on it is a commit like any other. What is staged and not decided goes at the end, or at the next mount.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, OFlags, Statx, StatxFlags, XattrFlags};
+
+use super::store::give;
+use super::{BranchId, Record, Workspace};
+use crate::error::{Context, Error};
+use crate::layer::{copy_content, copy_metadata};
+use crate::overlay::is_private_xattr;
+use crate::tree::{Tree, xattr_names};
+use crate::view::HIDDEN;
+
+/// Where the parts of a store are.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    pub(super) store: PathBuf,
+    pub(super) home: PathBuf,
+    /// The store's file system numbers its objects by itself.
+    pub(super) is_foreign: bool,
+}
+
+impl Places {
+    /// Finds out what `store` is to `base`; without one, it is the one that the base names, or in the base.
+    ///
+    /// # Errors
+    /// `Unsupported` where the base names a store that is not there.
+    pub(super) fn of(base: &Path, store: Option<&Path>) -> Result<Self, Error> {
+        let home = base.join(HIDDEN);
+        let named = fs::read_link(home.join("store")).ok();
+        let store = match (store, named) {
+            (Some(store), _) => store.to_path_buf(),
+            (None, Some(named)) if named.exists() => named,
+            (None, Some(named)) => {
+                return Err(Error::Unsupported(format!(
+                    "branches of {} are kept in {}, which is not there: mount that file system first, or give them up by removing {}",
+                    base.display(),
+                    named.display(),
+                    home.join("store").display()
+                )));
+            }
+            (None, None) => home.clone(),
+        };
+        let made = if store.exists() { &store } else { store.parent().unwrap_or(base) };
+        let (here, there) = (mount_of(base)?, mount_of(made)?);
+        let home = if here == there { store.clone() } else { home };
+        Ok(Self { store, home, is_foreign: here.0 != there.0 })
+    }
+
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.store != self.home
+    }
+
+    /// Ties store and home to one another.
+    ///
+    /// # Errors
+    /// `Unsupported` where one belongs to another, or the home keeps branches itself.
+    pub(super) fn pair(&self, base: &Path, owner: (u32, u32)) -> Result<(), Error> {
+        if !self.is_elsewhere() {
+            return Ok(());
+        }
+        let branches = self.home.join("branches");
+        if fs::read_dir(&branches).at(&branches)?.next().is_some() {
+            return Err(Error::Unsupported(format!(
+                "the base keeps branches in {}: mount it without --store, and commit or abort them first",
+                self.home.display()
+            )));
+        }
+        for (path, wanted) in
+            [(self.home.join("store"), &*self.store), (self.store.join("base"), base)]
+        {
+            match fs::read_link(&path) {
+                Ok(found) if found == wanted => {}
+                Ok(found) => {
+                    return Err(Error::Unsupported(format!(
+                        "{} says {}, not {}: a store belongs to one base; where the directory was moved, set the link right",
+                        path.display(),
+                        found.display(),
+                        wanted.display()
+                    )));
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    std::os::unix::fs::symlink(wanted, &path).at(&path)?;
+                    give(&path, owner)?;
+                }
+                Err(error) => return Err(error).at(&path),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Device and mount of a path.
+fn mount_of(path: &Path) -> Result<((u32, u32), u64), Error> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
+    let found = rustix::fs::statx(CWD, path, AtFlags::empty(), wanted).at(path)?;
+    // Before Linux 5.8 the mount is not told: then it is the same as far as we know.
+    let is_told = found.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+    Ok(((found.stx_dev_major, found.stx_dev_minor), if is_told { found.stx_mnt_id } else { 0 }))
+}
+
+/// Copies of a branch's layers in the home, as long as no commit has taken them.
+pub(super) struct Staged<'w> {
+    workspace: &'w Workspace,
+    layers: Vec<u64>,
+}
+
+impl Staged<'_> {
+    /// A commit is being decided that exchanges what is in them with what is in the base.
+    pub(super) fn hand_over(mut self) -> Vec<u64> {
+        std::mem::take(&mut self.layers)
+    }
+}
+
+impl Drop for Staged<'_> {
+    fn drop(&mut self) {
+        self.workspace.unstage(&self.layers);
+    }
+}
+
+impl Workspace {
+    /// Journal and history are not where the branches are.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.home_path != self.store_path
+    }
+
+    /// A veil, or a staged layer.
+    pub(super) fn home_layer_path(&self, layer: u64) -> PathBuf {
+        self.home_path.join("layers").join(layer.to_string())
+    }
+
+    /// Copies what is to be committed to the base's file system, where the store is on another one. The branch is frozen
+    /// meanwhile. Costs the content of the changed files.
+    pub(super) fn stage(&self, id: BranchId, record: &Record) -> Result<Staged<'_>, Error> {
+        let mut staged = Staged { workspace: self, layers: Vec::new() };
+        if !self.is_elsewhere() {
+            return Ok(staged);
+        }
+        self.driver().settle(id)?;
+        for layer in &record.layers {
+            let (from, to) = (self.layer_path(*layer), self.home_layer_path(*layer));
+            super::commits::remove_tree(&to)?;
+            staged.layers.push(*layer);
+            self.make_directory(&to)?;
+            let (from, to) = (from.join("upper"), to.join("upper"));
+            fs::create_dir(&to).at(&to)?;
+            let open = |path: &Path| Tree::open_root(path).at(path);
+            let mut copier = Copier { from: open(&from)?, to: open(&to)?, linked: HashMap::new() };
+            copier.directory(Path::new("")).at(&to)?;
+        }
+        Ok(staged)
+    }
+
+    /// Throws copies away that nobody has committed.
+    pub(super) fn unstage(&self, layers: &[u64]) {
+        for layer in layers {
+            self.throw_away(&self.home_layer_path(*layer), "staged");
+        }
+    }
+
+    /// Makes what changed in the records durable before the journal forgets why. On one file system the order of renames
+    /// does that.
+    pub(super) fn sync_records_elsewhere(&self) -> Result<(), Error> {
+        if !self.is_elsewhere() {
+            return Ok(());
+        }
+        let path = self.store_path.join("branches");
+        fs::File::open(&path).and_then(|directory| directory.sync_all()).at(&path)
+    }
+
+    /// Makes all of the store durable.
+    pub(super) fn sync_store(&self) -> Result<(), Error> {
+        let path = &self.store_path;
+        let opened = fs::File::open(path).at(path)?;
+        rustix::fs::syncfs(opened.as_fd()).at(path)
+    }
+}
+
+/// Copies a layer's content: all of every object, marks of the overlay format and hard links too.
+struct Copier {
+    from: Tree,
+    to: Tree,
+    /// Inode number -> first name, of objects with several.
+    linked: HashMap<u64, PathBuf>,
+}
+
+impl Copier {
+    fn directory(&mut self, path: &Path) -> Result<(), rustix::io::Errno> {
+        for entry in self.from.list(path)? {
+            let path = path.join(&entry.name);
+            let stat = self.from.stat(&path)?;
+            if entry.kind == FileType::Directory {
+                self.to.make_directory(&path, 0o700)?;
+                self.directory(&path)?;
+            } else {
+                self.object(&path, &stat)?;
+            }
+        }
+        // Last: entries were made in it since.
+        let stat = self.from.stat(path)?;
+        self.describe(path, &stat)
+    }
+
+    fn object(&mut self, path: &Path, stat: &Statx) -> Result<(), rustix::io::Errno> {
+        if stat.stx_nlink > 1 {
+            if let Some(first) = self.linked.get(&stat.stx_ino) {
+                return self.to.link(first, path);
+            }
+            self.linked.insert(stat.stx_ino, path.to_path_buf());
+        }
+        let mode = u32::from(stat.stx_mode);
+        match FileType::from_raw_mode(mode) {
+            FileType::RegularFile => {
+                let from = self.from.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+                let to = self.to.create_file(path, 0o600)?;
+                copy_content(from.as_fd(), to.as_fd(), stat.stx_size)?;
+            }
+            FileType::Symlink => {
+                let target = self.from.read_link(path)?;
+                self.to.make_symlink(path, std::ffi::OsStr::from_bytes(&target))?;
+            }
+            _ => {
+                let device = rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
+                self.to.make_node(path, mode, device)?;
+            }
+        }
+        self.describe(path, stat)
+    }
+
+    fn describe(&self, path: &Path, stat: &Statx) -> Result<(), rustix::io::Errno> {
+        let list = match self.from.list_xattrs(path) {
+            Err(rustix::io::Errno::OPNOTSUPP) => Vec::new(),
+            other => other?,
+        };
+        for name in xattr_names(&list).filter(|name| is_private_xattr(name)) {
+            let value = self.from.get_xattr(path, name)?;
+            self.to.set_xattr(path, name, &value, XattrFlags::empty())?;
+        }
+        copy_metadata((&self.from, path, stat), (&self.to, path))
+    }
+}
