@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the second half of docs/commands.md, the --help of every command. The first is written by hand.
+"""Writes the second half of the references: the --help of every command, the tools of the server. The first is by hand.
 
-.venv/bin/python scripts/manual.py            writes it
-.venv/bin/python scripts/manual.py --check    fails if it is not what would be written
+.venv/bin/python scripts/manual.py            writes them
+.venv/bin/python scripts/manual.py --check    fails if one is not what would be written
 """
 
 from __future__ import annotations
@@ -10,36 +10,68 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from typer.testing import CliRunner
 
-from branching.cli.app import app
+from branching.cli.app import app as branching
+from branching_docker.cli import PASSED_ON
+from branching_docker.cli import app as wrapper
+from tool_reference import tools
 
-MANUAL = Path(__file__).parents[1] / "docs" / "commands.md"
+if TYPE_CHECKING:
+    from typer import Typer
+
+DOCS = Path(__file__).parents[1] / "docs"
 SEAM = "## The commands\n"
 
 
-def manual(written: str) -> str:
-    """Returns the whole text, given the one there is."""
-    os.environ["COLUMNS"] = "80"
-    head, seam, _ = written.partition(SEAM)
+def manuals() -> dict[Path, str]:
+    """Returns the whole text of each reference."""
+    # What the wrapper passes on has its help in the image: it is the other reference.
+    own = [str(name) for command in wrapper.registered_commands if (name := told(command)) not in PASSED_ON]
+    names = [told(command) for command in branching.registered_commands]
+    return {
+        DOCS / "commands.md": manual(DOCS / "commands.md", branching, "branching", names),
+        DOCS / "branching-docker.md": manual(DOCS / "branching-docker.md", wrapper, "branching-docker", ["", *own]),
+        DOCS / "mcp.md": tool_manual(DOCS / "mcp.md"),
+    }
+
+
+def tool_manual(path: Path) -> str:
+    """Returns the whole text of the reference of the tools."""
+    head, seam, _ = path.read_text(encoding="utf-8").partition("## The tools\n")
+    return f"{head}{seam}\n{tools()}"
+
+
+def told(command: object) -> str:
+    """Returns a command's name; without one it has its function's."""
+    return str(getattr(command, "name", None) or getattr(command, "callback").__name__)  # noqa: B009
+
+
+def manual(path: Path, app: Typer, program: str, names: list[str]) -> str:
+    """Returns the whole text of one reference, given the one there is; "" is the program itself."""
+    head, seam, _ = path.read_text(encoding="utf-8").partition(SEAM)
     parts = [head + seam]
-    for command in app.registered_commands:
-        assert command.name
-        shown = CliRunner().invoke(app, [command.name, "--help"], prog_name="branching")
+    for name in names:
+        shown = CliRunner().invoke(app, [*name.split(), "--help"], prog_name=program, env={"COLUMNS": "80"})
         assert shown.exit_code == 0, shown.output
         text = "\n".join(line.rstrip() for line in shown.output.strip().splitlines())
-        parts.append(f"### {command.name}\n\n```text\n{text}\n```\n")
+        parts.append(f"### {name or program}\n\n```text\n{text}\n```\n")
     return "\n".join(parts)
 
 
 def main() -> int:
-    written = MANUAL.read_text(encoding="utf-8")
-    text = manual(written)
-    if "--check" not in sys.argv[1:]:
-        MANUAL.write_text(text, encoding="utf-8")
-    elif written != text:
-        print(f"{MANUAL} is not what --help says. Hint: .venv/bin/python scripts/manual.py", file=sys.stderr)
+    os.environ["COLUMNS"] = "80"
+    stale = []
+    for path, text in manuals().items():
+        if path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(str(path))
+        if "--check" not in sys.argv[1:]:
+            path.write_text(text, encoding="utf-8")
+    if stale and "--check" in sys.argv[1:]:
+        print(f"not what --help says: {' '.join(stale)}. Hint: .venv/bin/python scripts/manual.py", file=sys.stderr)
         return 1
     return 0
 

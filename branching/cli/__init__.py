@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import io
 import sys
 
 EXIT_OURS = 125
@@ -11,10 +11,10 @@ EXIT_OURS = 125
 
 def main() -> None:
     """Runs the command line and exits."""
-    # Until a command listens itself, a signal ends us as it ends any program: without a traceback.
-    # What the caller has us ignore stays ignored.
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name may be of any bytes, and a terminal know few characters: neither is a failure.
+        is_utf8 = sys.stdout.encoding.lower() == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
     try:
         from branching.cli.app import app
     except ModuleNotFoundError as error:

@@ -13,14 +13,17 @@ from branching.cli.abort import abort
 from branching.cli.beam_search import beam_search
 from branching.cli.best_of_n import best_of_n
 from branching.cli.cascaded import cascaded
+from branching.cli.chat import chat
 from branching.cli.commit import commit
 from branching.cli.diff import diff
 from branching.cli.doctor import doctor
 from branching.cli.export import export
+from branching.cli.fork import fork
 from branching.cli.history import history
 from branching.cli.load import load
 from branching.cli.log import log
 from branching.cli.ls import ls
+from branching.cli.mcp import mcp
 from branching.cli.prune import prune
 from branching.cli.redo import redo
 from branching.cli.reflexion import reflexion
@@ -31,6 +34,7 @@ from branching.cli.status import status
 from branching.cli.tournament import tournament
 from branching.cli.tree_of_thoughts import tree_of_thoughts
 from branching.cli.undo import undo
+from branching.cli.watch import watch
 
 app = typer.Typer(
     help="Try things in copy-on-write branches of a directory; keep what works.",
@@ -48,7 +52,10 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "tournament": (tournament, "Pairs before a judge, until one is left."),
     "beam-search": (beam_search, "The best few of each level go on."),
     "tree-of-thoughts": (tree_of_thoughts, "The best of each level is refined."),
+    "fork": (fork, "Agents side by side: one is merged."),
     "status": (status, "The workspace and its open branches."),
+    "chat": (chat, "Talk with an agent, and fork the talk."),
+    "watch": (watch, "All that is tried, on one screen."),
     "ls": (ls, "The open branches."),
     "diff": (diff, "What a branch changed."),
     "log": (log, "What candidates printed."),
@@ -61,9 +68,10 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "redo": (redo, "Make it again."),
     "history": (history, "The commits that can be undone."),
     "prune": (prune, "Forget them, and give back their room."),
+    "mcp": (mcp, "Branches as tools of an agent."),
     "doctor": (doctor, "What works on this machine."),
 }
-_WRAP_A_COMMAND = ("run", "best-of-n", "reflexion", "cascaded", "tournament", "shell")
+_WRAP_A_COMMAND = ("run", "best-of-n", "reflexion", "cascaded", "tournament", "shell", "fork")
 
 
 def _help(function: Callable[..., None]) -> str:

@@ -18,11 +18,27 @@ if TYPE_CHECKING:
 
 def diff(
     name: BranchArgument,
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PATH]...",
+            help="Only these files, and what is below these directories.",
+            show_default=False,
+        ),
+    ] = None,
     workspace: WorkspaceOption = None,
     patch: Annotated[
         bool, typer.Option("-p", "--patch", help="As a patch that git apply takes.")
     ] = False,
     stat: Annotated[bool, typer.Option("--stat", help="Count the lines that changed.")] = False,
+    tool: Annotated[
+        bool,
+        typer.Option(
+            "--tool",
+            help="Open each changed file beside its parent's in an editor: BRANCHING_DIFFTOOL (a "
+            "shell line with {parent} and {branches}), pycharm or code.",
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """List what a branch changed: A added, M modified, D deleted, R renamed, T type, m metadata.
@@ -32,20 +48,39 @@ def diff(
     with reported(json=json):
         if patch and (stat or json):
             raise UsageFault("--patch goes with neither --stat nor --json")
+        if patch and paths:
+            raise UsageFault("--patch is of the whole branch; give no paths")
+        if tool and (patch or stat or json):
+            raise UsageFault("--tool goes with neither --patch, --stat nor --json")
         with opened_workspace(workspace) as space:
             branch = space.reopen(name)
+            if tool:
+                from branching.cli.difftool import show
+
+                show(space, branch, _chosen(branch.diff(), paths))
+                return
             if patch:
                 left_out = branch.patch(sys.stdout.buffer)
                 if left_out:
                     print(f"{left_out} changes cannot be said in a patch", file=sys.stderr)
                 return
-            changes = branch.diff(count_lines=stat)
+            changes = _chosen(branch.diff(count_lines=stat), paths)
         if json:
             print_json("diff", branch=name, changes=change_facts(changes))
         elif stat:
             print("".join(f"{line}\n" for line in _counted(changes)), end="")
         else:
             print("".join(f"{line}\n" for line in change_lines(changes)), end="")
+
+
+def _chosen(changes: list[Change], paths: list[str] | None) -> list[Change]:
+    wanted = [path.rstrip("/").removeprefix("./") for path in paths or ()]
+    return [
+        change
+        for change in changes
+        if not wanted
+        or any(change.path == path or change.path.startswith(f"{path}/") for path in wanted)
+    ]
 
 
 def _counted(changes: list[Change]) -> list[str]:

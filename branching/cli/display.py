@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from branching.cli.visible import visible
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -83,6 +85,7 @@ def _print_all(event: Event) -> None:
 
 
 def _print(event: Event, text: str) -> None:
+    text = visible(text) if sys.stderr.isatty() else text
     print(f"[{_name(event.index)}] {text}", file=sys.stderr, flush=True)
 
 

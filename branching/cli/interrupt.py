@@ -23,8 +23,7 @@ from types import FrameType
 from typing import TypeVar
 
 from branching.cli.failure import Interrupted
-from branching.patterns.runner import STOP_GRACE_SECONDS
-from branching.patterns.scope import Scope
+from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

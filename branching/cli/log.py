@@ -13,9 +13,10 @@ from branching.cli.failure import UsageFault, reported
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.place import opened_workspace
 from branching.cli.report import print_json
+from branching.cli.visible import visible
 
 if TYPE_CHECKING:
-    from branching.cli.logbook import Entry
+    from branching.patterns.logbook import Entry
 
 
 def log(
@@ -35,10 +36,12 @@ def log(
     The output of all commands that try candidates is kept, the newest 200 and 10 MiB of each, as
     long as anything of the workspace is kept; that of `run` is not, for the terminal is its own.
 
+    On a terminal only colours are let through of what would command it; a pipe gets all as it was.
+
     Example: branching log speculate-1a2b3c4d-0
     """
     with reported(json=json):
-        from branching.cli.logbook import read_entries
+        from branching.patterns.logbook import read_entries
 
         with opened_workspace(workspace) as space:  # the store may go with the mount
             logs = None if space.store is None else space.store / "logs"
@@ -73,10 +76,12 @@ def _print_output(logs: Path, entries: list[Entry], *, json: bool) -> None:
         ]
         print_json("log", candidates=candidates)
         return
+    is_terminal = sys.stdout.isatty()
     for entry in entries:
         prefix = b"" if len(entries) == 1 else f"[{entry.index}] ".encode()
-        for line in outputs[entry.branch].splitlines(keepends=True):
-            sys.stdout.buffer.write(prefix + line)
+        for line in outputs[entry.branch].split(b"\n")[:-1]:  # each ends in one
+            shown = visible(line.decode("utf-8", "replace")).encode() if is_terminal else line
+            sys.stdout.buffer.write(prefix + shown + b"\n")
     sys.stdout.buffer.flush()
 
 

@@ -42,11 +42,12 @@ def _open(path: Path | None) -> Workspace:
     from branching.fs.on_demand import find_program
     from branching.fs.workspace import find_mount
 
-    if path is not None and not path.is_dir():
-        raise MountError(f"workspace path does not exist: {path}", path=str(path))
     place = path or Path.cwd()
+    # First of all, for a mount whose daemon has died is no directory any more, and says why itself.
     if find_mount(place) is not None:
         return Workspace(place)
+    if not place.is_dir():
+        raise MountError(f"workspace path does not exist: {path}", path=str(path))
     try:
         find_program()
     except MountError as error:

@@ -90,8 +90,8 @@ class Search:
 
     def __enter__(self) -> Search:
         from branching.cli.display import shown
-        from branching.cli.logbook import Logbook
         from branching.cli.place import owned_workspace
+        from branching.patterns.logbook import Logbook
 
         with ExitStack() as stack:
             options = self.options
@@ -102,6 +102,7 @@ class Search:
                 shown(self._labels, quiet=options.quiet, verbose=options.verbose)
             )
             self._listener = logbook.and_then(show)
+            self._logbook = logbook
             self._stack = stack.pop_all()
         return self
 
@@ -177,7 +178,8 @@ class Search:
         from branching.cli.interrupt import interruptible
 
         def call() -> SpeculationOutcome:
-            outcome = pattern(self._space)
+            with self._logbook.steered():
+                outcome = pattern(self._space)
             if self.options.on_success is Success.abort and outcome.branch is not None:
                 outcome.branch.abort()
             return outcome

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 Policy = Literal["first-winner", "snapshot", "serializable"]
+Driver = Literal["auto", "fuse", "overlay"]
 """What a commit means for the siblings of the branch.
 
 first-winner    they have lost: they are stale

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal
 
+from branching.awaited import finished
 from branching.errors import (
     BranchError,
     BranchingError,
@@ -28,7 +29,6 @@ from branching.errors import (
     ConflictError,
     add_note,
 )
-from branching.fs.awaited import finished
 from branching.fs.backend import Backend, BranchRecord, Change, Policy
 
 NAME_BYTES_MAX = 254

@@ -259,9 +259,11 @@ def _translated(
         ) from refused
     except DaemonGone as gone:
         kind = failure if failure is not BranchError else MountError
+        state = "does not answer" if isinstance(gone.__cause__, BlockingIOError) else "is gone"
         raise kind(
-            f"{what}: the BranchFS daemon of {root} does not answer ({gone})",
-            hint="mount the base again: live branches come back, a commit is whole or not at all",
+            f"{what}: the BranchFS daemon of {root} {state} ({gone})",
+            hint="mount the base again, or run the command again where it mounts by itself: "
+            "live branches come back, a commit is whole or not at all",
             branch=branch,
             path=str(root),
         ) from gone

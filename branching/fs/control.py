@@ -33,10 +33,25 @@ class DaemonGone(Exception):
 
 
 class Refused(Exception):
-    """The daemon answered with an error; `kind` is one of the table in control.md."""
+    """The daemon answered with an error; `kind` is one of the table in control.md.
 
-    def __init__(self, kind: str, message: str, hint: str | None, paths: tuple[str, ...]) -> None:
+    `path` is what the operating system refused, `step` what a commit was doing there, where the
+    error is about that.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        hint: str | None,
+        paths: tuple[str, ...],
+        *,
+        path: str | None = None,
+        step: str | None = None,
+    ) -> None:
         super().__init__(message)
+        self.path = path
+        self.step = step
         self.kind = kind
         self.message = message
         self.hint = hint
@@ -174,13 +189,19 @@ def _ok(reply: Fields) -> Fields:
         return ok
     if not isinstance(error, dict):
         raise DaemonGone("the answer has neither a result nor an error")
-    hint, paths = error.get("hint"), error.get("paths")
+    paths = error.get("paths")
     raise Refused(
         str(error.get("kind")),
         str(error.get("message")),
-        hint if isinstance(hint, str) else None,
+        _text(error.get("hint")),
         tuple(str(path) for path in paths) if isinstance(paths, list) else (),
+        path=_text(error.get("path")),
+        step=_text(error.get("step")),
     )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _close_all(connections: list[_Connection]) -> None:

@@ -152,13 +152,14 @@ def mount(
     point: Path | None = None,
     store: Path | None = None,
     policy: str = "first-winner",
+    driver: str = "auto",
 ) -> Held:
     """Mounts `base`, in a directory of our own unless `point` is given.
 
     Raises MountError, and then there is no mount.
     """
     with _turn(base):
-        return _mounted(base, program, point=point, store=store, policy=policy)
+        return _mounted(base, program, point=point, store=store, policy=policy, driver=driver)
 
 
 def _mounted(
@@ -168,9 +169,12 @@ def _mounted(
     point: Path | None = None,
     store: Path | None = None,
     policy: str = "first-winner",
+    driver: str = "auto",
 ) -> Held:
     made = _make_point(base) if point is None else None
     words = ["--policy", policy, *(("--store", os.fspath(store)) if store else ())]
+    if driver != "auto":  # else as BRANCHFS_DRIVER says
+        words += ["--driver", driver]
     try:
         _run(program, "mount", "--base", os.fspath(base), *words, os.fspath(made or point or ""))
         lease = _lease(made or point or Path())

@@ -14,9 +14,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
+from branching.awaited import finished
 from branching.errors import BranchNotFoundError, MountError, add_note
-from branching.fs.awaited import finished
-from branching.fs.backend import MAIN_ID, Backend, BranchRecord, CommitRecord, Policy, Reversal
+from branching.fs.backend import (
+    MAIN_ID,
+    Backend,
+    BranchRecord,
+    CommitRecord,
+    Driver,
+    Policy,
+    Reversal,
+)
 from branching.fs.branch import Branch, OnError, OnSuccess, check_name
 from branching.fs.branchfs import BranchFS
 from branching.fs.mounts import Mount, mounts_around
@@ -66,13 +74,16 @@ class Workspace:
         storage: str | os.PathLike[str] | None = None,
         branchfs_bin: str | os.PathLike[str] | None = None,
         policy: Policy = "first-winner",
+        driver: Driver = "auto",
     ) -> Workspace:
         """Mounts `base` and opens it; `close`, or the end of a `with`, unmounts it.
 
         It is mounted at `mountpoint`, by default a new directory; branches are kept in `storage`,
         by default `.branching` in the base. `policy` says what a commit means for the siblings of
         the branch: they are stale (first-winner), or live on and can be committed if they wrote
-        (snapshot), or wrote and read (serializable), nothing that was committed since.
+        (snapshot), or wrote and read (serializable), nothing that was committed since. `driver`
+        says what presents the branches: overlay is the faster, serves first-winner alone and takes
+        root; fuse serves all; auto takes overlay where it can.
         Raises MountError when it cannot be mounted.
         """
         directory = Path(base).resolve()
@@ -85,7 +96,10 @@ class Workspace:
         if point is not None:
             point.mkdir(parents=True, exist_ok=True)
         store = None if storage is None else Path(storage)
-        return cls._of(mount(directory, program=program, point=point, store=store, policy=policy))
+        held = mount(
+            directory, program=program, point=point, store=store, policy=policy, driver=driver
+        )
+        return cls._of(held)
 
     @classmethod
     def _of(cls, held: Held) -> Workspace:

@@ -12,7 +12,15 @@ SETUP_INDEX = -1
 """The index by which the setup of a call, which is no candidate, is told of."""
 
 EventKind = Literal[
-    "started", "output", "finished", "scored", "critiqued", "judged", "committed", "kept"
+    "started",
+    "output",
+    "finished",
+    "scored",
+    "critiqued",
+    "judged",
+    "committed",
+    "kept",
+    "spent",  # only of agents
 ]
 
 
@@ -32,6 +40,8 @@ class Event:
     state: str = ""
     """With "finished": the candidate's state."""
     score: float | None = None
+    cost_usd: float | None = None
+    """What its model calls have cost so far, where that is known."""
     seconds: float = 0.0
     """With "finished": how long it ran."""
     changes: DiffSummary | None = None

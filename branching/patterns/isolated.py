@@ -7,15 +7,38 @@ end when they are cancelled, as commands do, and the call waits for that.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from branching.errors import ProcessBranchError
 from branching.patterns.attempt import Task
+from branching.patterns.helm import Helm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from branching.process import Isolation
 
 
-def isolated(function: Callable[..., object]) -> Callable[..., object]:
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What is around the process of a function; see `BranchContext`."""
+
+    isolation: Isolation = "sandbox"
+    network: bool = True
+    env: Mapping[str, str] = field(default_factory=dict)
+    clean_env: bool = False
+    hide: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        from branching.process import check_walls
+
+        check_walls(self.isolation, network=self.network, hide=self.hide)
+
+
+def isolated(function: Callable[..., object], surroundings: Surroundings) -> Callable[..., object]:
     """Returns what calls `function(path, ...)` in a process of its own, and does what it did.
 
     It is called in a task. What the function prints is told line by line. ProcessBranchError when
@@ -25,13 +48,18 @@ def isolated(function: Callable[..., object]) -> Callable[..., object]:
     def call(_: Path, *arguments: object) -> Any:
         task = Task.of_caller()
         assert task is not None, "candidates and the setup run in tasks"
-        return _call(function, task, arguments)
+        return _call(function, surroundings, task, arguments)
 
     call.ends_when_cancelled = True  # type: ignore[attr-defined]
     return call
 
 
-def _call(function: Callable[..., object], task: Task, arguments: Sequence[object]) -> Any:
+def _call(
+    function: Callable[..., object],
+    surroundings: Surroundings,
+    task: Task,
+    arguments: Sequence[object],
+) -> Any:
     from branching.patterns.program import Lines, disk_refusals
     from branching.process import BranchContext, told
 
@@ -45,7 +73,12 @@ def _call(function: Callable[..., object], task: Task, arguments: Sequence[objec
         if budget is None
         else replace(budget.limits, disk=None, wall_time=budget.wall_seconds),
         parent_cgroup=None if budget is None else budget.group,
+        isolation=surroundings.isolation,
+        network=surroundings.network,
+        clean_env=surroundings.clean_env,
+        hide=surroundings.hide,
         env={
+            **surroundings.env,
             "BRANCHING_BRANCH": task.attempt.branch.name,
             "BRANCHING_ATTEMPT": str(task.attempt.index),
         },
@@ -54,8 +87,10 @@ def _call(function: Callable[..., object], task: Task, arguments: Sequence[objec
     )
     refused_before = disk_refusals(task.attempt.branch, budget)
     task.on_cancel(context.kill)
+    helm = Helm.current()
+    name = task.attempt.branch.name
     try:
-        with context:
+        with context, nullcontext() if helm is None else helm.steering(name, context, None):
             try:
                 context.wait()
             except ProcessBranchError:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 import secrets
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from branching.awaited import finished
 from branching.fs import Branch, Workspace
 from branching.patterns.event import OnEvent
+from branching.patterns.isolated import Surroundings
 from branching.patterns.outcome import SpeculationOutcome
-from branching.patterns.runner import STOP_GRACE_SECONDS, RunElsewhere, Runner
-from branching.patterns.scope import Scope
+from branching.patterns.runner import RunElsewhere, Runner
+from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
 
 if TYPE_CHECKING:
-    from branching.process import ResourceLimits
+    from branching.process import Isolation, ResourceLimits
 
 NameOf = Callable[[int | str], str]
 Expand = Callable[[Path, int], Sequence[Callable[[Path], object]]]
@@ -52,6 +53,13 @@ class Options(TypedDict, total=False):
     """Limits of each candidate; turns `isolate_processes` on."""
     group_limits: ResourceLimits | None
     """Limits of all candidates together; turns `isolate_processes` on."""
+    isolation: Isolation | None
+    """"none": processes without a sandbox. It and the next four are those of `BranchContext`, turn
+    `isolate_processes` on, and are for functions: a command is told its own."""
+    network: bool
+    env: Mapping[str, str] | None
+    clean_env: bool
+    hide: Sequence[str]
     on_event: OnEvent | None
     """Is told each step; see `Event`."""
 
@@ -69,6 +77,11 @@ class Pattern:
         isolate_processes: bool = False,
         resource_limits: ResourceLimits | None = None,
         group_limits: ResourceLimits | None = None,
+        isolation: Isolation | None = None,
+        network: bool = True,
+        env: Mapping[str, str] | None = None,
+        clean_env: bool = False,
+        hide: Sequence[str] = (),
         commit: bool = True,
         only: Sequence[str] = (),
         setup: Callable[[Path], object] | None = None,
@@ -86,8 +99,17 @@ class Pattern:
                 if not isinstance(limits, ResourceLimits):
                     raise TypeError(f"{option} must be ResourceLimits, not {limits!r}")
         limits_any = resource_limits is not None or group_limits is not None
-        self._isolates = isolate_processes or limits_any
-        if self._isolates and runner is not None:
+        walls_any = isolation is not None or not network or env or clean_env or hide
+        self._apart = None
+        if isolate_processes or limits_any or walls_any:
+            self._apart = Surroundings(
+                isolation=isolation or "sandbox",
+                network=network,
+                env=dict(env or {}),
+                clean_env=clean_env,
+                hide=hide,
+            )
+        if self._apart is not None and runner is not None:
             raise TypeError("runner runs candidates elsewhere: it cannot be had with isolation")
         check_seconds("timeout", timeout)
         if max_parallel is not None and max_parallel < 1:
@@ -119,30 +141,11 @@ class Pattern:
         Cancelling the task ends the call in order, candidates and branches with it, before
         CancelledError goes on; cancelling it again hurries that.
         """
-        import asyncio
-
         scope = Scope()
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[SpeculationOutcome] = loop.create_future()
-
-        def call() -> None:
-            try:
-                loop.call_soon_threadsafe(outcome.set_result, scope.run(self, workspace))
-            except BaseException as error:  # raised again in the task
-                loop.call_soon_threadsafe(outcome.set_exception, error)
-
-        threading.Thread(target=call, name=f"{self.label} call", daemon=True).start()
-        cancelled: asyncio.CancelledError | None = None
-        while not outcome.done():
-            try:
-                await asyncio.wait([outcome])
-            except asyncio.CancelledError as again:
-                scope.cancel(0.0 if cancelled else STOP_GRACE_SECONDS)
-                cancelled = again
-        if cancelled is not None:
-            outcome.exception()  # seen: the cancellation is what the caller asked for
-            raise cancelled
-        return outcome.result()
+        return await finished(
+            lambda: scope.run(self, workspace),
+            on_cancel=lambda again: scope.cancel(0.0 if again else STOP_GRACE_SECONDS),
+        )
 
     def _runner(self, parent: Workspace | Branch) -> Runner:
         return Runner(
@@ -156,7 +159,7 @@ class Pattern:
             keep_failed=self._keep_failed,
             elsewhere=self._elsewhere,
             on_event=self._on_event,
-            isolates=self._isolates,
+            apart=self._apart,
             limits=self._limits,
             group_limits=self._group_limits,
         )

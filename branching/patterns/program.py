@@ -11,6 +11,8 @@ The command learns where it is from its environment:
     BRANCHING_WORKSPACE     root of the workspace
     BRANCHING_ATTEMPT       number of the candidate or attempt, from 0; empty for a setup
     BRANCHING_FEEDBACK      what was learnt from the attempts before (empty at first)
+    BRANCHING_STEER         a file to which a line is added for each word of a person's (`helm`);
+                            only where somebody could say one
     BRANCHING_PORT_BASE     first of ten ports that no other branch has meanwhile
     TMPDIR                  a directory for temporary files, gone when the command ends
 """
@@ -18,7 +20,6 @@ The command learns where it is from its environment:
 from __future__ import annotations
 
 import codecs
-import os
 import shlex
 import threading
 from collections import deque
@@ -32,6 +33,7 @@ from branching.errors import BranchingError, ProcessBranchError
 from branching.fs import Branch
 from branching.patterns.attempt import Task
 from branching.patterns.event import SETUP_INDEX
+from branching.patterns.helm import Helm
 from branching.patterns.outcome import Answer
 from branching.process import (
     OWN_TMP,
@@ -42,8 +44,10 @@ from branching.process import (
     Owner,
     Sandbox,
     Sink,
+    check_walls,
     told,
 )
+from branching.process.environment import inherited_environment
 from branching.process.ports import lent_ports
 from branching.process.scratch import scratch_directory
 
@@ -59,7 +63,11 @@ LINE_CHARACTERS_MAX = 8192
 
 
 class BranchCommand:
-    """A command that is run in a branch. The subclass says what its end means."""
+    """A command that is run in a branch. The subclass says what its end means.
+
+    `hide` lists globs of files that it cannot read, `network=False` leaves it the loopback
+    interface alone, `clean_env` gives it an environment without keys and tokens.
+    """
 
     ends_when_cancelled = True
     keeps_to_limits = True
@@ -77,7 +85,14 @@ class BranchCommand:
         score: bool = False,
         label: str | None = None,
         isolation: Isolation = "sandbox",
+        hide: Sequence[str] = (),
+        network: bool = True,
+        clean_env: bool = False,
     ) -> None:
+        check_walls(isolation, network=network, hide=hide)
+        self._hide = tuple(hide)
+        self._network = network
+        self._clean_env = clean_env
         self._isolation = isolation
         self.label = shlex.join(argv) if label is None else label
         self._argv = argv
@@ -104,9 +119,19 @@ class BranchCommand:
         teller = None if lines is None else lines.feed
         budget = None if task is None else task.attempt.budget
         with ExitStack() as stack:
-            sandbox = self._sandbox(path, beside)
             port_base = stack.enter_context(lent_ports())
             scratch = OWN_TMP
+            helm = None if self._inherit_stdin else Helm.current()
+            words, steer = None, {}
+            if helm is not None and task is not None:
+                words = stack.enter_context(helm.steer_file(task.attempt.branch.name))
+            if words is not None:
+                seen = words
+                if self._isolation != "none":
+                    seen = OWN_TMP / "branching-steer" / words.name
+                    beside = [*beside, (words.parent, seen.parent)]
+                steer = {"BRANCHING_STEER": str(seen)}
+            sandbox = self._sandbox(path, beside)
             if sandbox is None:
                 scratch = stack.enter_context(scratch_directory(self._owner))
             limited = stack.enter_context(_limited(task, budget))
@@ -115,9 +140,10 @@ class BranchCommand:
                 cwd=path,
                 sandbox=sandbox,
                 environment={
-                    **os.environ,
+                    **inherited_environment(is_clean=self._clean_env),
                     **self._environment(task),
                     **(environment or {}),
+                    **steer,
                     "BRANCHING_PORT_BASE": str(port_base),
                     "TMPDIR": str(scratch),
                 },
@@ -130,6 +156,9 @@ class BranchCommand:
             )
             if task is not None:
                 task.on_cancel(command.kill)
+                if helm is not None:
+                    name = task.attempt.branch.name
+                    stack.enter_context(helm.steering(name, command, words))
             try:
                 with limited.watch(command):
                     ended = command.run()
@@ -147,7 +176,14 @@ class BranchCommand:
         if self._isolation == "none":
             return None
         home = None if self._owner is None else self._owner.home
-        return Sandbox.of(path, at=self._workspace, home=home, beside=beside)
+        return Sandbox.of(
+            path,
+            at=self._workspace,
+            hide=self._hide,
+            network=self._network,
+            home=home,
+            beside=beside,
+        )
 
     def _say(self, task: Task, line: str) -> None:
         task.say(line)

@@ -46,9 +46,10 @@ from branching.errors import (
 from branching.fs import Branch, Change, DiffSummary, Workspace
 from branching.patterns.attempt import Attempt, Task
 from branching.patterns.event import SETUP_INDEX, EventKind, OnEvent
-from branching.patterns.isolated import isolated
+from branching.patterns.helm import Helm
+from branching.patterns.isolated import Surroundings, isolated
 from branching.patterns.outcome import Answer, SpeculationOutcome, State, read_verdict
-from branching.patterns.scope import Scope
+from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
 from branching.patterns.teller import Teller
 
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ if TYPE_CHECKING:
 LOSER_GRACE_SECONDS = 0.02
 """Between SIGTERM and SIGKILL for the losers of a race: the winner's latency must stay below
 50 ms, and what a loser would tidy up goes with its branch."""
-STOP_GRACE_SECONDS = 1.0
-"""The same after a timeout or an interrupt, when nobody waits for a winner."""
 
 RunElsewhere = Callable[..., object]
 """`runner(candidate, arguments, *, timeout)`: runs one candidate elsewhere, returns its value."""
@@ -84,7 +83,7 @@ class Runner:
         keep_failed: bool = False,
         elsewhere: RunElsewhere | None = None,
         on_event: OnEvent | None = None,
-        isolates: bool = False,
+        apart: Surroundings | None = None,
         limits: ResourceLimits | None = None,
         group_limits: ResourceLimits | None = None,
     ) -> None:
@@ -94,7 +93,8 @@ class Runner:
             from branching.process import Budget  # functions without limits need no process layer
 
             self._budget = Budget(limits, group_limits)
-        self._isolates = isolates
+        self._apart = apart
+        """What functions are surrounded by, in processes of their own; None for threads."""
         self._name = name
         self._timeout = timeout
         self._deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -109,6 +109,7 @@ class Runner:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._teller = Teller(on_event, wake=lambda: self._inbox.put(lambda: None))
         self._outer = Scope.current()
+        self._helm = Helm.current()
         self._attempts: list[Attempt] = []
         self._own_branches: list[Branch] = []
         self._waiting: deque[tuple[Attempt, Callable[[], Answer], Task]] = deque()
@@ -139,10 +140,15 @@ class Runner:
         the runner's own unless given. With `wins_at_once` a success is not compared with its
         parent, for its commit will tell the changes. Raises what making the branch raises.
         """
+        if self._apart not in (None, Surroundings()) and _ends_when_cancelled(candidate):
+            raise TypeError(
+                "isolation, network, env, clean_env and hide are for functions: "
+                "a command is told its own"
+            )
         index = len(self._attempts)
         attempt = Attempt(index, self._branch(index, parent), feedback, _label(candidate))
         attempt.budget = self._budget
-        must_end = self._isolates or _ends_when_cancelled(candidate)
+        must_end = self._apart is not None or _ends_when_cancelled(candidate)
         task = Task(attempt, self._teller.say, must_end=must_end)
         self._attempts.append(attempt)
 
@@ -255,7 +261,7 @@ class Runner:
 
         Where failures are to be kept, it waits for the end: they go if there is a winner.
         """
-        if attempt.branch.is_open and not self._keeps_failed:
+        if attempt.branch.is_open and not self._keeps_failed and not self._is_kept(attempt.branch):
             attempt.branch.abort()
 
     def keep(self, attempt: Attempt) -> None:
@@ -365,8 +371,7 @@ class Runner:
         attempt.budget = self._budget
         attempt.begin()
         self._teller.tell(attempt, "started")
-        runs_apart = self._isolates and not _ends_when_cancelled(setup)
-        said = self.consult(attempt, isolated(setup) if runs_apart else setup, branch.path)
+        said = self.consult(attempt, self._placed(setup), branch.path)
         answer = Answer(success=True) if said is None else read_verdict(said)
         attempt.end("succeeded" if answer.success else "failed", answer)
         self._teller.finished(attempt)
@@ -378,13 +383,18 @@ class Runner:
     def _call(
         self, candidate: Callable[..., object], task: Task, args: tuple[object, ...]
     ) -> object:
-        if self._isolates and not _ends_when_cancelled(candidate):
-            return isolated(candidate)(task.attempt.path, *args)
+        candidate = self._placed(candidate)
         if self._elsewhere is None:
             return candidate(task.attempt.path, *args)
         left = self._deadline - time.monotonic()
         timeout = None if left == math.inf else max(0.0, left)
         return self._elsewhere(candidate, (task.attempt.path, *args), timeout=timeout)
+
+    def _placed(self, function: Callable[..., object]) -> Callable[..., object]:
+        """Returns the function as it is to be called: in a process, if it is to have one."""
+        if self._apart is None or _ends_when_cancelled(function):
+            return function
+        return isolated(function, self._apart)
 
     def _launch(self) -> None:
         while self._waiting and len(self._running) < self._max_parallel:
@@ -509,7 +519,7 @@ class Runner:
             self._kept.update(branches)
         # Children come after their parents and go before them.
         for branch in branches[::-1]:
-            if branch.is_open and branch not in self._kept:
+            if branch.is_open and not self._is_kept(branch):
                 try:
                     branch.abort()
                 except BranchingError as error:
@@ -519,6 +529,10 @@ class Runner:
         if under_way is None:
             raise failure
         add_note(under_way, f"and a branch stays open: {failure}")
+
+    def _is_kept(self, branch: Branch) -> bool:
+        is_asked_for = self._helm is not None and self._helm.keeps(branch.name)
+        return branch in self._kept or is_asked_for
 
 
 def _summary(branch: Branch) -> DiffSummary | None:

@@ -18,6 +18,9 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
+STOP_GRACE_SECONDS = 1.0
+"""Between SIGTERM and SIGKILL after a timeout or an interrupt, when nobody waits for a winner."""
+
 _current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("scope", default=None)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from branching.process.limits import ResourceLimits, parse_memory_size
     from branching.process.owner import Owner
     from branching.process.pipes import Sink
-    from branching.process.sandbox import OWN_TMP, Isolation, Sandbox
+    from branching.process.sandbox import OWN_TMP, Isolation, Sandbox, check_walls
 
 __all__ = [
     "OWN_TMP",
@@ -28,6 +28,7 @@ __all__ = [
     "Result",
     "Sandbox",
     "Sink",
+    "check_walls",
     "parse_memory_size",
     "told",
 ]
@@ -44,6 +45,7 @@ _HOME = {
     "Result": "context",
     "Sandbox": "sandbox",
     "Sink": "pipes",
+    "check_walls": "sandbox",
     "parse_memory_size": "limits",
     "told": "budget",
 }

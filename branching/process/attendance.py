@@ -34,6 +34,12 @@ class Process(Protocol):
     def terminate(self) -> None:
         """Sends SIGTERM to all of it."""
 
+    def pause(self) -> None:
+        """Sends SIGSTOP to all of it."""
+
+    def resume(self) -> None:
+        """Sends SIGCONT to all of it."""
+
     def finish(self) -> Exit:
         """Kills what is left, waits for its end, and tells how it ended."""
 
@@ -47,6 +53,8 @@ class Attendance:
         self._kill_asked_at: float | None = None
         self._kill_grace = 0.0
         self._is_terminated = False
+        self._is_pause_asked = False
+        self._is_paused = False
 
     @property
     def is_kill_asked(self) -> bool:
@@ -69,6 +77,15 @@ class Attendance:
             if self._bell is not None:
                 os.eventfd_write(self._bell, 1)
 
+    def pause(self, *, is_on: bool) -> None:
+        """Stops all of it until asked to let it go on. Does not wait. Its end can be asked for
+        meanwhile, and its time goes on to run.
+        """
+        with self._lock:
+            self._is_pause_asked = is_on
+            if self._bell is not None:
+                os.eventfd_write(self._bell, 1)
+
     def attend(self, process: Process, pipes: Pipes, timeout: float | None = None) -> bool:
         """Returns True when the process has ended, or is to be killed now; False if it goes on
         after `timeout` seconds.
@@ -83,6 +100,9 @@ class Attendance:
             if kill_in is not None and not self._is_terminated:
                 self._is_terminated = True
                 process.terminate()
+            if kill_in is None and self._is_pause_asked != self._is_paused:
+                self._is_paused = not self._is_paused
+                (process.pause if self._is_paused else process.resume)()
             if kill_in is not None and kill_in <= 0:
                 return True
             left = None if deadline is None else deadline - time.monotonic()

@@ -80,6 +80,14 @@ class Command:
         """
         self._attendance.kill(grace_seconds)
 
+    def pause(self, *, is_on: bool = True) -> None:
+        """Stops all of it (SIGSTOP), or lets it go on. Does not wait; from any thread.
+
+        The clock of a time limit runs on. Not for a command that has the terminal: what stops
+        there, stops for the one who sits at it.
+        """
+        self._attendance.pause(is_on=is_on)
+
     def run(self) -> Ended:
         """Starts the program, waits for its end and returns how it ended; all of it is gone then.
 

@@ -15,13 +15,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
+from branching.awaited import finished
 from branching.errors import NamespaceError, ProcessBranchError
 from branching.process import courier, enforce, homeway
 from branching.process.attendance import Attendance
@@ -31,11 +32,15 @@ from branching.process.inheritance import passed_on
 from branching.process.limits import ResourceLimits
 from branching.process.owner import Owner
 from branching.process.pipes import Pipes, Sink
-from branching.process.sandbox import Isolation, Sandbox
+from branching.process.sandbox import Isolation, Sandbox, check_walls
 from branching.process.sandbox.client import Refused
 from branching.process.sandboxed import SandboxedProcess
 
+R = TypeVar("R")
 Target = Callable[[Path], object] | Sequence[str]
+
+CANCEL_GRACE_SECONDS = 1.0
+"""Between SIGTERM and SIGKILL when a task that waits is cancelled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +65,8 @@ class BranchContext:
     it, and starts there. Returning is success, raising failure; SystemExit sets the exit code. A
     sequence of strings is a command.
 
-    With `isolation="none"` there is no sandbox: the process works in the directory itself and can
+    It sees the workspace at `seen_at`, by default at the root of the branch's mount. With
+    `isolation="none"` there is no sandbox: the process works in the directory itself and can
     reach all that its user can. `close_fds=True` closes what files this program has open, which a
     target may otherwise use by number; directories, and connections to servers on this machine,
     never get into a sandbox. `env` adds to the environment, `clean_env` starts from an almost
@@ -81,6 +87,7 @@ class BranchContext:
         limits: ResourceLimits | None = None,
         parent_cgroup: Any = None,
         isolation: Isolation = "sandbox",
+        seen_at: str | os.PathLike[str] | None = None,
         network: bool = True,
         env: Mapping[str, str] | None = None,
         clean_env: bool = False,
@@ -94,14 +101,14 @@ class BranchContext:
             if isinstance(target, str) or not target:
                 raise TypeError("the target must be a function, or a command as a list of words")
             target = [os.fspath(word) for word in target]
-        if isolation not in ("sandbox", "none"):
-            raise ValueError(f'isolation must be "sandbox" or "none", not {isolation!r}')
+        check_walls(isolation, network=network, hide=hide)
         self._target = target
         self._workspace = Path(getattr(workspace, "path", workspace))
         self._close_fds = close_fds
         self._limits = limits
         self._parent_group = parent_cgroup
         self._isolation: Isolation = isolation
+        self._seen_at = seen_at
         self._network = network
         self._env = dict(env or {})
         self._clean_env = clean_env
@@ -175,9 +182,26 @@ class BranchContext:
                 f"process {self.pid} exited with status {result.exit_code}: {result.reason}"
             ) from result.exception
 
+    async def wait_async(self, timeout: float | None = None) -> None:
+        """Does the same without blocking the event loop. Cancelling the task ends the process, by
+        SIGTERM, and by SIGKILL when it is cancelled again or does not end; CancelledError goes on
+        when all of it is gone.
+        """
+
+        def hurry(again: bool) -> None:
+            self._attendance.kill(0.0 if again else CANCEL_GRACE_SECONDS)
+
+        await finished(lambda: self.wait(timeout), on_cancel=hurry)
+
     def kill(self, grace_seconds: float = 0.0) -> None:
         """Asks for the end, from any thread, without waiting for it. Whoever waits is told."""
         self._attendance.kill(grace_seconds)
+
+    def pause(self, *, is_on: bool = True) -> None:
+        """Stops all of it (SIGSTOP) or lets it go on, while somebody waits for it. Its time limit
+        runs on.
+        """
+        self._attendance.pause(is_on=is_on)
 
     def abort(self, timeout: float = 5.0) -> None:
         """Ends it with all its descendants: SIGTERM, and SIGKILL after `timeout` seconds. After
@@ -211,22 +235,25 @@ class BranchContext:
         finally:
             self._stack.close()
 
+    async def __aenter__(self) -> BranchContext:
+        return await _entered(self)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await finished(lambda: self.__exit__(kind, error, traceback))
+
     @staticmethod
-    @contextmanager
-    def create(
-        targets: Sequence[Target], workspaces: Sequence[Any], **options: Any
-    ) -> Iterator[list[BranchContext]]:
+    def create(targets: Sequence[Target], workspaces: Sequence[Any], **options: Any) -> Contexts:
         """Starts a context for each target, in the workspace at the same place; ends all of them.
 
-        The options are those of a single one. ValueError when there are not as many of both.
+        For `with` and `async with`. The options are those of a single one. ValueError when there
+        are not as many of both.
         """
-        if len(targets) != len(workspaces):
-            raise ValueError("targets and workspaces must have the same length")
-        with ExitStack() as stack:
-            yield [
-                stack.enter_context(BranchContext(target, workspace, **options))
-                for target, workspace in zip(targets, workspaces, strict=True)
-            ]
+        return Contexts(targets, workspaces, options)
 
     def _start(self, stack: ExitStack) -> None:
         try:
@@ -234,7 +261,7 @@ class BranchContext:
             owner = stack.enter_context(Owner.of(place.stat().st_uid, place.stat().st_gid))
             sandbox = Sandbox.of(
                 place,
-                at=place if self._isolation == "none" else None,
+                at=place if self._isolation == "none" else self._seen_at,
                 hide=self._hide,
                 network=self._network,
                 home=None if owner is None else owner.home,
@@ -326,6 +353,66 @@ class BranchContext:
             error = home.exception
             facts["reason"] = f"{type(error).__name__}: {error}"
         self._result = Result(**facts, value=home.value, exception=home.exception)
+
+
+class Contexts:
+    """Several contexts, started and ended together. `BranchContext.create` makes it."""
+
+    def __init__(
+        self, targets: Sequence[Target], workspaces: Sequence[Any], options: Mapping[str, Any]
+    ) -> None:
+        self._targets = targets
+        self._workspaces = workspaces
+        self._options = options
+        self._stack = ExitStack()
+
+    def __enter__(self) -> list[BranchContext]:
+        if len(self._targets) != len(self._workspaces):
+            raise ValueError("targets and workspaces must have the same length")
+        with ExitStack() as stack:
+            started = [
+                stack.enter_context(BranchContext(target, workspace, **self._options))
+                for target, workspace in zip(self._targets, self._workspaces, strict=True)
+            ]
+            self._stack = stack.pop_all()
+        return started
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    async def __aenter__(self) -> list[BranchContext]:
+        return await _entered(self)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await finished(lambda: self.__exit__(kind, error, traceback))
+
+
+async def _entered(manager: AbstractContextManager[R]) -> R:
+    """Enters it; when the task is cancelled meanwhile, leaves it again first."""
+    is_entered = False
+
+    def enter() -> R:
+        nonlocal is_entered
+        value = manager.__enter__()
+        is_entered = True
+        return value
+
+    try:
+        return await finished(enter)
+    except BaseException:
+        if is_entered:
+            await finished(lambda: manager.__exit__(None, None, None))
+        raise
 
 
 def _is_open(number: int) -> bool:

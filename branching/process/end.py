@@ -23,7 +23,7 @@ timeout     its time was over
 disk        it failed, having met its limit on disk space
 pids        it failed, having met its limit on processes
 cancelled   we did: a lost race, an abort, an interrupt
-error       it could not be started
+error       it could not be started, or a file that it must not read could not be kept hidden
 """
 
 
@@ -60,6 +60,8 @@ class Exit:
     cpu_seconds: float | None = None
     memory_peak: int | None = None
     timed_out: bool = False
+    is_uncovered: bool = False
+    """It was killed because the cover of a hidden file was gone."""
     oom_kills: int = 0
     """Of its processes, killed for want of memory."""
     forks_refused: int = 0
@@ -84,7 +86,9 @@ class Exit:
         """Tells it to users."""
         how: How = "exit" if self.returncode >= 0 else "signal"
         reason = self.reason
-        if is_cancelled:
+        if self.is_uncovered:
+            how, reason = "error", "killed: a hidden file was no longer hidden"
+        elif is_cancelled:
             # What took our SIGTERM as a wish and exited in order was cancelled all the same.
             how = "cancelled"
         elif self.timed_out:

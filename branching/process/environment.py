@@ -14,6 +14,15 @@ _CLEAN_PREFIX = "LC_"
 """What of ours a clean environment keeps: who, where, and how to talk; no keys and no tokens."""
 
 
+def inherited_environment(*, is_clean: bool) -> dict[str, str]:
+    """Returns our own environment, or the part of it that holds no keys and no tokens."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not is_clean or name in _CLEAN or name.startswith(_CLEAN_PREFIX)
+    }
+
+
 def environment_for(
     at: Path,
     owner: Owner | None,
@@ -23,13 +32,7 @@ def environment_for(
     has_own_tmp: bool = True,
 ) -> dict[str, str]:
     """Returns our own environment, or the clean part of it, with what is told about the branch."""
-    environment = dict(os.environ)
-    if is_clean:
-        environment = {
-            name: value
-            for name, value in environment.items()
-            if name in _CLEAN or name.startswith(_CLEAN_PREFIX)
-        }
+    environment = inherited_environment(is_clean=is_clean)
     if owner is not None:
         environment.update(owner.environment())
     environment |= {"BRANCHING": "1", "BRANCHING_WORKSPACE": str(at), "PWD": str(at)}

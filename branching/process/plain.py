@@ -94,6 +94,14 @@ class PlainProcess:
         _signal_group(self.pid, signal.SIGTERM)
         _signal_group(self.pid, signal.SIGCONT)  # a stopped process hears it too
 
+    def pause(self) -> None:
+        """Sends SIGSTOP to the group."""
+        _signal_group(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Sends SIGCONT to the group."""
+        _signal_group(self.pid, signal.SIGCONT)
+
     def finish(self) -> Exit:
         """Kills what is left, waits for its end, and tells how it ended."""
         try:

@@ -82,6 +82,14 @@ class SandboxedProcess:
         """Sends SIGTERM to all its processes."""
         self._started.terminate()
 
+    def pause(self) -> None:
+        """Sends SIGSTOP to all its processes."""
+        self._started.pause()
+
+    def resume(self) -> None:
+        """Sends SIGCONT to all its processes."""
+        self._started.resume()
+
     def kill(self) -> None:
         """Sends SIGKILL to all its processes. Does not wait."""
         self._started.kill()
@@ -117,6 +125,7 @@ class SandboxedProcess:
             cpu_seconds=told["cpu"],
             memory_peak=told["peak"],
             timed_out=told["timed_out"],
+            is_uncovered=told["is_uncovered"],
         )
 
 

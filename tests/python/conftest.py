@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 from support.branchfs import mounted
+from support.cell import OWNER, Cell, Prison, standing
 from support.fake import FakeBranchFS, mount_table_line, serving
 from support.traces import Traces, processes_in
 
 from branching import Workspace
 from branching.fs import mounts
+from branching.process.sandbox import client
 
 NAME_FROM = "seed.txt"
 
@@ -25,8 +27,10 @@ NAME_FROM = "seed.txt"
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A temporary directory of this run's own: what others do in theirs is not our trace."""
     tmp_path_factory.getbasetemp()  # pytest's own, made before ours is the place for it
-    # Under nohup it is ignored, by our children too, and tests send it.
+    # Under nohup, and in the background of a script, they are ignored, by our children too, and
+    # tests send them.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     path = Path(tempfile.mkdtemp(prefix="bt-"))
     path.chmod(0o755)  # an ordinary user must get to the mounts in it
     with pytest.MonkeyPatch.context() as patch:
@@ -52,6 +56,33 @@ def place(scratch: Path, _leaves_nothing: None) -> Iterator[Path]:
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    """A directory that no sandbox covers by itself, as it does /tmp: where most projects lie."""
+    path = Path(tempfile.mkdtemp(prefix="branching-test-", dir="/opt"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module", params=["root", "user", "namespace"])
+def prison(request: pytest.FixtureRequest) -> Iterator[Prison]:
+    """What attempts to escape are made in: as root, as a user, and in a user namespace."""
+    with standing(OWNER if request.param == "user" else None) as prison:
+        prison.is_namespaced = request.param == "namespace"
+        yield prison
+
+
+@pytest.fixture
+def cell(prison: Prison, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cell]:
+    """A branch to get out of."""
+    if prison.is_namespaced:  # what somebody who is not root gets
+        monkeypatch.setattr(client, "_is_privileged", lambda: False)
+    made = Cell(prison)
+    yield made
+    made.close()
 
 
 @dataclass

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from conftest import Mounted
 
-from branching import ConflictError, Speculate, Workspace
+from branching import (
+    BestOfN,
+    BranchContext,
+    ConflictError,
+    NamespaceError,
+    ProcessBranchError,
+    Speculate,
+    Workspace,
+)
 
 
 def test_a_branch_is_committed_on_a_clean_exit_and_aborted_on_an_exception(
@@ -122,3 +131,95 @@ def test_patterns_and_branches_mix(workspace: Workspace) -> None:
 
     asyncio.run(main())
     assert (workspace.path / "made").exists()
+
+
+class TestBranchContext:
+    """Processes awaited. What a target is to have done is waited for, before it is ended."""
+
+    def test_a_process_is_awaited_while_other_tasks_go_on(self, place: Path) -> None:
+        """The process ends when a task that runs meanwhile has made a file."""
+        script = "until [ -e go ]; do sleep 0.01; done"
+
+        async def main() -> None:
+            async with BranchContext(["sh", "-c", script], place) as context:
+                waiting = asyncio.create_task(context.wait_async())
+                await asyncio.sleep(0)
+                assert not waiting.done()
+                (place / "go").touch()
+                await asyncio.wait_for(waiting, 60)
+                assert context.result.success
+
+        asyncio.run(main())
+
+    def test_a_failure_is_raised(self, place: Path) -> None:
+        async def main() -> None:
+            async with BranchContext(["sh", "-c", "exit 3"], place) as context:
+                with pytest.raises(ProcessBranchError, match="status 3"):
+                    await context.wait_async()
+
+        asyncio.run(main())
+
+    def test_cancelling_the_wait_ends_the_process(self, place: Path) -> None:
+        async def main() -> None:
+            async with BranchContext(["sh", "-c", "touch up; sleep 600"], place) as context:
+                await until_there(place / "up")
+                waiting = asyncio.create_task(context.wait_async())
+                await asyncio.sleep(0)  # a task that has not begun would wait for nothing
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                assert not context.alive
+                assert context.result.ended == "cancelled"
+
+        asyncio.run(main())
+
+    def test_several_are_started_and_ended_together(self, place: Path) -> None:
+        """3.10. Each is known to run before the end of the `with` ends it."""
+        places = [place / name for name in "ab"]
+        for each in places:
+            each.mkdir()
+        commands = [["sh", "-c", f"echo {name} > up; sleep 600"] for name in "ab"]
+
+        async def main() -> list[BranchContext]:
+            async with BranchContext.create(commands, places) as contexts:
+                for each in places:
+                    await until_there(each / "up")
+            return contexts
+
+        contexts = asyncio.run(main())
+        assert [context.result.ended for context in contexts] == ["cancelled"] * 2
+
+    def test_one_that_cannot_be_started_ends_those_that_were(self, place: Path) -> None:
+        async def main() -> None:
+            commands = [["sleep", "600"], ["sleep", "600"]]
+            async with BranchContext.create(commands, [place, place / "none"]):
+                raise AssertionError("it was not started")
+
+        with pytest.raises(NamespaceError):
+            asyncio.run(main())
+
+    def test_as_many_workspaces_as_targets(self) -> None:
+        async def main() -> None:
+            async with BranchContext.create([print], []):
+                pass
+
+        with pytest.raises(ValueError, match="same length"):
+            asyncio.run(main())
+
+
+async def until_there(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path}"
+        await asyncio.sleep(0.01)
+
+
+def test_an_iteration_that_ends_in_a_callback_is_an_error_and_no_hang(workspace: Workspace) -> None:
+    def evaluate(path: Path) -> float:
+        raise StopIteration
+
+    async def main() -> None:
+        await asyncio.wait_for(BestOfN([bool], evaluate=evaluate).run_async(workspace), 60)
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(main())

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -182,6 +183,8 @@ def test_a_daemon_that_dies_in_the_middle(root: Path, real: Mounted, command: st
     assert done.code == 125, done
     assert done.err.count("error: ") == 1
     assert "Traceback" not in done.err
+    assert "the BranchFS daemon of" in done.err
+    assert "is gone" in done.err
     subprocess.run(["umount", "-l", str(root)], check=True)
     assert (real.base / NAME_FROM).read_text() == "seed\n"
     assert not (real.base / "made").exists()
@@ -190,6 +193,43 @@ def test_a_daemon_that_dies_in_the_middle(root: Path, real: Mounted, command: st
     with Workspace(root) as space:
         for record in space.branches():  # they survive the daemon (S11)
             space.reopen(record.name).abort()
+
+
+@pytest.mark.timeout(600)  # nine commands, one after another
+def test_every_command_says_that_the_daemon_is_gone(root: Path, real: Mounted) -> None:
+    with Workspace(root) as space, space.branch("kept", on_success=None):
+        pass
+    os.kill(daemon_of(root), signal.SIGKILL)
+    await_dead(root)
+    where = ["-w", str(root)]
+    for words in (
+        ["ls", *where],
+        ["diff", "kept", *where],
+        ["commit", "kept", *where],
+        ["log", *where],
+        ["status", *where],
+        ["undo", *where],
+        ["shell", *where, "kept"],
+        ["run", *where, "true"],
+        ["speculate", *where, "-c", "true"],
+    ):
+        done = branching(root.parent, *words)
+        assert (done.code, done.out) == (125, ""), (words, done)
+        assert "error: the BranchFS daemon of" in done.err, (words, done)
+        assert "is gone" in done.err, (words, done)
+        assert done.err.count("\n") == 2, (words, done)  # one sentence, and one of what to do
+    subprocess.run(["umount", "-l", str(root)], check=True)
+    subprocess.run([find_program(), "mount", "--base", str(real.base), str(root)], check=True)
+    with Workspace(root) as space:
+        space.reopen("kept").abort()
+
+
+def await_dead(root: Path) -> None:
+    """Waits until the kernel has noticed that the daemon was killed."""
+    deadline = time.monotonic() + 60
+    while os.path.exists(root):  # noqa: PTH110  (Path.exists raises what is awaited)
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_daemon_that_dies_leaves_no_mount_of_ours(

@@ -392,19 +392,22 @@ class TestOnATerminal:
     def test_ctrl_z_under_a_shell_stops_and_fg_goes_on(self, root: Path) -> None:
         run = OnTerminal(root, [], program=["bash", "--norc", "--noprofile", "-i"], PS1="in> ")
         run.wait_for("in> ")
-        command = f"{sys.executable} -m branching run -w '{root}' -- sh -c 'echo u''p; sleep 2'"
+        command = f"{sys.executable} -m branching run -w '{root}' -- sh -c "
+        command += "'echo u''p; until [ -e go ]; do sleep 0.05; done'"
         run.type(command + "\n")
         run.wait_for("up")
         time.sleep(SETTLED_SECONDS)
         run.type("\x1a")
         run.wait_for("Stopped")
         run.type("fg\n")
+        with Workspace(root) as space:
+            (space.branches()[0].path / "go").touch()
         run.wait_for("action: committed")
         run.type("exit 5\n")
         assert run.done().code == 5
 
     def test_the_race_is_shown_as_a_table(self, root: Path) -> None:
-        words = ["speculate", "-c", "echo trying; sleep 0.6", "-c", "echo no; exit 3"]
+        words = ["speculate", "-c", "echo trying; sleep 3", "-c", "echo no; exit 3"]
         run = OnTerminal(root, words)
         done = run.done()
         assert done.code == 0
@@ -427,14 +430,14 @@ class TestSpeculate:
             root,
             "speculate",
             *("-c", "echo bad; exit 3"),
-            *("--candidate", "sleep 0.5; echo good > made; echo done >&2"),
+            *("--candidate", "sleep 3; echo good > made; echo done >&2"),
             *("-c", "sleep 60"),
         )
         assert done.code == 0
         assert done.out == (
             "winner: candidate 1\n"
             "  [0] fail: echo bad; exit 3 (exit 3)\n"
-            "  [1] ok: sleep 0.5; echo good > made; echo done >&2\n"
+            "  [1] ok: sleep 3; echo good > made; echo done >&2\n"
             "  [2] fail: sleep 60 (cancelled)\n"
         )
         assert sorted(done.err.splitlines()) == ["[0] bad", "[1] done"]
@@ -443,7 +446,7 @@ class TestSpeculate:
 
     def test_its_document(self, root: Path) -> None:
         """6.21"""
-        done = branching(root, "speculate", "--json", "-c", "echo x; exit 3", "-c", "sleep 0.3")
+        done = branching(root, "speculate", "--json", "-c", "echo x; exit 3", "-c", "sleep 3")
         facts = done.document
         assert {key: facts[key] for key in ("command", "committed", "winner", "candidates")} == {
             "command": "speculate",

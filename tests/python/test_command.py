@@ -192,7 +192,7 @@ def test_kill_sends_sigterm_first(tmp_path: Path) -> None:
     )
     thread, ends = in_thread(command)
     wait_for(lambda: bool(heard))
-    command.kill(5)
+    command.kill(60)
     thread.join(60)
     assert b"".join(heard) == b"up\nbye\n"
     assert (ends[0].how, ends[0].success) == ("cancelled", False)
@@ -227,8 +227,8 @@ def test_a_stopped_process_is_ended_too(tmp_path: Path) -> None:
     command = sh("echo up; kill -STOP $$", tmp_path, stdout=heard.append)
     thread, ends = in_thread(command)
     wait_for(lambda: bool(heard))
-    command.kill(5)
-    thread.join(2)
+    command.kill(60)
+    thread.join(60)
     assert ends[0].exit_code == 143
 
 
@@ -241,9 +241,10 @@ def test_killed_before_it_ran_it_never_runs(tmp_path: Path) -> None:
 
 
 def test_kill_is_quick(tmp_path: Path) -> None:
-    command = sh("sleep 300", tmp_path)
+    heard: list[bytes] = []
+    command = sh("echo up; sleep 300", tmp_path, stdout=heard.append)
     thread, ends = in_thread(command)
-    time.sleep(0.2)
+    wait_for(lambda: bool(heard))
     started = time.monotonic()
     command.kill(60)
     thread.join(60)

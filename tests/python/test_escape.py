@@ -1,7 +1,7 @@
 """Ways out of the sandbox that must not lead out: of the files, of the processes, of its life.
 
-Each attempt runs in the sandbox of a branch on a real mount, as root without capabilities and as
-an ordinary user, and prints ESCAPED if it got anywhere.
+Each attempt runs in the sandbox of a branch on a real mount, as root without capabilities, as an
+ordinary user, and in a user namespace, and prints ESCAPED if it got anywhere.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import Mounted
-from support.sandbox import Said, run_in
+from support.cell import Cell
 from support.traces import processes_in
 
 from branching import BranchContext, ProcessBranchError, ResourceLimits, Workspace
@@ -25,59 +24,6 @@ from branching.process.cgroup import Scope
 
 MIB = 1 << 20
 LONG = 300.0
-SECRET = "a sibling's secret"
-
-
-class Cell:
-    """A branch whose sandbox the attempts are made in, with what they must not reach."""
-
-    def __init__(self, real: Mounted, owner: tuple[int, int] | None) -> None:
-        self.base, self.root = real.base, real.root
-        self.owner = owner
-        self.space = Workspace(real.root)
-        if owner is not None:
-            for path in (real.base, *real.base.iterdir()):
-                os.chown(path, *owner)
-        self.sibling = self.space.branch("sibling", on_success=None).__enter__()
-        (self.sibling.path / "secret").write_text(SECRET)
-        self.branch = self.space.branch("cell", on_success=None).__enter__()
-        self.outsider = subprocess.Popen(["sleep", "600"])
-        control = os.fsdecode(os.getxattr(real.root, "user.branchfs.control"))
-        self.words = {
-            "BASE": str(real.base),
-            "ROOT": str(real.root),
-            "SIBLING": str(self.sibling.path),
-            "CONTROL": control,
-            "OUTSIDER": str(self.outsider.pid),
-            "TEST": str(os.getpid()),
-        }
-
-    def attempt(self, script: str) -> Said:
-        names = "\n".join(f"{name}='{value}'" for name, value in self.words.items())
-        return run_in(self.branch.path, f"{names}\n{script}", owner=self.owner)
-
-    def python(self, code: str) -> Said:
-        names = "\n".join(f"{name} = {value!r}" for name, value in self.words.items())
-        (self.branch.path / "attempt.py").write_text(f"{names}\n{code}")
-        return self.attempt("python3 attempt.py")
-
-    def close(self) -> None:
-        self.outsider.kill()
-        self.outsider.wait()
-        self.branch.abort()
-        self.sibling.abort()
-        self.space.close()
-
-
-@pytest.fixture(params=["root", "user"])
-def cell(request: pytest.FixtureRequest, real: Mounted) -> Iterator[Cell]:
-    made = Cell(real, None if request.param == "root" else (12345, 12346))
-    yield made
-    assert made.outsider.poll() is None, "a process outside was ended"
-    assert sorted(path.name for path in made.base.iterdir()) == [".branching", "seed.txt"]
-    assert (made.base / "seed.txt").read_text() == "seed\n"
-    assert (made.sibling.path / "secret").read_text() == SECRET
-    made.close()
 
 
 SHELL = {
@@ -87,6 +33,8 @@ SHELL = {
     "a sibling by its path": 'cat "$SIBLING/secret" && echo ESCAPED',
     "a sibling by name": "cat @sibling/secret ../@sibling/secret && echo ESCAPED",
     "a sibling by a link": 'ln -s "$SIBLING" link; cat link/secret && echo ESCAPED',
+    "another workspace": 'ls "$OTHER_ROOT"/* && echo ESCAPED; cat "$OTHER_ROOT/@others/secret" && echo ESCAPED',
+    "another's store": 'ls "$OTHER_BASE/.branching/"* && echo ESCAPED; cat "$OTHER_BASE"/.branching/*/*/* | grep secret && echo ESCAPED',
     "roots of processes": 'cat /proc/*/root"$BASE/seed.txt" && echo ESCAPED',
     "directories of processes": 'cat /proc/*/cwd/../*/@sibling/secret && echo ESCAPED',
     "files of init": "ls /proc/1/fd/* && echo ESCAPED; cat /proc/1/mem /proc/1/environ && echo ESCAPED",
@@ -112,7 +60,7 @@ SHELL = {
 PYTHON = {
     "the control socket": """
 import socket
-for address in (CONTROL, "/proc/1/root" + CONTROL):
+for address in (CONTROL, "/proc/1/root" + CONTROL, OTHER_CONTROL):
     try:
         socket.socket(socket.AF_UNIX).connect(address)
         print("ESCAPED")
@@ -218,10 +166,10 @@ def test_no_program_gets_out(cell: Cell, name: str) -> None:
     assert "Traceback" not in said.text, said.text
 
 
-def test_a_base_mounted_twice_is_hidden_at_both_places(cell: Cell, place: Path) -> None:
-    again = place / "again"
+def test_a_base_mounted_twice_is_hidden_at_both_places(cell: Cell, outside: Path) -> None:
+    again = outside / "again"
     again.mkdir()
-    subprocess.run(["mount", "--bind", str(cell.base), str(again)], check=True)
+    subprocess.run(["mount", "--bind", str(cell.prison.base), str(again)], check=True)
     try:
         said = cell.attempt(f"cat '{again}/seed.txt' && echo ESCAPED")
         assert "ESCAPED" not in said.text
@@ -279,9 +227,10 @@ class TestLife:
             assert context.result.value > 10
 
     def test_a_thousand_zombies_are_reaped(self, place: Path) -> None:
-        script = "i=0; while [ $i -lt 300 ]; do (sleep 0 &) ; i=$((i+1)); done; sleep 0.2; grep -c . /proc/[0-9]*/stat | wc -l"
-        said = run_in(place, script)
-        assert int(said.lines[-1]) < 50
+        script = "i=0; while [ $i -lt 300 ]; do (sleep 0 &) ; i=$((i+1)); done; "
+        script += "until [ $(ls -d /proc/[0-9]* | wc -l) -lt 50 ]; do sleep 0.05; done"
+        with BranchContext(["sh", "-c", script], place) as context:
+            context.wait(60)
 
     def test_the_death_of_the_caller_ends_everything(self, place: Path) -> None:
         """However it dies: nothing of ours runs any more to tidy up."""

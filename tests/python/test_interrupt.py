@@ -10,8 +10,7 @@ import pytest
 
 from branching.cli.failure import Interrupted
 from branching.cli.interrupt import held, interruptible
-from branching.patterns.runner import STOP_GRACE_SECONDS
-from branching.patterns.scope import Scope
+from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
 
 SECONDS_MAX = 60
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -172,16 +173,22 @@ def test_the_disk_limit_holds_and_is_told(real_workspace: Workspace) -> None:
 def test_the_group_is_limited_together(real_workspace: Workspace) -> None:
     """3.18"""
 
+    class OneHasEnded(Exception):
+        pass
+
     def hold(path: Path) -> bool:
         held = bytearray(60 * MIB)
-        time.sleep(2)
+        time.sleep(LONG)
         return bool(held)
 
+    def listen(event: Event) -> None:
+        if event.kind == "finished":
+            raise OneHasEnded(event.text)
+
     limits = ResourceLimits(memory=120 * MIB)
-    pattern = Speculate([hold] * 4, first_wins=False, group_limits=limits)
-    outcome = pattern(real_workspace)
-    ends = [result.process.how for result in outcome.all_results if result.process]
-    assert "oom" in ends
+    pattern = Speculate([hold] * 4, first_wins=False, group_limits=limits, on_event=listen)
+    with pytest.raises(OneHasEnded, match="out of memory"):
+        pattern(real_workspace)
 
 
 @pytest.mark.parametrize(
@@ -213,3 +220,62 @@ def test_the_setup_runs_apart_too(real_workspace: Workspace) -> None:
     outcome = Speculate([pid_of], setup=setup, isolate_processes=True)(real_workspace)
     assert outcome.committed
     assert int((real_workspace.path / "setup-pid").read_text()) != os.getpid()
+
+
+class TestWalls:
+    """What commands can be told of their surroundings, functions can too."""
+
+    def test_they_are_those_of_branch_context(
+        self, real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (real_workspace.path / ".env").write_text("secret")
+        monkeypatch.setenv("TEST_KEY", "secret")
+
+        def look(path: Path) -> tuple[object, ...]:
+            try:
+                secret = (path / ".env").read_text()
+            except PermissionError:
+                secret = "denied"
+            interfaces = [name for _, name in socket.if_nameindex()]
+            return secret, interfaces, os.environ.get("TEST_KEY"), os.environ["MINE"]
+
+        pattern = Speculate(
+            [look], hide=["**/.env"], network=False, clean_env=True, env={"MINE": "yes"}
+        )
+        [result] = pattern(real_workspace).all_results
+        assert result.return_value == ("denied", ["lo"], None, "yes"), result.exception
+
+    def test_without_a_sandbox_it_works_in_the_directory_itself(
+        self, real_workspace: Workspace
+    ) -> None:
+        def look(path: Path) -> tuple[Path, int]:
+            return path, os.getppid()
+
+        [result] = Speculate([look], isolation="none")(real_workspace).all_results
+        assert isinstance(result.return_value, tuple), result.exception
+        assert result.return_value[0] == result.branch_path
+        assert result.return_value[1] != os.getpid()
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"hide": "**/.env"}, TypeError, "sequence of globs"),
+            ({"hide": ["/etc/passwd"]}, ValueError, "no glob"),
+            ({"isolation": "some"}, ValueError, "isolation must be"),
+            ({"isolation": "none", "hide": ["x"]}, ValueError, "walls of the sandbox"),
+            ({"isolation": "none", "network": False}, ValueError, "walls of the sandbox"),
+            ({"hide": ["x"], "runner": print}, TypeError, "elsewhere"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(
+        self, options: dict[str, Any], error: type[Exception], message: str
+    ) -> None:
+        with pytest.raises(error, match=message):
+            Speculate([print], **options)
+
+    def test_a_wall_that_a_command_would_not_get_is_refused(
+        self, real_workspace: Workspace
+    ) -> None:
+        command = Program(["true"], workspace=real_workspace.root, owner=None)
+        with pytest.raises(TypeError, match="for functions"):
+            Speculate([command], hide=["**/.env"])(real_workspace)

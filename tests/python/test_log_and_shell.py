@@ -10,10 +10,9 @@ import pytest
 from conftest import NAME_FROM, Mounted
 from support.command import OnTerminal, branching
 
-from branching.cli import logbook
-from branching.cli.logbook import Logbook, read_entries
 from branching.fs import DiffSummary
-from branching.patterns import Event
+from branching.patterns import Event, logbook
+from branching.patterns.logbook import Logbook, read_entries
 
 
 @pytest.fixture

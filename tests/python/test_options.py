@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,23 +117,20 @@ def test_events_end_with_the_commit(workspace: Workspace, make: Callable[..., An
 @seven
 def test_it_can_be_awaited(workspace: Workspace, make: Callable[..., Any]) -> None:
     async def main() -> SpeculationOutcome:
-        ticks = 0
+        has_ticked = threading.Event()
 
         async def tick() -> None:
-            nonlocal ticks
-            while True:
-                ticks += 1
+            for _ in range(5):
                 await asyncio.sleep(0.01)
+            has_ticked.set()
 
         ticker = asyncio.create_task(tick())
 
         def slow(path: Path, *rest: object) -> bool:
-            time.sleep(0.1)
-            return makes(path)
+            return has_ticked.wait(60) and makes(path)
 
         outcome: SpeculationOutcome = await make(slow).run_async(workspace)
-        ticker.cancel()
-        assert ticks >= 5
+        await ticker
         return outcome
 
     assert asyncio.run(main()).committed
@@ -218,7 +214,10 @@ def test_a_setup_that_fails_lets_nothing_be_tried(workspace: Workspace) -> None:
 
 
 def test_a_setup_counts_for_the_timeout(workspace: Workspace) -> None:
-    outcome = Speculate([makes], setup=lambda path: time.sleep(1), timeout=0.1)(workspace)
+    is_over = threading.Event()
+    setup: Any = lambda path: is_over.wait(60)  # noqa: E731
+    outcome = Speculate([makes], setup=setup, timeout=0.1)(workspace)
+    is_over.set()
     assert (outcome.committed, outcome.timed_out, outcome.all_results) == (False, True, [])
 
 

@@ -16,12 +16,20 @@ PACKAGE = Path(branching.__file__).parent
 
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
-    "fs": {"errors"},
-    "process": {"errors"},
-    "patterns": {"errors", "fs", "process"},
-    "cli": {"errors", "fs", "process", "patterns"},
+    "awaited": set(),
+    "editors": set(),
+    "fs": {"awaited", "errors"},
+    "process": {"awaited", "errors"},
+    "patterns": {"awaited", "errors", "fs", "process"},
+    "agent": {"awaited", "errors", "fs", "process", "patterns"},
+    "mcp": {"awaited", "errors", "fs", "process", "patterns"},
+    "tui": {"awaited", "editors", "errors", "fs", "process", "patterns", "agent"},
+    "cli": {"awaited", "errors", "fs", "process", "patterns", "agent", "editors", "mcp", "tui"},
 }
 """Which layer may import which. `branching` itself (its version) may be named by the command."""
+
+WITH_EXTRAS = {"cli", "mcp", "tui"}
+"""Layers that need packages of others, each an extra of ours."""
 
 
 def loaded_after(statement: str) -> set[str]:
@@ -60,10 +68,10 @@ def test_the_version_is_the_distributions() -> None:
     [
         ("import branching", set()),
         ("from branching import BranchingError, ConflictError", {"errors"}),
-        ("from branching import Workspace", {"errors", "fs"}),
+        ("from branching import Workspace", {"awaited", "errors", "fs"}),
         ("import branching.process", {"process"}),
-        ("from branching import BranchContext", {"errors", "process"}),
-        ("from branching import Speculate", {"errors", "fs", "process", "patterns"}),
+        ("from branching import BranchContext", {"awaited", "errors", "process"}),
+        ("from branching import Speculate", {"awaited", "errors", "fs", "process", "patterns"}),
     ],
 )
 def test_a_name_loads_its_own_layer_only(statement: str, layers: set[str]) -> None:
@@ -109,7 +117,7 @@ def test_imports_go_along_the_arrows_only(file: Path) -> None:
 def test_the_library_imports_nothing_from_outside() -> None:
     """1.3"""
     for file in PACKAGE.rglob("*.py"):
-        if file.relative_to(PACKAGE).parts[0] == "cli":
+        if file.relative_to(PACKAGE).parts[0] in WITH_EXTRAS or _needs_an_extra(file):
             continue
         for node in ast.walk(ast.parse(file.read_text())):
             names: list[str] = []
@@ -121,6 +129,19 @@ def test_the_library_imports_nothing_from_outside() -> None:
                 top = name.split(".")[0]
                 # typing_extensions stands under TYPE_CHECKING: for type checkers, never loaded.
                 assert top in {*sys.stdlib_module_names, "branching", "typing_extensions"}, file
+
+
+def _needs_an_extra(file: Path) -> bool:
+    return file.relative_to(PACKAGE).parts[:2] in (("agent", "pydantic_ai"), ("agent", "acorn"))
+
+
+def test_the_core_of_agents_imports_no_face_of_its_own() -> None:
+    """Nor a language model's library: it is `branching.agent` that the faces build on."""
+    for file in (PACKAGE / "agent").rglob("*.py"):
+        if not _needs_an_extra(file):
+            text = file.read_text()
+            assert "branching.agent.pydantic_ai" not in text, file
+            assert "branching.agent.acorn" not in text, file
 
 
 def test_the_metadata_says_what_the_contract_says() -> None:
@@ -143,6 +164,31 @@ def test_the_metadata_says_what_the_contract_says() -> None:
         for point in metadata.entry_points(group="console_scripts")
         if point.value.startswith("branching.")
     }
-    assert scripts == {"branching": "branching.cli:main"}
+    assert scripts == {"branching": "branching.__main__:main"}
     tops = {(path.parts[0]) for path in metadata.files("BranchContext") or []}
     assert not any(top == "cli" for top in tops), "1.8: no package named cli"
+
+
+def test_a_key_struck_while_the_command_loads_ends_it_without_a_traceback() -> None:
+    """The default is there before the first of our modules that take time is looked for."""
+    script = (
+        "import signal, sys\n"
+        "class Look:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'branching.cli': print(signal.getsignal(signal.SIGINT).name)\n"
+        "sys.meta_path.insert(0, Look())\n"
+        "import branching.__main__\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "SIG_DFL\n"
+
+
+def test_the_command_line_loads_no_layer_before_a_command_runs() -> None:
+    """What is not needed for `--help` costs everybody who waits for it."""
+    assert layers_after("from branching.cli.app import app") <= {"cli", "errors", "patterns"}
+    loaded = loaded_after("from branching.cli.app import app")
+    assert {name for name in loaded if name.startswith("branching.patterns.")} <= {
+        "branching.patterns.scope"
+    }

@@ -35,7 +35,8 @@ def disjoint(request: pytest.FixtureRequest, base: Path) -> Iterator[Workspace]:
 
 @pytest.fixture
 def first_winner(base: Path) -> Iterator[Workspace]:
-    with Workspace.mount(base, branchfs_bin=find_program()) as workspace:
+    """With the driver that serves the other policies too, commit by commit."""
+    with Workspace.mount(base, driver="fuse", branchfs_bin=find_program()) as workspace:
         yield workspace
         assert workspace.branches() == []
 

@@ -109,6 +109,7 @@ def test_what_has_succeeded_before_the_timeout_counts(workspace: Workspace) -> N
 def test_max_parallel_is_the_most_that_run_at_once(workspace: Workspace) -> None:
     """4.14"""
     lock = threading.Lock()
+    both = threading.Barrier(2, timeout=60)  # each waits until another one runs beside it
     running: list[int] = []
     most = 0
 
@@ -117,7 +118,7 @@ def test_max_parallel_is_the_most_that_run_at_once(workspace: Workspace) -> None
         with lock:
             running.append(1)
             most = max(most, len(running))
-        time.sleep(0.05)
+        both.wait()
         with lock:
             running.pop()
         return False

@@ -15,6 +15,6 @@ caller's side. Nothing here knows what a branch is: it is given a directory, and
 
 from __future__ import annotations
 
-from branching.process.sandbox.options import OWN_TMP, Isolation, Sandbox
+from branching.process.sandbox.options import OWN_TMP, Isolation, Sandbox, check_walls
 
-__all__ = ["OWN_TMP", "Isolation", "Sandbox"]
+__all__ = ["OWN_TMP", "Isolation", "Sandbox", "check_walls"]

@@ -35,8 +35,6 @@ def run(request: Request, gate_descriptor: int, descriptors: list[int]) -> NoRet
             os._exit(EXIT_CANNOT_EXECUTE)  # the caller has given up
         if not request.argv:
             _call(request, gate)
-        os.environ.clear()
-        os.environ.update(request.environment)
         os.execvpe(request.argv[0], request.argv, request.environment)
     except OSError as error:
         gate.send(b"%d %s" % (error.errno or 0, os.fsencode(error.strerror or str(error))))

@@ -82,6 +82,10 @@ class Started:
         """Sends SIGTERM to every process in the sandbox."""
         self._say(b"T")
 
+    def pause(self) -> None:
+        """Sends SIGSTOP to every process in the sandbox."""
+        self._say(b"S")
+
     def resume(self) -> None:
         """Sends SIGCONT to every process in the sandbox."""
         self._say(b"C")
@@ -289,7 +293,8 @@ def _hint(step: str, number: int) -> str:
                 "in a container: docker run --cap-add SYS_ADMIN --security-opt "
                 f"apparmor:unconfined, as root; {without}"
             )
-    return f"{step} needs user namespaces, or root with CAP_SYS_ADMIN; {without}"
+        return f"{step} needs user namespaces, or root with CAP_SYS_ADMIN; {without}"
+    return f"mend what the error names, {without}"
 
 
 def _is_privileged() -> bool:

@@ -18,7 +18,8 @@ def signal_all(number: int) -> None:
     for pid in _of(os.getpid()):
         try:
             os.kill(pid, number)
-            os.kill(pid, signal.SIGCONT)  # a stopped process hears it too
+            if number != signal.SIGSTOP:
+                os.kill(pid, signal.SIGCONT)  # a stopped process hears it too
         except (ProcessLookupError, PermissionError):
             continue
 

@@ -7,8 +7,10 @@ one socket (`line`), a message each, as JSON:
     init says                              the caller says
     {"hello": true}                        "T"   SIGTERM to all
     {"failed": STEP, "errno": N, …}        "C"   SIGCONT to all
-    {"stopped": true}                      (closes the line: end at once)
-    {"status": N, "cpu": S, "peak": B, "timed_out": false}
+    {"stopped": true}                      "S"   SIGSTOP to all
+    {"status": N, "cpu": S, "peak": B,     (closes the line: end at once)
+     "timed_out": false,
+     "is_uncovered": false}
 
 Its end is the end of everything: it is process 1 of the namespace.
 """
@@ -25,12 +27,15 @@ import time
 from typing import Any, NoReturn
 
 from branching.process.sandbox import child, descendants, kernel, network, privileges
+from branching.process.sandbox.hidden import Watch
 from branching.process.sandbox.request import Request
 from branching.process.sandbox.view import View
 
 TIMEOUT_GRACE_SECONDS = 1.0
 """Between SIGTERM and the end when the time is over."""
 EXIT_KILLED = 137
+_SIGNALS = {b"T": signal.SIGTERM, b"C": signal.SIGCONT, b"S": signal.SIGSTOP}
+"""What each word of the caller's is to all others in here."""
 
 
 def run(request: Request, descriptors: list[int]) -> NoReturn:
@@ -62,6 +67,7 @@ class _Init:
         self._line = line
         self._gate = gate
         self._descriptors = descriptors
+        self._watch: Watch | None = None
         self.step = "starting"
 
     def say(self, **words: Any) -> None:
@@ -90,6 +96,7 @@ class _Init:
         except OSError:
             self.step = view.step
             raise
+        self._watch = view.watch
         self.step = "giving up privileges"
         outputs = [
             descriptor
@@ -138,12 +145,17 @@ class _Init:
         poll = select.poll()
         poll.register(self._line, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
+        if self._watch is not None:
+            poll.register(self._watch, select.POLLPRI)
         limit = self._request.wall_seconds
         deadline = None if limit is None else self._started + limit
         timed_out = False
         while True:
             wait = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
             ready = {descriptor for descriptor, _ in poll.poll(wait)}
+            if self._watch is not None and not self._watch.is_whole():
+                os.kill(-1, signal.SIGKILL)
+                self._end(signal.SIGKILL, is_uncovered=True)
             if deadline is not None and time.monotonic() >= deadline:
                 if timed_out:
                     self._end(signal.SIGKILL, timed_out=True)
@@ -156,7 +168,7 @@ class _Init:
                 word = self._line.recv(16)
                 if not word:
                     self._exit(EXIT_KILLED)
-                self._tell_all(signal.SIGTERM if word == b"T" else signal.SIGCONT)
+                self._tell_all(_SIGNALS[word])
 
     def _reap(self, pid: int, *, timed_out: bool) -> None:
         while True:
@@ -173,11 +185,12 @@ class _Init:
             else:
                 self._end(status, timed_out=timed_out)
 
-    def _end(self, status: int, *, timed_out: bool) -> NoReturn:
+    def _end(self, status: int, *, timed_out: bool = False, is_uncovered: bool = False) -> NoReturn:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.say(
             status=status, timed_out=timed_out, cpu=used.ru_utime + used.ru_stime,
             peak=used.ru_maxrss * 1024, seconds=time.monotonic() - self._started,
+            is_uncovered=is_uncovered,
         )  # fmt: skip
         self._exit(0)
 
@@ -188,7 +201,8 @@ class _Init:
             return
         try:
             os.kill(-1, number)
-            os.kill(-1, signal.SIGCONT)  # a stopped process hears it too
+            if number != signal.SIGSTOP:
+                os.kill(-1, signal.SIGCONT)  # a stopped process hears it too
         except ProcessLookupError:
             pass
 

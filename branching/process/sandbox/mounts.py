@@ -23,6 +23,7 @@ _FLAGS = {
     "nodiratime": os.ST_NODIRATIME,
     "relatime": os.ST_RELATIME,
 }
+_SOURCES = (b"branchfs", b"branchfs-branch")
 _OUT_OF_REACH = (errno.EINVAL, errno.ENOENT, errno.EACCES, errno.ENOTCONN, errno.ENOTDIR)
 """What a mount that lies hidden under another, or whose server is dead, answers."""
 
@@ -31,6 +32,7 @@ _OUT_OF_REACH = (errno.EINVAL, errno.ENOENT, errno.EACCES, errno.ENOTCONN, errno
 class Mount:
     """One line of the table."""
 
+    id: int
     device: str
     """The file system, as major:minor."""
     root: str
@@ -38,6 +40,8 @@ class Mount:
     point: str
     flags: int
     is_read_only: bool
+    has_branches: bool
+    """It is a BranchFS, or a branch of one that the kernel's overlayfs presents."""
 
 
 def read() -> list[Mount]:
@@ -46,9 +50,25 @@ def read() -> list[Mount]:
         return [_parse(line) for line in table]
 
 
+def ids(table: int) -> set[int]:
+    """Returns the mounts that there are now in an open mount table."""
+    os.lseek(table, 0, os.SEEK_SET)
+    with open(table, "rb", closefd=False) as lines:
+        return {int(line.split(b" ", 1)[0]) for line in lines}
+
+
 def make_private() -> None:
     """Cuts the table off from the one it was copied from: changes go neither way."""
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+
+
+def detach(mount: Mount) -> bool:
+    """Takes a mount out of this table. False where that is not allowed, or it cannot be reached."""
+    try:
+        kernel.unmount(mount.point)
+    except OSError:
+        return False
+    return True
 
 
 def make_read_only(mounts: list[Mount]) -> None:
@@ -67,16 +87,16 @@ def make_read_only(mounts: list[Mount]) -> None:
 def places_of(path: str, mounts: list[Mount]) -> Iterator[str]:
     """Lists where else `path` can be reached: a file system may be mounted more than once."""
     own = around(path, mounts)
-    within = os.path.normpath(f"{own.root}/{os.path.relpath(path, own.point)}")
+    within = _join(own.root, os.path.relpath(path, own.point))
     yield path
     for mount in mounts:
         if mount.device != own.device:
             continue
-        if _is_beneath(within, mount.root):
-            place = os.path.normpath(f"{mount.point}/{os.path.relpath(within, mount.root)}")
+        if is_beneath(within, mount.root):
+            place = _join(mount.point, os.path.relpath(within, mount.root))
             if place != path and os.path.lexists(place):
                 yield place
-        elif _is_beneath(mount.root, within):
+        elif is_beneath(mount.root, within):
             yield mount.point
 
 
@@ -84,25 +104,34 @@ def around(path: str, mounts: list[Mount]) -> Mount:
     """Returns the mount that `path` lies in."""
     found = mounts[0]
     for mount in mounts:  # of two at one place the younger one is seen
-        if _is_beneath(path, mount.point) and len(mount.point) >= len(found.point):
+        if is_beneath(path, mount.point) and len(mount.point) >= len(found.point):
             found = mount
     return found
 
 
-def _is_beneath(path: str, directory: str) -> bool:
+def _join(directory: str, relative: str) -> str:
+    # normpath leaves two slashes at the beginning alone, and `//opt` is not equal to `/opt`.
+    return os.path.normpath(os.path.join(directory, relative))
+
+
+def is_beneath(path: str, directory: str) -> bool:
+    """Whether a path is the directory's or lies below it."""
     return directory in ("/", path) or path.startswith(f"{directory}/")
 
 
 def _parse(line: bytes) -> Mount:
     # 36 35 98:0 /root /point rw,noatime [optional fields] - fstype source options
     words = line.split(b" ")
+    fstype, source = words[words.index(b"-") + 1 :][:2]
     options = words[5].decode().split(",")
     return Mount(
+        id=int(words[0]),
         device=words[2].decode(),
         root=_text(words[3]),
         point=_text(words[4]),
         flags=sum(_FLAGS.get(option, 0) for option in options),
         is_read_only="ro" in options,
+        has_branches=fstype == b"fuse.branchfs" or source in _SOURCES,
     )
 
 

@@ -15,7 +15,7 @@ Isolation = Literal["sandbox", "none"]
 OWN_TMP = Path("/tmp")
 """The directory for temporary files in every sandbox: each has its own."""
 
-_PRIVATE_XATTR = "user.branchfs.private"
+PRIVATE_XATTR = "user.branchfs.private"
 """On the root of a mount that has branches: what no process in a branch should reach."""
 
 
@@ -32,8 +32,6 @@ class Sandbox:
     """The directory to work in: a branch."""
     at: Path
     """Where it is seen: the path of the workspace, the same for all branches."""
-    root: Path | None = None
-    """The mount in which all branches can be reached: hidden, wherever else it is mounted."""
     private: tuple[Path, ...] = ()
     """Hidden, wherever else they are mounted: the base, the store, control sockets."""
     hide: tuple[str, ...] = ()
@@ -64,11 +62,7 @@ class Sandbox:
         must be hidden; any other directory is seen at its own path. Raises OSError for one that
         is not there, TypeError and ValueError for globs that are none.
         """
-        if isinstance(hide, str):
-            raise TypeError(f"hide must be a sequence of globs, not the string {hide!r}")
-        for glob in hide:
-            if not glob or glob.startswith("/") or ".." in glob.split("/"):
-                raise ValueError(f"{glob!r} is no glob of paths in the workspace")
+        check_walls("sandbox", network=network, hide=hide)
         place = Path(os.path.realpath(view, strict=True))
         if not place.is_dir():
             raise NotADirectoryError(f"{view} is not a directory")
@@ -76,7 +70,6 @@ class Sandbox:
         return Sandbox(
             view=place,
             at=Path(at) if at is not None else root,
-            root=None if root == place else root,
             private=(*told, *(Path(os.path.realpath(path)) for path in private)),
             hide=tuple(hide),
             network=network,
@@ -86,13 +79,26 @@ class Sandbox:
         )
 
 
+def check_walls(isolation: Isolation, *, network: bool, hide: Sequence[str]) -> None:
+    """Raises TypeError and ValueError for globs that are none, and for walls without a sandbox."""
+    if isolation not in ("sandbox", "none"):
+        raise ValueError(f'isolation must be "sandbox" or "none", not {isolation!r}')
+    if isolation == "none" and (hide or not network):
+        raise ValueError('hide and network are walls of the sandbox: isolation="none" has none')
+    if isinstance(hide, str):
+        raise TypeError(f"hide must be a sequence of globs, not the string {hide!r}")
+    for glob in hide:
+        if not glob or glob.startswith("/") or ".." in glob.split("/"):
+            raise ValueError(f"{glob!r} is no glob of paths in the workspace")
+
+
 def _mount_of(place: Path) -> tuple[Path, tuple[Path, ...]]:
     """Returns the root of the branching mount around a directory, and what that says to hide."""
     for directory in (place, *place.parents):
         if not os.path.ismount(directory):
             continue
         try:
-            told = os.getxattr(directory, _PRIVATE_XATTR)
+            told = os.getxattr(directory, PRIVATE_XATTR)
         except OSError:
             continue
         return directory, tuple(Path(os.fsdecode(path)) for path in told.split(b"\0") if path)

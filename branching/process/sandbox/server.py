@@ -11,12 +11,14 @@ while, for nothing should stay behind that nobody needs.
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
 import socket
 import sys
 import time
+from functools import cache
 
 IDLE_SECONDS_MAX = 0.5
 """How long it stays without a request and without a running sandbox."""
@@ -85,6 +87,7 @@ def _start(flags: int, descriptors: list[int], own: list[int]) -> int:
     from branching.process.sandbox import init, kernel
     from branching.process.sandbox.request import Request
 
+    _prepare()
     try:
         pid = kernel.clone(flags)
     except OSError as error:
@@ -101,6 +104,18 @@ def _start(flags: int, descriptors: list[int], own: list[int]) -> int:
         init.run(request, descriptors[1:])
     finally:
         os._exit(init.EXIT_KILLED)
+
+
+@cache
+def _prepare() -> None:
+    """Does once what each of those that are forked would do for itself."""
+    import pickle  # noqa: F401
+
+    from branching.process.sandbox import filter as call_filter
+    from branching.process.sandbox import kernel
+
+    call_filter.program(kernel.MACHINE)
+    gc.freeze()  # a collection in a fork would copy all that it looks at
 
 
 def _load_for_calls() -> None:

@@ -17,13 +17,12 @@ Nobody inside can take a cover away: that needs a capability which none can get 
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from branching.process.sandbox import kernel, mounts
-from branching.process.sandbox.options import Sandbox
+from branching.process.sandbox import hidden, kernel, mounts
+from branching.process.sandbox.options import PRIVATE_XATTR, Sandbox
 
 _ORDINARY = kernel.MS_NOSUID | kernel.MS_NODEV
 _SEALED = _ORDINARY | kernel.MS_NOEXEC
@@ -61,6 +60,8 @@ class View:
         self._covers: list[str] = []
         self.step = ""
         """What is being done, for the message when it fails."""
+        self.watch: hidden.Watch | None = None
+        """Looks after the covers of hidden files, if there are any."""
 
     def build(self) -> list[str]:
         """Builds it and goes to the workspace. Returns the writable places."""
@@ -68,7 +69,8 @@ class View:
         mounts.make_private()
         self._table = mounts.read()
         view = str(self._sandbox.view)
-        hidden = list(self._hidden())
+        own = mounts.around(view, self._table)
+        covered = list(dict.fromkeys(self._to_cover()))
         with ExitStack() as stack:
             branch = stack.enter_context(_opened(view))
             beside = [
@@ -77,17 +79,16 @@ class View:
             ]
             kept = stack.enter_context(self._kept())
             devices = stack.enter_context(_devices())
-            is_read_only = mounts.around(view, self._table).is_read_only
             self.step = "making the rest read-only"
             mounts.make_read_only(self._table)
             self.step = "making /dev"
             self._make_devices(devices)
             self.step = "hiding what belongs to others"
-            self._cover(hidden)
+            self._cover(covered)
             self._show([*kept, *beside])
             self.step = f"showing the branch at {self._at}"
             os.makedirs(self._at, exist_ok=True)
-            _bind(branch, self._at, is_read_only=is_read_only)
+            _bind(branch, self._at, is_read_only=own.is_read_only)
         home = self._make_home()
         self.step = "hiding files of the workspace"
         self._hide()
@@ -101,14 +102,25 @@ class View:
         places = ["/tmp", "/var/tmp", "/dev", "/proc", self._at]
         return [place for place in (*places, *home) if os.path.isdir(place)]
 
-    def _hidden(self) -> Iterator[str]:
-        """Lists where the private directories are, and where else the workspace is mounted."""
-        paths = list(self._sandbox.private)
-        if self._sandbox.root is not None:
-            paths.append(self._sandbox.root)
+    def _to_cover(self) -> Iterator[str]:
+        """Lists where the private directories are, all mounts that have branches, and what else
+        belongs to other workspaces: their stores and sockets. Their bases are ordinary directories.
+
+        Mounts of others are taken out of our table where that is allowed (not in a user namespace):
+        as long as it had one, nobody could unmount it outside.
+        """
+        paths = list(map(str, self._sandbox.private))
+        needed = [self._at, *(str(path) for path, _ in self._sandbox.beside)]
+        needed.append(str(self._sandbox.view))
+        for mount in self._table:
+            if mount.has_branches:
+                paths += _told(mount.point)[1:]
+                is_needed = any(mounts.is_beneath(path, mount.point) for path in needed)
+                if is_needed or not mounts.detach(mount):
+                    paths.append(mount.point)
         for path in paths:
-            for place in mounts.places_of(str(path), self._table):
-                if place != self._at:  # there the branch will lie over it
+            for place in mounts.places_of(path, self._table):
+                if not mounts.is_beneath(place, self._at):  # there the branch will lie over it
                     yield place
 
     @contextmanager
@@ -144,13 +156,13 @@ class View:
                 return os.path.normpath(f"{self._sandbox.view}/{os.path.relpath(path, private)}")
         return path
 
-    def _cover(self, hidden: Iterable[str]) -> None:
+    def _cover(self, places: Iterable[str]) -> None:
         for place in _REPLACED:
             if os.path.isdir(place) and not os.path.islink(place):
                 mode = "mode=755" if place == "/run" else "mode=1777"
                 kernel.mount("tmpfs", place, "tmpfs", _ORDINARY, mode)
         self._covers.append("/run")
-        for place in hidden:
+        for place in places:
             if not os.path.lexists(place):
                 continue  # it lay below one of those
             if os.path.isdir(place):
@@ -177,7 +189,7 @@ class View:
             os.symlink(target, f"/dev/{name}")
         for name in ("pts", "shm"):
             os.mkdir(f"/dev/{name}")
-        options = "newinstance,ptmxmode=0666,mode=620"
+        options = "ptmxmode=0666,mode=620"
         kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
         kernel.mount("tmpfs", "/dev/shm", "tmpfs", _ORDINARY, "mode=1777")
         self._covers.append("/dev")
@@ -195,23 +207,14 @@ class View:
     def _hide(self) -> None:
         if not self._sandbox.hide:
             return
-        wanted = [_pattern(glob) for glob in self._sandbox.hide]
-        found = []
-        for directory, names, files in os.walk(self._at):
-            for name in (*names, *files):
-                path = f"{directory}/{name}"
-                within = os.path.relpath(path, self._at)
-                if any(pattern.fullmatch(within) for pattern in wanted):
-                    found.append(path)
-                    if name in names:
-                        names.remove(name)
-        for path in found:
-            place = os.path.realpath(path)  # a link is as readable as what it leads to
+        before = {mount.id for mount in mounts.read()}
+        for place in hidden.find(self._at, self._sandbox.hide):
             if os.path.isdir(place):
                 kernel.mount("tmpfs", place, "tmpfs", _SEALED, "mode=000,size=64k")
                 _seal(place)
-            elif os.path.exists(place):
+            else:
                 self._cover_file(place)
+        self.watch = hidden.Watch({mount.id for mount in mounts.read()} - before)
 
     def _make_proc(self) -> None:
         kernel.mount("proc", "/proc", "proc", _SEALED)
@@ -236,6 +239,15 @@ class View:
             os.chmod(_COVER, 0)
         kernel.mount(_COVER, place, None, kernel.MS_BIND)
         _seal(place)
+
+
+def _told(point: str) -> list[str]:
+    """Returns what a mount says is private: base, store, socket."""
+    try:
+        told = os.getxattr(point, PRIVATE_XATTR)
+    except OSError:
+        return []  # another user's, or a dead one: nobody here can get at it
+    return [os.fsdecode(path) for path in told.split(b"\0") if path]
 
 
 @contextmanager
@@ -276,12 +288,3 @@ def _seal(place: str) -> None:
 
 def _touch(path: str) -> None:
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
-
-
-def _pattern(glob: str) -> re.Pattern[str]:
-    """Reads a glob: `*` stays within a name, `**/` stands for any directories, or none."""
-    text = ""
-    for part in re.split(r"(\*\*/|\*\*|\*|\?)", glob):
-        known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-        text += known.get(part, re.escape(part))
-    return re.compile(text, re.DOTALL)

@@ -44,6 +44,7 @@ def branching(cwd: Path, *words: str, stdin: str = "", **environment: str) -> Do
         input=stdin,
         capture_output=True,
         text=True,
+        errors="surrogateescape",
         timeout=SECONDS_MAX,
         env={**os.environ, "COLUMNS": "100", **environment},
         check=False,

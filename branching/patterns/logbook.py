@@ -2,6 +2,7 @@
 
     STORE/logs/speculate-1a2b3c4d-0.log     what the candidate printed
     STORE/logs/speculate-1a2b3c4d-0.json    what became of it (see `Entry`)
+    STORE/logs/9f3c2a1b.door                where the call can be steered (see `door`)
 
 A log has the name of its branch and outlives it. The directory belongs to the workspace's owner
 and goes with the store, when nothing of the workspace is kept. The newest `ENTRIES_MAX` are kept.
@@ -18,16 +19,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from branching.patterns.door import Door, sweep
+from branching.patterns.helm import Helm
+
 if TYPE_CHECKING:
     from branching.fs import Workspace
-    from branching.patterns import Event
+    from branching.patterns.event import Event
 
 ENTRIES_MAX = 200
 LOG_BYTES_MAX = 10 << 20
@@ -47,12 +53,16 @@ class Entry:
     label: str
     """What was tried."""
     state: str
-    """"running", or as in `SpeculationResult.state`."""
+    """"running", "paused", or as in `SpeculationResult.state`."""
     started: float
     """Unix time."""
     seconds: float = 0.0
     score: float | None = None
     changes: str = ""
+    cost_usd: float | None = None
+    """What its model calls have cost, where somebody knows."""
+    door: str = ""
+    """The socket beside the log at which it can be steered, if it can be."""
 
     @property
     def call(self) -> str:
@@ -70,6 +80,12 @@ class Logbook:
         self._directory: int | None = None
         self._logs: dict[str, _Log] = {}
         self._entries: dict[str, Entry] = {}
+        self._lock = (
+            threading.Lock()
+        )  # guards the entries: the helm's states come from its own thread
+        self.helm = Helm(self._on_state)
+        """Through which the call is steered."""
+        self._door: Door | None = None
 
     @classmethod
     def of(cls, workspace: Workspace, command: str) -> Logbook:
@@ -83,18 +99,25 @@ class Logbook:
         def on_event(event: Event) -> None:
             if self._directory is not None:
                 try:
-                    self._write(self._directory, event)
+                    with self._lock:
+                        self._write(self._directory, event)
                 except OSError as error:
                     self._give_up(error)
             listener(event)
 
         return on_event
 
+    def steered(self) -> AbstractContextManager[None]:
+        """Returns a context in which what is called can be steered from other processes."""
+        return self.helm.manned()
+
     def __enter__(self) -> Logbook:
         if self._store is not None and self._store.is_dir():
             try:
                 self._directory = self._open(self._store / "logs")
                 self._make_room(self._directory)
+                sweep(self._store / "logs")
+                self._door = Door(self._directory, self._owner, self.helm)
             except OSError as error:
                 self._give_up(error)
         return self
@@ -105,11 +128,20 @@ class Logbook:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._door is not None:
+            self._door.close()
+            self._door = None
         for log in self._logs.values():
             log.close()
         if self._directory is not None:
             os.close(self._directory)
             self._directory = None
+
+    def _on_state(self, branch: str, state: str) -> None:
+        with self._lock:
+            entry = self._entries.get(branch)
+            if self._directory is not None and entry and entry.state in ("running", "paused"):
+                self._note(self._directory, replace(entry, state=state))
 
     def _give_up(self, error: OSError) -> None:
         if self._directory is not None:
@@ -149,6 +181,7 @@ class Logbook:
                 label=event.label,
                 state="running",
                 started=time.time(),
+                door="" if self._door is None else self._door.name,
             )
             self._note(directory, entry)
         elif event.kind == "output":
@@ -158,6 +191,7 @@ class Logbook:
             facts |= {"state": event.state or facts["state"]}
             facts |= {"seconds": round(event.seconds, 3)} if event.seconds else {}
             facts |= {"score": event.score} if event.score is not None else {}
+            facts |= {"cost_usd": event.cost_usd} if event.cost_usd is not None else {}
             facts |= {"changes": str(event.changes)} if event.changes is not None else {}
             self._note(directory, Entry(**facts))
 
@@ -200,10 +234,14 @@ class _Log:
 
 def read_entries(logs: Path) -> list[Entry]:
     """Returns what is known of the candidates whose output was kept, the oldest first."""
-    entries = []
-    for path in logs.glob("*.json"):
-        try:
-            entries.append(Entry(**json.loads(path.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError):
-            continue  # it goes just now, or is none of ours
+    found = [read_entry(path) for path in logs.glob("*.json")]
+    entries = [entry for entry in found if entry is not None]
     return sorted(entries, key=lambda entry: (entry.started, entry.index))
+
+
+def read_entry(path: Path) -> Entry | None:
+    """Returns what a file of the logbook says; None if it goes just now, or is none of ours."""
+    try:
+        return Entry(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,71 @@
+"""`branching chat`: talk with an agent, and fork the talk."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from branching.cli.failure import UsageFault, reported
+from branching.cli.options import WorkspaceOption
+from branching.cli.place import opened_workspace
+from branching.cli.watch import check_terminal
+
+
+def chat(
+    workspace: WorkspaceOption = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="An agent of pydantic-ai. [default: one with a shell]",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROVIDER:MODEL", help="Its model, in the place of its own.", show_default=False
+        ),
+    ] = None,
+    judge_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROVIDER:MODEL",
+            help="The model that chooses among branches. [default: a cheap one of Anthropic's]",
+            show_default=False,
+        ),
+    ] = None,
+    test: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CMD", help="Run in each branch before it is judged.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Talk with an agent that works in the workspace, and fork the talk: branches of conversation,
+    files and budget side by side, of which one wins.
+
+    /fork makes branches, Tab goes through them, `>>label text` speaks to one, /merge chooses the
+    winner, Escape stops; /help lists the rest. It needs the extras `tui` and `agent`.
+
+    Example: branching chat --model anthropic:claude-sonnet-4-5
+    """
+    with reported(json=False):
+        check_terminal("chat", "branching fork runs agents without one")
+        if agent is None and model is None:
+            raise UsageFault("name a model (--model PROVIDER:MODEL) or an agent (--agent)")
+        try:
+            from branching.tui.chatting.agents import default_agent, load_agent, open_session
+        except ImportError as error:
+            raise UsageFault(str(error)) from error
+        from branching.tui.chat import Chat
+
+        talker = default_agent(None) if agent is None else load_agent(agent)
+        with opened_workspace(workspace) as space:
+            session = open_session(
+                space, talker, model=model, judge_model=judge_model, test_command=test
+            )
+            app = Chat(session)
+            app.run()
+        raise typer.Exit(app.return_code or 0)

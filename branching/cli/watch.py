@@ -1,0 +1,43 @@
+"""`branching watch`: all branches of a workspace on one screen."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from branching.cli.failure import UsageFault, reported
+from branching.cli.options import WorkspaceOption
+from branching.cli.place import opened_workspace
+
+
+def watch(workspace: WorkspaceOption = None) -> None:
+    """Watch what is tried in a workspace, from whichever process, and take a hand in it.
+
+    A row for each branch: state, time, score, cost, changed paths; of the chosen one the output,
+    the files, and a comparison side by side. Keys pause, stop, keep and advise what runs, and
+    commit, abort and undo; `?` lists them. To leave touches nothing. It needs the extra `tui`.
+
+    Example: branching watch
+    """
+    with reported(json=False):
+        check_terminal("watch", "branching ls and branching log print the same")
+        from branching.tui.watch import Watch
+
+        with opened_workspace(workspace) as space:
+            app = Watch(space)
+            app.run()
+        raise typer.Exit(app.return_code or 0)
+
+
+def check_terminal(command: str, instead: str) -> None:
+    """Raises UsageFault where nothing can be drawn, or what draws is not installed."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+        raise UsageFault(f"{command} draws on a terminal, and this is none; {instead}")
+    try:
+        import textual  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UsageFault(
+            f'{command} needs its extra: pip install "BranchContext[tui]" ({error})'
+        ) from error

@@ -1,0 +1,279 @@
+"""Files of a branch by their names, for a program that does not run in the branch itself.
+
+What runs in a branch may put symbolic links into it, and swap directories for links while somebody
+looks. So every name is resolved by the kernel beneath the branch's directory (openat2): a link on
+the way, `..` and names from `/` are refused, and never followed. Whoever is root acts as the owner
+of the files meanwhile, in the calling thread alone: what the owner may not read is not read, and
+what is made belongs to the owner.
+
+All of it blocks; each call opens what it needs and leaves nothing open.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_OPENAT2 = 437  # on all machines but Alpha
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_NO_SYMLINKS = 0x04
+_RESOLVE_BENEATH = 0x08
+_RESOLVE = _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
+_TRIES_MAX = 64
+"""The kernel gives up (EAGAIN) when something on the way is renamed meanwhile."""
+_KEPT_XATTRS = ("user.", "system.posix_acl_access")
+"""Attributes that a new content leaves as they are; capabilities of programs are not among them."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One name in a directory."""
+
+    name: str
+    kind: str
+    """"file", "directory", "symlink" or "other"."""
+    size: int
+    """Bytes, of a file."""
+
+
+class Tree:
+    """The files below `directory`, acted on as `owner` (uid and gid) where we are root.
+
+    Paths are relative to it. Raises OSError with the path as it was given: ELOOP where a symbolic
+    link is on the way, EXDEV for one that leads out, EINVAL for what is no path or no ordinary
+    file.
+    """
+
+    def __init__(self, directory: Path, owner: tuple[int, int]) -> None:
+        self._directory = directory
+        self._owner = owner
+
+    def read(self, path: str, *, offset: int = 0, limit: int) -> tuple[bytes, int]:
+        """Returns at most `limit` bytes from `offset` on, and how many the file has in all."""
+        with self._acting(), self._opened(path, os.O_RDONLY | os.O_NONBLOCK) as file:
+            size = _checked_file(file, path).st_size
+            data = b""
+            while len(data) < limit and (more := os.pread(file, limit - len(data), offset)):
+                data, offset = data + more, offset + len(more)
+            return data, size
+
+    def write(self, path: str, data: bytes, *, is_executable: bool | None = None) -> bool:
+        """Gives the file this content, whole or not at all; tells whether it is a new one.
+
+        Directories on the way are made. Mode, attributes and owner of a file that was there stay;
+        `is_executable` sets or takes the bits to execute it, None leaves them.
+        """
+        place, _, name = path.rpartition("/")
+        if name in ("", ".", ".."):
+            raise OSError(errno.EINVAL, "not the name of a file", path)
+        with self._acting():
+            self._make_directories(place)
+            with self._opened(place or ".", os.O_RDONLY | os.O_DIRECTORY) as directory:
+                return _replace(directory, name, data, is_executable, path)
+
+    def entries(self, path: str = ".", *, limit: int) -> tuple[list[Entry], bool]:
+        """Lists at most `limit` names in a directory, sorted; tells whether that is all."""
+        with (
+            self._acting(),
+            self._opened(path or ".", os.O_RDONLY | os.O_DIRECTORY) as directory,
+        ):
+            names = sorted(os.listdir(directory))  # noqa: PTH208  (it is a descriptor)
+            return [_entry(directory, name) for name in names[:limit]], len(names) <= limit
+
+    def lstat(self, path: str) -> os.stat_result | None:
+        """Tells what is there; None if nothing is, or only by way of a link."""
+        try:
+            with self._acting(), self._parent(path) as (directory, name):
+                return os.lstat(name, dir_fd=directory)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return None
+            raise
+
+    def readlink(self, path: str) -> str:
+        """Returns where a symbolic link leads, as it is written."""
+        with self._acting(), self._parent(path) as (directory, name):
+            return os.readlink(name, dir_fd=directory)
+
+    def remove(self, path: str) -> None:
+        """Removes a file, a link, or a directory with all that is in it."""
+        with self._acting():
+            self._remove(path)
+
+    def walk(self, top: str = ".") -> Iterator[tuple[str, os.stat_result]]:
+        """Yields all paths below a directory, each before what is in it, names in order.
+
+        What goes meanwhile, or cannot be entered, is left out. Nested branches are in no listing.
+        """
+        try:
+            with self._acting(), self._opened(top, os.O_RDONLY | os.O_DIRECTORY) as directory:
+                names = sorted(os.listdir(directory))  # noqa: PTH208  (it is a descriptor)
+        except OSError:
+            return
+        for name in names:
+            path = name if top == "." else f"{top}/{name}"
+            if (found := self.lstat(path)) is not None:
+                yield path, found
+                if stat.S_ISDIR(found.st_mode):
+                    yield from self.walk(path)
+
+    def _remove(self, path: str) -> None:
+        with self._parent(path) as (directory, name):
+            if not stat.S_ISDIR(os.lstat(name, dir_fd=directory).st_mode):
+                os.unlink(name, dir_fd=directory)
+                return
+            with self._opened(path, os.O_RDONLY | os.O_DIRECTORY) as inside:
+                names = os.listdir(inside)  # noqa: PTH208  (it is a descriptor)
+            for one in names:
+                self._remove(f"{path}/{one}")
+            os.rmdir(name, dir_fd=directory)
+
+    @contextmanager
+    def _parent(self, path: str) -> Iterator[tuple[int, str]]:
+        """Opens the directory that `path` is in; yields it and the last name."""
+        place, _, name = path.rpartition("/")
+        if name in ("", "..") or (name == "." and place):
+            raise OSError(errno.EINVAL, "not a path in the branch", path)
+        with self._opened(place or ".", os.O_PATH | os.O_DIRECTORY) as directory:
+            yield directory, name
+
+    def _make_directories(self, path: str) -> None:
+        done = ""
+        for name in path.split("/") if path else []:
+            with self._opened(done or ".", os.O_RDONLY | os.O_DIRECTORY) as directory:
+                done = f"{done}/{name}" if done else name
+                if name in ("", ".", ".."):
+                    raise OSError(errno.EINVAL, "not a path in the branch", path)
+                try:
+                    os.mkdir(name, dir_fd=directory)
+                except FileExistsError:
+                    pass  # or something else is in the way: opening it will tell
+
+    @contextmanager
+    def _opened(self, path: str, flags: int) -> Iterator[int]:
+        root = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            file = _openat2(root, path, flags | os.O_CLOEXEC)
+        finally:
+            os.close(root)
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    @contextmanager
+    def _acting(self) -> Iterator[None]:
+        uid, gid = self._owner
+        if os.geteuid() != 0 or uid == 0:
+            yield
+            return
+        # These two are the thread's own, and take root's power over files away with them.
+        group = _libc.setfsgid(ctypes.c_uint32(gid))
+        user = _libc.setfsuid(ctypes.c_uint32(uid))
+        try:
+            yield
+        finally:
+            _libc.setfsuid(ctypes.c_uint32(user))
+            _libc.setfsgid(ctypes.c_uint32(group))
+
+
+def _openat2(directory: int, path: str, flags: int) -> int:
+    name = os.fsencode(path)
+    if b"\0" in name:
+        raise OSError(errno.EINVAL, "not a path", path)
+    how = struct.pack("=QQQ", flags, 0, _RESOLVE)
+    for _ in range(_TRIES_MAX):
+        file = int(_libc.syscall(_OPENAT2, directory, name, how, len(how)))
+        if file >= 0:
+            return file
+        if (code := ctypes.get_errno()) not in (errno.EAGAIN, errno.EINTR):
+            raise OSError(code, os.strerror(code), path)
+    raise OSError(errno.EAGAIN, "its directories are renamed all the time", path)
+
+
+def _replace(directory: int, name: str, data: bytes, is_executable: bool | None, path: str) -> bool:
+    """Writes beside the file and renames over it: a reader finds either content, never half."""
+    old = None
+    mode = 0o666 & ~_umask()
+    try:
+        old = _openat2(directory, name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        mode = stat.S_IMODE(_checked_file(old, path).st_mode)
+        if not mode & 0o222:
+            raise PermissionError(errno.EACCES, "it is read-only", path)
+    except FileNotFoundError:
+        pass
+    scratch = f".{secrets.token_hex(8)}.new"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        file = os.open(scratch, flags, 0o600, dir_fd=directory)
+        try:
+            try:
+                written = 0
+                while written < len(data):
+                    written += os.write(file, data[written:])
+                if old is not None:
+                    _keep_xattrs(old, file)
+                os.fchmod(file, _with_execution(mode, is_executable))
+            finally:
+                os.close(file)
+            os.rename(scratch, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            os.unlink(scratch, dir_fd=directory)
+            raise
+    finally:
+        if old is not None:
+            os.close(old)
+    return old is None
+
+
+def _keep_xattrs(old: int, new: int) -> None:
+    for name in os.listxattr(old):
+        if name.startswith(_KEPT_XATTRS):
+            os.setxattr(new, name, os.getxattr(old, name))
+
+
+def _with_execution(mode: int, is_executable: bool | None) -> int:
+    if is_executable is None:
+        return mode
+    # Who may read it may execute it, as with an umask.
+    bits = (mode & 0o444) >> 2
+    return mode | bits if is_executable else mode & ~0o111
+
+
+def _checked_file(file: int, path: str) -> os.stat_result:
+    found = os.fstat(file)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not an ordinary file", path)
+    return found
+
+
+def _entry(directory: int, name: str) -> Entry:
+    try:
+        found = os.lstat(name, dir_fd=directory)
+    except FileNotFoundError:
+        return Entry(name=name, kind="other", size=0)  # it went meanwhile
+    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
+    kind = kinds.get(stat.S_IFMT(found.st_mode), "other")
+    return Entry(name=name, kind=kind, size=found.st_size if kind == "file" else 0)
+
+
+def _umask() -> int:
+    # os.umask() can only be read by setting it, which other threads would notice.
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:  # noqa: PTH123
+        for row in status:
+            if row.startswith("Umask:"):
+                return int(row.split()[1], 8)
+    return 0o022

@@ -1,0 +1,120 @@
+"""Files that a sandbox hides: found whole or not at all, and hidden as long as anything runs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from branching import BranchContext, NamespaceError, ProcessBranchError, Workspace
+from branching.process.sandbox import hidden
+
+
+def test_globs_say_which(tmp_path: Path) -> None:
+    for name in ("deep/er/.env", "deep/plain", ".env", "key.pem", "deep/key.pem", "secrets/one"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = hidden.find(str(tmp_path), ["**/.env", "*.pem", "secrets"])
+    assert sorted(found) == sorted(
+        str(tmp_path / name) for name in (".env", "deep/er/.env", "key.pem", "secrets")
+    )
+
+
+def test_a_link_is_followed_and_one_to_nothing_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "real").touch()
+    (tmp_path / "a.env").symlink_to("real")
+    (tmp_path / "b.env").symlink_to("nothing")
+    (tmp_path / "c.env").symlink_to("c.env")
+    assert hidden.find(str(tmp_path), ["*.env"]) == [str(tmp_path / "real")]
+
+
+def test_a_name_that_is_listed_and_gone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What vanished may come back, and would then be readable."""
+    listed: list[tuple[str, list[str], list[str]]] = [(str(tmp_path), [], [".env"])]
+    monkeypatch.setattr(os, "walk", lambda *_, **__: iter(listed))
+    with pytest.raises(OSError, match="somebody changes it meanwhile") as caught:
+        hidden.find(str(tmp_path), [".env"])
+    assert caught.value.errno == errno.ESTALE
+
+
+def test_what_cannot_be_listed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        hidden.find(str(tmp_path / "none"), ["**/.env"])
+
+
+def test_nothing_runs_when_files_cannot_be_hidden(
+    real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a user namespace we may not list what belongs to others alone."""
+    from branching.process.sandbox import client
+
+    monkeypatch.setattr(client, "_is_privileged", lambda: False)
+    with real_workspace.branch("b", on_success=None) as branch:
+        closed = branch.path / "closed"
+        closed.mkdir(mode=0o700)
+        os.chown(closed, 12345, 12346)
+        with (
+            pytest.raises(NamespaceError, match="hiding files of the workspace"),
+            BranchContext(["touch", "ran"], branch, hide=["**/.env"]),
+        ):
+            pass
+        assert not (branch.path / "ran").exists()
+        branch.abort()
+
+
+def test_the_end_of_a_sibling_uncovers_nothing(real_workspace: Workspace) -> None:
+    """The kernel takes covers away with names that the file system calls outdated: of the branch
+    that ends, and of no other."""
+    (real_workspace.path / ".env").write_text("secret\n")
+    said: list[bytes] = []
+    is_ready = threading.Event()
+
+    def hear(arrived: bytes) -> None:
+        said.append(arrived)
+        if b"ready" in arrived:
+            is_ready.set()
+
+    script = "cat .env; echo ready; until [ -e go ]; do sleep 0.01; done; cat .env; true"
+    with (
+        real_workspace.branch("sibling", on_success=None) as sibling,
+        real_workspace.branch("b", on_success=None) as branch,
+    ):
+        context = BranchContext(
+            ["sh", "-c", script], branch, hide=["**/.env"], stdout=hear, stderr=hear
+        )
+        with context:
+            waiter = threading.Thread(target=_wait, args=(context,))
+            waiter.start()
+            assert is_ready.wait(60), said
+            sibling.abort()
+            (branch.path / "go").touch()
+            waiter.join()
+            ended = context.result
+        branch.abort()
+    assert ended.success, (ended, said)
+    assert b"".join(said).count(b"denied") == 2, said
+
+
+def test_a_file_that_loses_its_cover_ends_the_sandbox(real_workspace: Workspace) -> None:
+    """Somebody outside removes the name, and the cover goes with it."""
+    (real_workspace.path / ".env").write_text("secret\n")
+    with real_workspace.branch("b", on_success=None) as branch:
+        context = BranchContext(["sleep", "600"], branch, hide=["**/.env"])
+        with context:
+            (branch.path / ".env").unlink()
+            with pytest.raises(ProcessBranchError, match="no longer hidden"):
+                context.wait(60)
+            assert context.result.ended == "error"
+        branch.abort()
+
+
+def _wait(context: BranchContext) -> None:
+    try:
+        context.wait()
+    except ProcessBranchError:
+        pass  # the result tells more

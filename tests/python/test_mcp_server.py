@@ -1,0 +1,369 @@
+"""`branching mcp` as a client starts it, over pipes and over HTTP, and how it ends with it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
+from support.command import branching, branching_argv
+from support.tools import SECONDS_MAX, connected, over_stdio
+
+from branching.fs.mounts import read_mounts
+from branching.mcp.work import apart, step
+
+TOKEN = "correct horse battery"
+pytestmark = pytest.mark.timeout(600)  # each starts processes that load a lot
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def project(place: Path) -> Path:
+    """A directory that nobody has mounted."""
+    root = place / "project"
+    root.mkdir()
+    (root / "seed.txt").write_text("seed\n")
+    return root
+
+
+def wait_until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not what():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def mounts_of(project: Path) -> list[Path]:
+    """The mounts of this test's temporary directory, but for those inside of sandboxes."""
+    here = Path(tempfile.gettempdir())
+    return [mount.point for mount in read_mounts() if mount.point.is_relative_to(here)]
+
+
+def processes_with(mark: str) -> list[int]:
+    """The processes, of whatever parent, whose command line has the mark."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (entry / "cmdline").read_bytes() and entry.name != str(os.getpid()):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_whole_session_over_pipes(
+    project: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = over_stdio(project, "--hide", "*.key", monkeypatch=monkeypatch)
+    async with connected(server, mode=mode, roots=[project]) as agent:
+        await agent.call("branch_create", name="left")
+        ran = await agent.call("branch_run", branch="left", command="pwd; echo stray >&1; cat")
+        assert ran["output"].splitlines() == [str(project), "stray"]  # its input is empty
+        raced = await agent.call("speculate", candidates=["exec sleep 600", "echo x >made; exit 0"])
+        assert (raced["committed"], raced["winner"]) == (True, 1)
+        await agent.hears("[")
+    assert (project / "made").read_text() == "x\n"
+    assert mounts_of(project) == []
+    wait_until(lambda: not processes_with(str(project)))  # the daemon has nothing to do any more
+    assert ls(project) == []
+
+
+def ls(project: Path) -> list[dict[str, Any]]:
+    done = branching(project, "ls", "--json")
+    assert done.code == 0, done.err
+    branches: list[dict[str, Any]] = done.document["branches"]
+    return branches
+
+
+CLIENT = """
+import sys, anyio
+sys.path[:0] = {path!r}
+from pathlib import Path
+from support.tools import connected, over_stdio
+
+async def main():
+    async with connected(over_stdio(Path({project!r}))) as agent:
+        await agent.call("branch_create", name="b")
+        await agent.call("branch_run", branch="b", command="touch {began}; exec sleep 61{mark}")
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_when_the_client_is_killed(project: Path, number: int) -> None:
+    mark = str(os.getpid())
+    path = [entry for entry in sys.path if entry.endswith(("tests/python",))]
+    script = CLIENT.format(path=path, project=str(project), began="began", mark=mark)
+    client = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: bool(processes_with(f"sleep\x0061{mark}")) or client.poll() is not None)
+        assert client.poll() is None, "the client ended by itself"
+        assert len(mounts_of(project)) == 1
+    finally:
+        client.send_signal(number)
+        client.wait()
+    wait_until(lambda: not processes_with(f"sleep\x0061{mark}"))
+    wait_until(lambda: not processes_with(str(project)))
+    wait_until(lambda: mounts_of(project) == [])
+    assert ls(project) == []
+    assert not (project / "began").exists()
+
+
+@contextmanager
+def served(project: Path, *words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    server = subprocess.Popen(
+        branching_argv("mcp", *words),
+        cwd=project,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    try:
+        yield server
+    finally:
+        if server.poll() is None:
+            server.send_signal(signal.SIGTERM)
+        try:
+            server.communicate(timeout=SECONDS_MAX)
+        finally:
+            server.kill()
+            server.wait()
+
+
+def is_served(server: subprocess.Popen[str]) -> bool:
+    """Asks, and waits for the answer."""
+    assert server.stdin
+    assert server.stdout
+    server.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping"}) + "\n")
+    server.stdin.flush()
+    return bool(json.loads(server.stdout.readline())["id"] == 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_it_in_order(project: Path, number: signal.Signals) -> None:
+    with served(project) as server:
+        assert is_served(server)
+        server.send_signal(number)
+        assert server.wait(SECONDS_MAX) == 0
+        assert mounts_of(project) == []
+
+
+def test_a_signal_before_it_serves_ends_it_too(project: Path) -> None:
+    with served(project) as server:
+        wait_until(lambda: mounts_of(project) != [])
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(SECONDS_MAX) in (0, 128 + signal.SIGTERM)  # whenever it came
+        assert mounts_of(project) == []
+
+
+def test_what_is_no_message_does_not_end_it(project: Path) -> None:
+    with served(project) as server:
+        assert server.stdin
+        assert server.stdout
+        server.stdin.write("this is no message\n")
+        assert is_served(server)
+        server.stdin.close()
+        server.stdin = None
+        assert server.wait(SECONDS_MAX) == 0
+        assert server.stdout.read() == ""
+
+
+# HTTP.
+
+
+@contextmanager
+def over_http(project: Path, *words: str, token: str = TOKEN) -> Iterator[tuple[int, str]]:
+    """Yields the port, and the token that was shown."""
+    environment = {"BRANCHING_MCP_TOKEN": token} if token else {}
+    with served(project, "--http", "0", *words, **environment) as server:
+        assert server.stderr
+        line = server.stderr.readline()
+        assert line.startswith("branching mcp: http://127.0.0.1:"), line + server.stderr.read()
+        shown = token or server.stderr.readline().removeprefix("branching mcp: token ").strip()
+        yield int(line.rsplit(":", 1)[1].split("/")[0]), shown
+
+
+@contextmanager
+def request(port: int, **headers: str) -> Iterator[http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS_MAX)
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+    usual = {
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        "Authorization": f"Bearer {TOKEN}",
+    }
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    kept = {name: value for name, value in {**usual, **named}.items() if value}
+    try:
+        connection.request("POST", "/mcp", body, kept)
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+def test_nobody_without_the_token_gets_in(project: Path) -> None:
+    with over_http(project) as (port, _):
+        for headers, status in (
+            ({"Authorization": ""}, 401),
+            ({"Authorization": f"Bearer {TOKEN}x"}, 401),
+            ({"Authorization": "Bearer "}, 401),
+            ({"Authorization": f"Basic {TOKEN}"}, 401),
+            ({"Host": "evil.example"}, 421),
+            ({"Host": f"evil.example:{port}"}, 421),
+            ({"Origin": "http://evil.example"}, 403),
+            ({"Origin": "http://localhost:1"}, 403),
+        ):
+            with request(port, **headers) as response:
+                assert response.status == status, headers
+        for headers in ({}, {"Origin": f"http://localhost:{port}"}, {"Host": f"localhost:{port}"}):
+            with request(port, **headers) as response:
+                assert response.status not in (401, 403, 421), headers
+        # It listens on no other address.
+        rows = Path("/proc/net/tcp").read_text().splitlines()
+        assert [row.split()[1] for row in rows if f":{port:04X} 00000000:0000 0A" in row] == [
+            f"0100007F:{port:04X}"
+        ]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_whole_session_over_http(project: Path, mode: str) -> None:
+    with over_http(project, token="" if mode == "auto" else TOKEN) as (port, token):
+        assert len(token) >= len(TOKEN)  # one is made where none was given
+        headers = {"Authorization": f"Bearer {token}"}
+        url = f"http://127.0.0.1:{port}/mcp"
+        async with create_mcp_http_client(headers=headers) as carrier:
+            transport = streamable_http_client(url, http_client=carrier)
+            async with connected(transport, mode=mode, roots=[project]) as agent:
+                await agent.call("branch_create", name="b")
+                ran = await agent.call("branch_run", branch="b", command="env; touch x")
+                assert "BRANCHING_BRANCH=b" in ran["output"]
+                assert token not in ran["output"]
+                await agent.call("branch_commit", branch="b")
+                raced = await agent.call("speculate", candidates=["false", "touch y"])
+                assert raced["committed"]
+                await agent.call("branch_create", name="left")
+                await agent.hears("[")
+    assert (project / "x").exists()
+    assert (project / "y").exists()
+    assert mounts_of(project) == []
+    assert ls(project) == []
+
+
+HTTP_CLIENT = """
+import sys, anyio
+sys.path[:0] = {path!r}
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
+from support.tools import connected
+
+async def main():
+    async with create_mcp_http_client(headers={{"Authorization": "Bearer {token}"}}) as carrier:
+        transport = streamable_http_client("http://127.0.0.1:{port}/mcp", http_client=carrier)
+        async with connected(transport) as agent:
+            await agent.call("speculate", candidates=["exec sleep 62{mark}"])
+
+anyio.run(main)
+"""
+
+
+def test_a_race_ends_when_its_http_client_is_killed(project: Path) -> None:
+    mark = str(os.getpid())
+    path = [entry for entry in sys.path if entry.endswith("tests/python")]
+    with over_http(project) as (port, token):
+        script = HTTP_CLIENT.format(path=path, token=token, port=port, mark=mark)
+        client = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+        try:
+            wait_until(
+                lambda: bool(processes_with(f"sleep\x0062{mark}")) or client.poll() is not None
+            )
+            assert client.poll() is None, "the client ended by itself"
+        finally:
+            client.kill()
+            client.wait()
+        wait_until(lambda: not processes_with(f"sleep\x0062{mark}"))
+        with request(port) as response:  # the server is there for others
+            assert response.status != 401
+
+
+@pytest.mark.parametrize(
+    ("words", "token", "says"),
+    [
+        (["--http", "0", "--token-file", "open"], "", "chmod 600"),
+        (["--http", "0", "--token-file", "short"], "", "less than 16 characters"),
+        (["--http", "0"], "short", "less than 16 characters"),
+        (["--token-file", "good"], "", "--token-file is for --http"),
+        (["--hide", "/etc/passwd"], "", "is no glob"),
+        (["--hide", "../x"], "", "is no glob"),
+    ],
+)
+def test_what_protects_nothing_is_refused(
+    project: Path, words: list[str], token: str, says: str
+) -> None:
+    for name, text, mode in (("open", TOKEN, 0o644), ("short", "x", 0o600), ("good", TOKEN, 0o600)):
+        (project / name).write_text(text)
+        (project / name).chmod(mode)
+    environment = {"BRANCHING_MCP_TOKEN": token} if token else {}
+    done = branching(project, "mcp", *words, **environment)
+    assert done.code == 2
+    assert says in done.err
+    assert not (project / ".branching").exists()
+
+
+def test_a_port_that_is_taken_is_said(project: Path) -> None:
+    with over_http(project) as (port, _):
+        done = branching(project, "mcp", "--http", str(port))
+        assert done.code == 125
+        assert "Address already in use" in done.err
+
+
+def test_without_its_extra_it_says_what_to_install(project: Path) -> None:
+    script = "import sys; sys.modules['mcp'] = None; from branching.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "mcp"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith('needs its extra: pip install "BranchContext[mcp]"')
+
+
+@pytest.mark.anyio
+async def test_commands_that_wait_keep_nobody_from_being_served() -> None:
+    """As many of them as there are shared threads, and more."""
+    done = threading.Event()
+
+    async def wait() -> None:
+        await apart(lambda: done.wait(SECONDS_MAX), name="waits")
+
+    async with anyio.create_task_group() as group:
+        for _ in range(100):
+            group.start_soon(wait)
+        assert await step(lambda: "served") == "served"
+        done.set()

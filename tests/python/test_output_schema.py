@@ -1,0 +1,113 @@
+"""docs/output.schema.json is what `--json` prints: every command's document, and no field more."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from conftest import Mounted
+from support.command import branching
+
+from branching.cli.app import app
+
+SCHEMA: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "docs" / "output.schema.json").read_text()
+)
+
+
+def strict() -> dict[str, Any]:
+    """The schema without room for fields that it does not name."""
+    schema = copy.deepcopy(SCHEMA)
+    for definition in schema["$defs"].values():
+        if "properties" in definition:
+            definition["additionalProperties"] = False
+    return schema
+
+
+VALIDATOR = jsonschema.Draft202012Validator(strict())
+
+
+def test_it_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    for command in SCHEMA["properties"]["command"]["enum"]:
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({"version": 1, "command": command}, SCHEMA)
+
+
+def test_it_has_every_command_that_takes_json() -> None:
+    def takes_json(callback: Any) -> bool:
+        names = callback.__annotations__
+        return "json" in names or any("JsonOption" in str(each) for each in names.values())
+
+    found = {each.name for each in app.registered_commands if takes_json(each.callback)}
+    assert found - {"shell", "export"} == set(SCHEMA["properties"]["command"]["enum"])
+
+
+@pytest.fixture
+def root(real: Mounted) -> Path:
+    return real.root
+
+
+FAILING = ["-c", "echo x; exit 3"]
+
+
+@pytest.mark.timeout(600)  # forty commands, one after another
+def test_every_document_is_as_it_says(root: Path, place: Path) -> None:
+    """One life of a workspace, in which each command is used."""
+
+    def check(*words: str, code: int | None = 0) -> dict[str, Any]:
+        done = branching(root, words[0], "--json", *words[1:])
+        assert code is None or done.code == code, (words, done)
+        errors = [error.message for error in VALIDATOR.iter_errors(done.document)]
+        assert errors == [], (words, done.document)
+        assert done.document["command"] == words[0]
+        used.add(words[0])
+        return cast("dict[str, Any]", done.document)
+
+    used: set[str] = set()
+    check("doctor", code=None)  # whatever is missing on this machine
+    check("status")
+    check("run", "--", "sh", "-c", "echo a > a; echo b > b")
+    check("run", "--", "sh", "-c", "rm a; mv b c; mkdir d; ln -s c link")
+    check("run", "--on-error", "keep", "-b", "kept", "--", "sh", "-c", "echo z > c; exit 3", code=3)
+    check("run", "--timeout", "0.2", "--", "sleep", "60", code=124)
+    check("run", "--", "no-such-program", code=127)
+    check("ls")
+    check("diff", "kept")
+    check("speculate", *FAILING, "-c", "true")
+    check("speculate", *FAILING, "--on-error", "keep", code=1)
+    check("best-of-n", "-n", "2", "--", "sh", "-c", "echo 0.5 >&3")
+    check("best-of-n", "-n", "1", "--", "false", code=1)
+    check("reflexion", "--retries", "2", "--", "false", code=1)
+    check("cascaded", "--", "true")
+    check("tournament", "--judge", "echo a", "-c", "true", "-c", "true", *FAILING)
+    check("beam-search", "--expand", "echo true", "-c", "true", "--max-depth", "2")
+    check("tree-of-thoughts", "--expand", "echo true", "-c", "true", "--max-depth", "2")
+    check("fork", "-c", "echo 1 > forked", "-c", "exit 3", "--test-command", "test -e forked")
+    check("fork", "-c", "false", code=1)
+    check("history")
+    check("undo")
+    check("redo")
+    log = check("log")
+    check("log", log["candidates"][0]["branch"])
+    exported = place / "kept.tar"
+    assert branching(root, "export", "kept", "-o", str(exported)).code == 0
+    check("abort", "kept")
+    check("load", "loaded", str(exported))
+    check("commit", "--dry-run", "loaded")
+    check("commit", "--force", "loaded")
+    check("prune")
+    for each in check("ls")["branches"]:
+        check("abort", each["name"])
+    exported.unlink()
+    assert used == set(SCHEMA["properties"]["command"]["enum"])
+
+
+def test_a_failure_has_a_document_too(root: Path) -> None:
+    done = branching(root, "diff", "--json", "none")
+    assert (done.code, done.out) == (125, "")
+    jsonschema.validate(json.loads(done.err), SCHEMA["$defs"]["failure"])

@@ -1,0 +1,273 @@
+"""Steering the candidates of a call from another process: the helm, and the door to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Mounted
+from support.command import Running, branching
+
+from branching import BranchError, Workspace
+from branching.patterns import door as doors
+from branching.patterns.door import Door, answers, ask, sweep
+from branching.patterns.helm import WORDS_BYTES_MAX, Helm
+from branching.patterns.logbook import Entry, read_entries
+
+SECONDS_MAX = 60.0
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline, f"still not so: {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def logs(real: Mounted) -> Path:
+    return real.base / ".branching" / "logs"
+
+
+class Call:
+    """A race of commands that runs in another process."""
+
+    def __init__(self, root: Path, logs: Path, *candidates: str, options: tuple[str, ...] = ()):
+        words = [word for text in candidates for word in ("-c", text)]
+        self.logs = logs
+        self.running = Running(root, ["speculate", *options, *words])
+        until(lambda: len(self.entries()) == len(candidates), "all candidates are known")
+
+    def entries(self) -> list[Entry]:
+        return read_entries(self.logs)
+
+    def entry(self, index: int = 0) -> Entry:
+        [found] = [entry for entry in self.entries() if entry.index == index]
+        return found
+
+    def output(self, index: int = 0) -> str:
+        return (self.logs / f"{self.entry(index).branch}.log").read_text()
+
+    def ask(self, do: str, text: str = "", index: int = 0) -> None:
+        """Asks as soon as the candidate's process can be steered."""
+        entry = self.entry(index)
+        assert entry.door, "the entry names no door"
+        deadline = time.monotonic() + SECONDS_MAX
+        while True:
+            try:
+                return ask(self.logs / entry.door, do, entry.branch, text)
+            except BranchError as error:
+                if "can be steered" not in str(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.02)
+
+
+COUNTING = "i=0; while [ ! -e /tmp/end ]; do i=$((i+1)); echo $i; sleep 0.02; done"
+
+
+class TestFromAnotherProcess:
+    def test_pause_stops_all_of_it_and_resume_lets_it_go_on(
+        self, real: Mounted, logs: Path
+    ) -> None:
+        call = Call(real.root, logs, COUNTING)
+        until(lambda: call.output().count("\n") > 2, "it counts")
+        call.ask("pause")
+        assert call.entry().state == "paused"
+
+        def stands_still() -> bool:
+            before = call.output()
+            time.sleep(0.3)
+            return before == call.output()
+
+        until(stands_still, "it stands still")
+        said = call.output()
+        call.ask("resume")
+        until(lambda: call.output() != said, "it goes on")
+        assert call.entry().state == "running"
+        call.ask("stop")
+        assert call.running.done().code == 1
+
+    def test_a_paused_candidate_can_be_stopped(self, real: Mounted, logs: Path) -> None:
+        call = Call(real.root, logs, COUNTING)
+        call.ask("pause")
+        call.ask("stop")
+        assert call.running.done().code == 1
+        assert call.entry().state == "failed"
+
+    def test_a_stop_ends_one_candidate_and_the_call_goes_on(
+        self, real: Mounted, logs: Path
+    ) -> None:
+        waits = 'until grep -q go "$BRANCHING_STEER"; do sleep 0.02; done; touch won'
+        call = Call(real.root, logs, COUNTING, waits)
+        call.ask("stop", index=0)
+        until(lambda: call.entry(0).state == "failed", "the first has failed")
+        call.ask("tell", "go", index=1)
+        assert call.running.done().code == 0
+        assert (real.base / "won").exists()
+        assert call.entry(1).state == "won"
+
+    def test_words_arrive_a_line_each_and_cannot_be_written_by_the_candidate(
+        self, real: Mounted, logs: Path
+    ) -> None:
+        waits = (
+            'echo x >>"$BRANCHING_STEER" || echo refused; '
+            'until [ "$(wc -l <"$BRANCHING_STEER")" = 2 ]; do sleep 0.02; done; '
+            'cat "$BRANCHING_STEER"'
+        )
+        call = Call(real.root, logs, waits)
+        call.ask("tell", "try\nthe cache")
+        call.ask("tell", "or not")
+        assert call.running.done().code == 0
+        assert call.output().endswith("refused\ntry the cache\nor not\n")
+
+    def test_what_is_asked_for_is_kept_after_the_call(self, real: Mounted, logs: Path) -> None:
+        call = Call(real.root, logs, f"touch worth-it; {COUNTING}")
+        until(call.output, "it has begun")
+        call.ask("keep")
+        call.ask("stop")
+        assert "kept: " + call.entry().branch in call.running.done().out
+        until(lambda: branching(real.root, "diff", call.entry().branch).code == 0, "it is there")
+        assert branching(real.root, "commit", call.entry().branch).code == 0
+        assert (real.base / "worth-it").exists()
+
+    def test_after_the_call_nobody_answers_and_no_door_is_left(
+        self, real: Mounted, logs: Path
+    ) -> None:
+        call = Call(real.root, logs, COUNTING)
+        door = logs / call.entry().door
+        assert answers(door)
+        assert (door.stat().st_mode & 0o077) == 0
+        call.ask("stop")
+        call.running.done()
+        assert not answers(door)
+        assert not list(logs.glob("*.door"))
+        with pytest.raises(BranchError, match="does not answer"):
+            ask(door, "stop", call.entry().branch)
+
+    def test_a_killed_call_leaves_a_door_that_the_next_sweeps_away(
+        self, real: Mounted, logs: Path
+    ) -> None:
+        call = Call(real.root, logs, "sleep 600")
+        door = logs / call.entry().door
+        call.running.process.kill()
+        call.running.done()
+        until(lambda: not answers(door), "nobody is there")
+        assert door.exists()
+        assert branching(real.root, "speculate", "-c", "true").code == 0
+        assert not door.exists()
+        with Workspace(real.root) as space:
+            for record in space.branches():
+                space.reopen(record.name).abort()
+
+    def test_a_function_cannot_be_steered_and_says_so(self) -> None:
+        with pytest.raises(BranchError, match="function of the program"):
+            Helm().pause("nobody")
+
+
+class Sleeper:
+    """Stands in for a process."""
+
+    def __init__(self) -> None:
+        self.deeds: list[str] = []
+
+    def kill(self, grace_seconds: float = 0.0) -> None:
+        self.deeds.append(f"kill after {grace_seconds}")
+
+    def pause(self, *, is_on: bool = True) -> None:
+        self.deeds.append(f"pause {is_on}")
+
+
+class TestHelm:
+    def test_too_many_words_are_refused(self, place: Path) -> None:
+        helm, words = Helm(), place / "words"
+        words.touch()
+        with helm.steering("b", Sleeper(), words):
+            helm.tell("b", "x" * (WORDS_BYTES_MAX - 1))
+            with pytest.raises(BranchError, match="already"):
+                helm.tell("b", "y")
+        assert words.stat().st_size == WORDS_BYTES_MAX
+
+    def test_words_never_go_through_a_link(self, place: Path) -> None:
+        helm, words, victim = Helm(), place / "words", place / "victim"
+        victim.write_text("mine\n")
+        words.symlink_to(victim)
+        with helm.steering("b", Sleeper(), words), pytest.raises(OSError, match="words"):
+            helm.tell("b", "yours")
+        assert victim.read_text() == "mine\n"
+
+    def test_what_has_no_steer_file_is_not_told(self) -> None:
+        helm = Helm()
+        with helm.steering("b", Sleeper(), None), pytest.raises(BranchError, match="no steer file"):
+            helm.tell("b", "x")
+
+
+class TestDoor:
+    @pytest.fixture
+    def directory(self, place: Path) -> Iterator[int]:
+        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        yield descriptor
+        os.close(descriptor)
+
+    @pytest.fixture
+    def opened(self, directory: int) -> Iterator[Door]:
+        opened = Door(directory, (os.geteuid(), os.getegid()), Helm())
+        yield opened
+        opened.close()
+
+    @pytest.mark.parametrize(
+        ("line", "error"),
+        [
+            (b"nonsense\n", "no request"),
+            (b"[]\n", "no request"),
+            (b'{"v": 1}\n', "no request"),
+            (b'{"v": 9, "do": "ping"}\n', "version 9"),
+            (b'{"v": 1, "do": "dance"}\n', "no request"),
+            (b'{"v": 1, "do": "pause", "branch": "x"}\n', "can be steered"),
+        ],
+    )
+    def test_a_bad_request_is_answered_with_an_error(
+        self, place: Path, opened: Door, line: bytes, error: str
+    ) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(SECONDS_MAX)
+            client.connect(str(place / opened.name))
+            client.sendall(line)
+            assert error in json.loads(client.makefile().readline())["error"]
+        assert answers(place / opened.name)
+
+    def test_who_hangs_up_or_says_nothing_does_not_keep_others_out(
+        self, place: Path, opened: Door, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(doors, "ASKING_SECONDS_MAX", 0.2)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.connect(str(place / opened.name))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+            silent.connect(str(place / opened.name))
+            ask(place / opened.name, "ping")
+
+    def test_another_user_is_refused(
+        self, place: Path, opened: Door, as_user: tuple[int, int]
+    ) -> None:
+        (place / opened.name).chmod(0o666)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setgid(as_user[1])
+                os.setuid(as_user[0])
+                ask(place / opened.name, "ping")
+            except BranchError as error:
+                os._exit(0 if "may not steer" in str(error) else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
+
+    def test_a_sweep_leaves_what_answers(self, place: Path, opened: Door) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+            dead.bind(str(place / "dead.door"))
+        sweep(place)
+        assert [entry.name for entry in place.glob("*.door")] == [opened.name]

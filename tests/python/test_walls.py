@@ -1,0 +1,291 @@
+"""The walls of the sandbox, one by one: each of these fails when its line is taken away.
+
+Ways out that several walls close are in `test_escape`: there one wall hides that another is
+missing. docs/security.md lists which test holds which wall.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Mounted
+from support.cell import OWNER, Cell
+from support.sandbox import run_in
+
+from branching import BranchContext, ProcessBranchError, Workspace
+from branching.process.sandbox import client, kernel, view
+from branching.process.sandbox import filter as call_filter
+
+ROOT_ONLY = pytest.mark.parametrize("prison", ["root"], indirect=True)
+
+
+@ROOT_ONLY
+class TestFiles:
+    def test_system_files_are_masked(self, cell: Cell) -> None:
+        said = cell.attempt(
+            "for f in "
+            + " ".join(view._MASKED)
+            + '; do [ -d $f ] && ls -A $f; [ -f $f ] && cat $f && echo "$f is readable"; done; true'
+        )
+        assert said.out == ""
+        assert sum(Path(path).exists() for path in view._MASKED) > 2
+
+    def test_covers_cannot_be_written_on(self, cell: Cell) -> None:
+        said = cell.attempt('touch "$ROOT/../base/x" "$BASE/x" "$OTHER_ROOT/x" /run/x /dev/x; true')
+        assert said.err.count("Read-only file system") == 5, said.err
+
+    def test_the_branch_has_neither_setuid_programs_nor_devices(self, cell: Cell) -> None:
+        flags = options_of(cell, str(cell.prison.root))
+        assert {"nosuid", "nodev", "rw"} <= flags
+
+    @pytest.mark.parametrize("place", ["/tmp", "/var/tmp", "/dev/shm"])
+    def test_nor_have_its_own_directories(self, cell: Cell, place: str) -> None:
+        assert {"nosuid", "nodev"} <= options_of(cell, place)
+
+    @pytest.mark.parametrize("place", ["/", "/sys"])
+    def test_what_was_mounted_is_read_only(self, cell: Cell, place: str) -> None:
+        """Landlock says the same of writing once more."""
+        assert "ro" in options_of(cell, place)
+
+    def test_terminals_are_its_own(self, cell: Cell) -> None:
+        assert cell.attempt("ls /dev/pts").lines == ["ptmx"]
+
+    def test_hidden_files_are_covered(self, cell: Cell) -> None:
+        assert "denied" in cell.attempt("cat seed.txt", hide=["seed.txt"]).err
+
+    def test_what_is_shown_beside_cannot_be_written(self, cell: Cell) -> None:
+        beside = Path("/tmp/beside")
+        said = cell.attempt(
+            "cat /tmp/beside/secret && touch /tmp/beside/x",
+            beside=[(cell.prison.sibling.path, beside)],
+        )
+        assert "a sibling's secret" in said.out
+        assert "Read-only file system" in said.err
+
+
+def test_what_is_kept_in_sight_cannot_be_written(
+    outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtualenv on PATH that lies in the base: shown as the branch has it."""
+    kept = outside / "private" / "bin"
+    (outside / "work" / "bin").mkdir(parents=True)
+    kept.mkdir(parents=True)
+    (outside / "private" / "secret").touch()
+    monkeypatch.setenv("PATH", f"{kept}:/usr/bin:/bin")
+    monkeypatch.setattr(sys, "path", [])
+    script = f"ls '{outside}/private'; touch '{kept}/x'"
+    said = run_in(outside / "work", script, private=[outside / "private"])
+    assert said.out == "bin\n"
+    assert "Read-only file system" in said.err
+
+
+def options_of(cell: Cell, point: str) -> set[str]:
+    """The flags of the mount that is seen at `point`."""
+    rows = [line.split() for line in cell.attempt("cat /proc/self/mountinfo").lines]
+    found = [row[5] for row in rows if row[4].replace("\\040", " ") == point]
+    return set(found[-1].split(","))
+
+
+@ROOT_ONLY
+def test_memory_that_others_share_is_out_of_sight(cell: Cell) -> None:
+    """System V shared memory is reached by number, not by name."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    ipc_create, ipc_remove = 0o1000, 0
+    segment = libc.shmget(0, 4096, ipc_create | 0o666)
+    assert segment >= 0
+    try:
+        assert str(segment) in Path("/proc/sysvipc/shm").read_text()
+        said = cell.attempt("tail -n +2 /proc/sysvipc/shm")
+        assert (said.out, said.code) == ("", 0)
+    finally:
+        libc.shmctl(segment, ipc_remove, None)
+
+
+def test_a_sandbox_keeps_no_mount_of_others_busy(real: Mounted, outside: Path) -> None:
+    """Its table is a copy: what is unmounted outside would live on in there."""
+    device = real.root.stat().st_dev
+    said = run_in(outside, "cat /proc/self/mountinfo")
+    assert said.code == 0
+    assert f" {os.major(device)}:{os.minor(device)} " not in said.out
+
+
+def test_a_function_has_no_capability_either(real_workspace: Workspace) -> None:
+    """It is not executed, which alone would take them from a command."""
+
+    def status(path: Path) -> str:
+        return Path("/proc/self/status").read_text()
+
+    with real_workspace.branch("b", on_success=None) as branch:
+        with BranchContext(status, branch) as context:
+            context.wait()
+            rows = str(context.result.value).splitlines()
+        branch.abort()
+    assert "NoNewPrivs:\t1" in rows
+    for name in ("Inh", "Prm", "Eff", "Bnd", "Amb"):
+        assert f"Cap{name}:\t{0:016x}" in rows
+
+
+def test_no_group_of_the_callers_is_taken_along(outside: Path) -> None:
+    os.chown(outside, *OWNER)
+    script = (
+        "import os, sys; from branching import BranchContext\n"
+        "os.setgroups([4, 6])\n"
+        "with BranchContext(['id', '-G'], sys.argv[1]) as context: context.wait()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(outside)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == f"{OWNER[1]}\n"
+
+
+class TestFilter:
+    """The program is run here as the kernel runs it, against the kernel's own numbers."""
+
+    TABLES = (
+        ("x86_64", 0xC000003E, "x86_64-linux-gnu/asm/unistd_64.h"),
+        ("x86_64", 0x40000003, "x86_64-linux-gnu/asm/unistd_32.h"),
+        ("aarch64", 0xC00000B7, "asm-generic/unistd.h"),
+    )
+    REFUSED = (
+        "acct", "add_key", "bpf", "clone3", "delete_module", "finit_module", "fsconfig", "fsmount",
+        "fsopen", "fspick", "init_module", "kexec_file_load", "kexec_load", "keyctl", "mount",
+        "mount_setattr", "move_mount", "open_by_handle_at", "open_tree", "perf_event_open",
+        "pivot_root", "reboot", "request_key", "setns", "swapoff", "swapon", "umount", "umount2",
+        "userfaultfd",
+    )  # fmt: skip
+    ALLOWED = ("read", "execve", "clone", "ioctl", "unshare", "ptrace", "io_uring_setup")
+
+    @pytest.mark.parametrize(("machine", "architecture", "header"), TABLES)
+    def test_every_call_is_refused_by_its_number(
+        self, machine: str, architecture: int, header: str
+    ) -> None:
+        numbers = numbers_in(Path("/usr/include", header))
+        program = call_filter.program(machine)
+        for name in self.REFUSED:
+            if name in numbers:  # each architecture lacks one or two
+                answer = judged(program, architecture, numbers[name])
+                assert answer == (errno.ENOSYS if name == "clone3" else errno.EPERM), name
+        for name in self.ALLOWED:
+            assert judged(program, architecture, numbers[name]) == 0, name
+
+    @pytest.mark.parametrize(("machine", "architecture", "header"), TABLES)
+    def test_namespaces_and_typing_are_refused_by_argument(
+        self, machine: str, architecture: int, header: str
+    ) -> None:
+        numbers = numbers_in(Path("/usr/include", header))
+        program = call_filter.program(machine)
+        for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
+            for name in ("clone", "unshare"):
+                assert judged(program, architecture, numbers[name], flag) == errno.EPERM
+        assert judged(program, architecture, numbers["unshare"], 0x80) == errno.EPERM
+        for request in (0x5412, 0x541C):
+            assert judged(program, architecture, numbers["ioctl"], 0, request) == errno.EPERM
+        assert judged(program, architecture, numbers["ioctl"], 0, 0x5401) == 0
+
+    def test_other_architectures_and_x32_have_no_calls(self) -> None:
+        program = call_filter.program("x86_64")
+        assert judged(program, 0xC00000B7, 63) == errno.ENOSYS
+        assert judged(program, 0xC000003E, 0x40000000) == errno.ENOSYS
+
+
+def numbers_in(header: Path) -> dict[str, int]:
+    """Reads the kernel's own header (linux-libc-dev, which every C compiler needs)."""
+    found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(?:__NR3264_)?(\d+)", header.read_text())
+    return {name: int(number) for name, number in found}
+
+
+def judged(program: bytes, architecture: int, number: int, *arguments: int) -> int:
+    """Runs a filter as linux/seccomp.h says; returns the errno of its answer, 0 for allowed."""
+    words = [*arguments, 0, 0][:2]
+    data = struct.pack("=IIQQQ", number, architecture, 0, *words)
+    code = [struct.unpack_from("=HBBI", program, at) for at in range(0, len(program), 8)]
+    value, at = 0, 0
+    while True:
+        operation, if_true, if_false, constant = code[at]
+        at += 1
+        if operation == 0x20:
+            (value,) = struct.unpack_from("=I", data, constant)
+        elif operation == 0x06:
+            return 0 if constant == 0x7FFF0000 else constant & 0xFFFF
+        else:
+            test = {
+                0x15: value == constant,
+                0x35: value >= constant,
+                0x45: bool(value & constant),
+            }[operation]
+            at += if_true if test else if_false
+
+
+class TestLandlock:
+    """Alone, without the mounts that say the same."""
+
+    def run(self, outside: Path, code: str) -> str:
+        (outside / "in").mkdir()
+        script = (
+            "import os, signal, socket, sys\n"
+            "from branching.process.sandbox import kernel, landlock\n"
+            "kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)\n"
+            "landlock.restrict([sys.argv[1] + '/in'], [1])\n"
+            f"{code}"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(outside)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return done.stdout + done.stderr
+
+    @pytest.fixture(autouse=True)
+    def _version(self) -> None:
+        if (found := kernel.landlock_version()) < 6:
+            pytest.skip(f"this kernel has version {found} of Landlock, and 6 keeps all of this in")
+
+    def test_writing_is_for_the_named_places_only(self, outside: Path) -> None:
+        code = "open(sys.argv[1] + '/in/x', 'w').close(); open(sys.argv[1] + '/x', 'w')"
+        assert "PermissionError" in self.run(outside, code)
+        assert (outside / "in" / "x").exists()
+        assert not (outside / "x").exists()
+
+    def test_signals_stay_inside(self, outside: Path) -> None:
+        assert "PermissionError" in self.run(outside, "os.kill(os.getppid(), 0)")
+
+    def test_abstract_sockets_stay_inside(self, outside: Path) -> None:
+        import socket
+
+        name = f"\0branching-walls-{outside.name}"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(name)
+            listener.listen()
+            code = f"socket.socket(socket.AF_UNIX).connect({name!r})"
+            assert "PermissionError" in self.run(outside, code)
+
+    def test_outputs_can_be_opened_anew(self, outside: Path) -> None:
+        assert self.run(outside, "print('x', file=open('/dev/stdout', 'w'))") == "x\n"
+
+
+def test_the_death_of_the_one_that_starts_them_ends_all(real: Mounted) -> None:
+    """PDEATHSIG: whoever kills the server leaves nobody behind."""
+    space = Workspace(real.root)
+    with space.branch("b", on_success=None) as branch:
+        with BranchContext(["sleep", "600"], branch) as context:
+            server = client._server
+            assert server is not None
+            server._process.kill()
+            with pytest.raises(ProcessBranchError):
+                context.wait(60)
+        branch.abort()
+    space.close()
