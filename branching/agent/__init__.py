@@ -1,0 +1,174 @@
+"""Agent runs that fork: conversation, files and budget branch as one, and one branch wins.
+
+    front ends      pydantic_ai, acorn, `branching fork`        (each with an extra of its own)
+        │                runner: runs a branch      codec: knows what a conversation is
+    coordinator     fork, watch, steer, diff, merge, abort      one for each parent run
+        │
+    branching.fs    one BranchFS branch for each branch of the fork
+
+This package knows no language model and needs no dependency. What it is given:
+
+    RunnerFactory       called with a `BranchRuntime`, returns a `BranchRunner` for that branch:
+                        `await run(prompt, history) -> RunOutcome`, `steer(text)`, `await stop()`
+    ConversationCodec   dump, load, copy, turns, preview, tool_calls, … of a conversation;
+                        `JsonCodec` is one for plain JSON messages
+    ForkStateStore      in memory, or `SQLiteForkStateStore` beside the BranchFS store
+    Judge, Tester       choose a winner; say how many tests pass
+
+A runner works in `branch.path`, starts its processes with `branch.environment`, and goes through
+
+    with branch.request(expected) as meter:     # BudgetExhausted before anything is sent
+        ...                                     # send
+        meter.used(Usage(usd=…, tokens=…))
+    branch.capture(messages)                    # before each request: the conversation so far
+    await branch.ask("shell", "rm -rf build")   # "approve" or "deny"
+
+A front end does
+
+    coordinator = ForkCoordinator(agent, deps, runner=factory, codec=codec, place=workspace)
+    handle = await coordinator.fork([BranchSpec("a", "try A"), BranchSpec("b", "try B")],
+                                    parent_history=messages)
+    ...
+    merged = await coordinator.merge_or_select(f"pick:{branch_id}")
+    messages = merged.history_after_merge
+
+What is forked is frozen: it stays as it was at the fork. The parent goes on in a branch of its own
+(`coordinator.parent_path`), the branches each in theirs. A merge compares three states of each
+path: at the fork, in the parent now, in the winner.
+
+Beside the coordinator: `diff` (reports), `merge` (three-way, all or nothing), `budget` (a ledger
+with reservations), `store`, `checkpoint`, `files` (safe access to a branch's directory).
+"""
+
+from __future__ import annotations
+
+# Type checkers know this name; it need not be imported.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from branching.agent.budget import Ledger
+    from branching.agent.checkpoint import Checkpoint, InMemoryCheckpointStore
+    from branching.agent.codec import JsonCodec
+    from branching.agent.coordinator import ForkCoordinator
+    from branching.agent.diff import build_diff_report, diff_tool_calls
+    from branching.agent.errors import (
+        BudgetExhausted,
+        ForkBranchLimitError,
+        ForkDepthLimitError,
+        ForkStateError,
+        ForkStoreError,
+        MergeConflictError,
+        UnknownPriceError,
+    )
+    from branching.agent.projection import TokenPrice, project_cost
+    from branching.agent.protocols import (
+        BranchRunner,
+        ConversationCodec,
+        ForkStateStore,
+        RunOutcome,
+        ToolCall,
+    )
+    from branching.agent.runtime import BranchRuntime
+    from branching.agent.store import InMemoryForkStateStore, SQLiteForkStateStore
+    from branching.agent.types import (
+        BranchDiffReport,
+        BranchIsolation,
+        BranchSpec,
+        BranchStatus,
+        Budget,
+        ForkCostSummary,
+        ForkHandle,
+        MergeOptions,
+        MergeResult,
+        MergeStrategy,
+        ResolveOutcome,
+        Usage,
+    )
+
+_HOME = {
+    "BranchDiffReport": "types",
+    "BranchIsolation": "types",
+    "BranchRunner": "protocols",
+    "BranchRuntime": "runtime",
+    "BranchSpec": "types",
+    "BranchStatus": "types",
+    "Budget": "types",
+    "BudgetExhausted": "errors",
+    "Checkpoint": "checkpoint",
+    "ConversationCodec": "protocols",
+    "ForkBranchLimitError": "errors",
+    "ForkCoordinator": "coordinator",
+    "ForkCostSummary": "types",
+    "ForkDepthLimitError": "errors",
+    "ForkHandle": "types",
+    "ForkStateError": "errors",
+    "ForkStateStore": "protocols",
+    "ForkStoreError": "errors",
+    "InMemoryCheckpointStore": "checkpoint",
+    "InMemoryForkStateStore": "store",
+    "JsonCodec": "codec",
+    "Ledger": "budget",
+    "MergeConflictError": "errors",
+    "MergeOptions": "types",
+    "MergeResult": "types",
+    "MergeStrategy": "types",
+    "ResolveOutcome": "types",
+    "RunOutcome": "protocols",
+    "SQLiteForkStateStore": "store",
+    "TokenPrice": "projection",
+    "ToolCall": "protocols",
+    "UnknownPriceError": "errors",
+    "Usage": "types",
+    "build_diff_report": "diff",
+    "diff_tool_calls": "diff",
+    "project_cost": "projection",
+}
+"""Which module has the name; it is loaded when the name is first used."""
+
+__all__ = [
+    "BranchDiffReport",
+    "BranchIsolation",
+    "BranchRunner",
+    "BranchRuntime",
+    "BranchSpec",
+    "BranchStatus",
+    "Budget",
+    "BudgetExhausted",
+    "Checkpoint",
+    "ConversationCodec",
+    "ForkBranchLimitError",
+    "ForkCoordinator",
+    "ForkCostSummary",
+    "ForkDepthLimitError",
+    "ForkHandle",
+    "ForkStateError",
+    "ForkStateStore",
+    "ForkStoreError",
+    "InMemoryCheckpointStore",
+    "InMemoryForkStateStore",
+    "JsonCodec",
+    "Ledger",
+    "MergeConflictError",
+    "MergeOptions",
+    "MergeResult",
+    "MergeStrategy",
+    "ResolveOutcome",
+    "RunOutcome",
+    "SQLiteForkStateStore",
+    "TokenPrice",
+    "ToolCall",
+    "UnknownPriceError",
+    "Usage",
+    "build_diff_report",
+    "diff_tool_calls",
+    "project_cost",
+]
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

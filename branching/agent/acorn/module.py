@@ -1,0 +1,132 @@
+"""A module: a kind of agent, described by a class; what it is sent off with and what it returns.
+
+An instance runs once or more, each run with a conversation of its own. A branch is an instance
+made by its parent's run, as a fork of one; the parent waits. Several branches that the model begins
+in one step run side by side, unless they change files: then one after another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel
+
+from branching.agent.acorn.merging import Merge
+from branching.agent.acorn.run import ModuleRun
+from branching.agent.acorn.tools import own_tools
+from branching.agent.budget import UnknownPrice
+from branching.agent.pydantic_ai.prices import Price, listed_price
+from branching.fs import Branch, Workspace
+
+MAX_STEPS = 50
+
+
+class Module:
+    """A kind of agent. Subclass it; the docstring says what it does, to its model and its parent.
+
+    `place` is where it works: a workspace or a branch, for branches with files of their own.
+    """
+
+    model: ClassVar[Any] = None
+    """A model of pydantic-ai, or its name; a branch without one uses its parent's."""
+    temperature: ClassVar[float | None] = None
+    max_steps: ClassVar[int] = MAX_STEPS
+    """Requests to the model in one run."""
+    system_prompt: ClassVar[str | None] = None
+    """What the model is told to be; by default the docstring."""
+    initial_input: ClassVar[type[BaseModel] | None] = None
+    final_output: ClassVar[type[BaseModel] | None] = None
+    """What a run must end with. Without it a run ends with a text, and a branch is summarized."""
+    tools: ClassVar[Sequence[Any]] = ()
+    """Functions that are tools beside the methods marked with `tool`."""
+    branches: ClassVar[list[type[Module]]] = []
+    """The kinds that the model may send off."""
+    workspace: ClassVar[Literal["shared", "branch"]] = "shared"
+    """As a branch: whether it works in its parent's files, or in a copy that is merged."""
+    scope: ClassVar[Literal["all", "immediate"]] = "all"
+    """Whose tools `call_parent_tool` has: those of all levels above, or of the parent alone."""
+
+    def __init__(
+        self,
+        *,
+        model: Any = None,
+        place: Workspace | Branch | None = None,
+        price: Price = listed_price,
+        budget_usd: float | None = None,
+        unknown_price: UnknownPrice = "refuse",
+    ) -> None:
+        """`budget_usd` is for each branch and those below it."""
+        if not isinstance(type(self).branches, list):
+            raise TypeError("branches must be a list of Module classes")
+        for kind in type(self).branches:
+            if not (isinstance(kind, type) and issubclass(kind, Module)):
+                raise TypeError(f"branches must be a list of Module classes, and has {kind!r}")
+        self.place = place
+        self.price = price
+        self.budget_usd = budget_usd
+        self.unknown_price: UnknownPrice = unknown_price
+        self._model = model
+        self._run: ModuleRun | None = None
+        own_tools(self)  # names that cannot be are found before anything runs
+
+    @classmethod
+    def description(cls) -> str:
+        """What it does, by its docstring; "" if it has none of its own."""
+        return inspect.cleandoc(cls.__dict__.get("__doc__") or "")
+
+    @property
+    def chosen_model(self) -> Any:
+        """The model that it runs on; None is its parent's."""
+        return self._model or type(self).model
+
+    @property
+    def path(self) -> Path | None:
+        """The directory that its run works in; None without a place."""
+        return None if self._run is None else self._run.path
+
+    @property
+    def history(self) -> list[Any]:
+        """A copy of the conversation of its current or last run."""
+        return [] if self._run is None else self._run.history()
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Runs it to its end; in async code, `await module.run(...)`."""
+        return asyncio.run(self.run(**inputs))
+
+    async def run(self, **inputs: Any) -> Any:
+        """Runs it; returns the `final_output`, or the text that it ended with.
+
+        Raises pydantic's ValidationError for inputs that do not fit, and what the model's library
+        raises.
+        """
+        return await self._begun(None).to_end(inputs)
+
+    def branch(
+        self, kind: type[Module], /, merge: Merge = "end_result", **inputs: Any
+    ) -> Awaitable[BaseModel | None] | BaseModel | None:
+        """Sends a branch off, from a tool or a callback of this module, and waits for it.
+
+        To be awaited in async code; a plain tool or callback, which runs in a thread, is given the
+        result at once. Returns its `final_output`, None if it has none. What it came to stands in
+        the conversation as `[Branch Result]`. The kind need not be in `branches`. Raises
+        BranchError, and ValueError for a `merge` that there is not.
+        """
+        if self._run is None:
+            raise RuntimeError("a branch begins in a run: call this from a tool or a callback")
+        work = self._run.branch_of(kind, merge, inputs)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run_coroutine_threadsafe(work, self._run.loop).result()
+        return work
+
+    def on_step(self, step: Any) -> Any:
+        """Is called with each answer of the model, before its tools run. May be async."""
+
+    def _begun(self, parent: ModuleRun | None) -> ModuleRun:
+        self._run = ModuleRun(self, parent)
+        return self._run

@@ -1,0 +1,70 @@
+"""Checkpoints: a conversation and the files that belong to it, to come back to.
+
+The files of a branch are kept as an archive of what it changed (its OCI layer); those of main as
+a place in the workspace's history of commits, which is undone back to it. Writes to main that are
+no commits are in no history: a session that is to be rewound whole works in a branch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import datetime
+
+MAX_CHECKPOINTS = 20
+"""The oldest go first; so do the anchors of forks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeMark:
+    """The files of a place at one moment: one of the two."""
+
+    branch: str | None = None
+    """Name of the branch; None is main."""
+    archive: bytes | None = None
+    """What the branch had changed against its parent."""
+    commit_id: int | None = None
+    """Of main: the newest commit that stood; 0 for none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A moment of the parent's work."""
+
+    id: str
+    label: str
+    """`fork:<fork id>`, `post-fork:<fork id>`, or what the caller said."""
+    created_at: datetime
+    history: bytes
+    """As the codec dumps it."""
+    tree: TreeMark | None = None
+    """None where the files are shared, or could not be kept."""
+    turn: int = 0
+
+
+class InMemoryCheckpointStore:
+    """Keeps the newest checkpoints in memory. Safe from any thread."""
+
+    def __init__(self, max_checkpoints: int = MAX_CHECKPOINTS) -> None:
+        self._kept: OrderedDict[str, Checkpoint] = OrderedDict()
+        self._most = max_checkpoints
+        self._lock = threading.Lock()
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        with self._lock:
+            self._kept[checkpoint.id] = checkpoint
+            self._kept.move_to_end(checkpoint.id)
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+
+    def get(self, checkpoint_id: str) -> Checkpoint | None:
+        return self._kept.get(checkpoint_id)
+
+    def list_all(self) -> list[Checkpoint]:
+        with self._lock:
+            return list(self._kept.values())
+
+    def remove(self, checkpoint_id: str) -> None:
+        with self._lock:
+            self._kept.pop(checkpoint_id, None)

@@ -1,0 +1,53 @@
+"""A conversation of plain JSON: a list of messages `{"role": …, "content": …}`.
+
+For command-line programs, tests, and whoever keeps conversations that way. A message may have
+`tool_calls`, each with `name` and `arguments`, and `"retry": true` where the model was asked again.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+
+from branching.agent.protocols import History, ToolCall
+
+PREVIEW_CHARACTERS_MAX = 120
+STUCK_MARK = "stuck loop"
+"""Text of a warning that the model repeats itself."""
+
+
+class JsonCodec:
+    """A list of JSON objects, one a message."""
+
+    def dump(self, history: History) -> bytes:
+        return json.dumps(history).encode()
+
+    def load(self, data: bytes) -> History:
+        history = json.loads(data)
+        if not isinstance(history, list) or not all(isinstance(m, dict) for m in history):
+            raise ValueError("a conversation is a list of JSON objects")
+        return history
+
+    def copy(self, history: History) -> History:
+        return copy.deepcopy(history)
+
+    def turns(self, history: History) -> int:
+        return sum(message.get("role") == "assistant" for message in history)
+
+    def preview(self, history: History) -> str:
+        last = str(history[-1].get("content", "")) if history else ""
+        return " ".join(last.split())[:PREVIEW_CHARACTERS_MAX]
+
+    def tool_calls(self, history: History) -> Sequence[ToolCall]:
+        return [
+            ToolCall(name=str(call["name"]), arguments=json.dumps(call.get("arguments", {})))
+            for message in history
+            for call in message.get("tool_calls", ())
+        ]
+
+    def retries(self, history: History) -> int:
+        return sum(bool(message.get("retry")) for message in history)
+
+    def stuck_loop_hits(self, history: History) -> int:
+        return sum(STUCK_MARK in str(message.get("content", "")).lower() for message in history)

@@ -1,0 +1,438 @@
+"""The coordinator: all that a front end can do with a fork. See the package for the whole picture.
+
+Whatever changes the fork takes one lock, so the calls of a front end, a tool and a timer follow
+one another. The lock is not held while a run is awaited: a merge waits for its winner first, and
+looks again afterwards. All methods belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from branching.agent.anchors import Anchors
+from branching.agent.budget import Ledger, UnknownPrice
+from branching.agent.codec import JsonCodec
+from branching.agent.errors import ForkBranchLimitError, ForkDepthLimitError, ForkStateError
+from branching.agent.fork import Fork, check_specs, new_fork_id
+from branching.agent.override import Override
+from branching.agent.place import Place
+from branching.agent.protocols import (
+    Answer,
+    CheckpointStore,
+    ConversationCodec,
+    ForkStateStore,
+    History,
+    Judge,
+    Judgement,
+    RunnerFactory,
+    Tester,
+)
+from branching.agent.requests import ApprovalRequest
+from branching.agent.resolving import outcomes, resolve
+from branching.agent.resuming import place_of, take_up
+from branching.agent.runtime import FORK_VARIABLE, BranchRuntime
+from branching.agent.session import ForkSession
+from branching.agent.store import InMemoryForkStateStore
+from branching.agent.types import (
+    BranchIsolation,
+    BranchOutcome,
+    BranchSpec,
+    BranchState,
+    Budget,
+    FlushReport,
+    ForkHandle,
+    MergeOptions,
+    MergeResult,
+    MergeStrategy,
+    ResolveOutcome,
+)
+from branching.agent.view import ForkView
+from branching.awaited import finished
+from branching.fs import Branch, Workspace
+
+
+class ForkCoordinator(ForkView):
+    """Forks one parent run, one fork at a time, and merges or drops what comes of it."""
+
+    def __init__(
+        self,
+        agent: Any = None,
+        parent_deps: Any = None,
+        *,
+        runner: RunnerFactory,
+        codec: ConversationCodec | None = None,
+        place: Workspace | Branch | None = None,
+        depth: int = 0,
+        goal: str = "",
+        max_branches: int = 10,
+        max_depth: int = 2,
+        store: ForkStateStore | None = None,
+        checkpoint_store: CheckpointStore | None = None,
+        aggregate_budget_usd: float | None = None,
+        unknown_price: UnknownPrice = "refuse",
+        keep_artifacts: bool = False,
+        materializer_root: Path | None = None,
+        judge: Judge | None = None,
+        tester: Tester | None = None,
+        outer: BranchRuntime | None = None,
+    ) -> None:
+        """`place` is where the parent works: a workspace (main) or a branch; None is no files.
+
+        `agent` and `parent_deps` are not looked at: the runner factory finds the latter on each
+        branch (`deps`). Without `checkpoint_store` the one of `parent_deps` is used, if that has
+        one. `outer` is the branch whose run forks, where forks are nested.
+        """
+        self.agent = agent
+        self.parent_deps = parent_deps
+        self.goal = goal
+        self.depth = depth
+        self.max_branches = max_branches
+        self.max_depth = max_depth
+        self.keep_artifacts = keep_artifacts
+        self.judge = judge
+        self.tester = tester
+        self.codec = codec or JsonCodec()
+        self.store = store or InMemoryForkStateStore()
+        checkpoints = checkpoint_store or getattr(parent_deps, "checkpoint_store", None)
+        self.anchors = Anchors(checkpoints, self.codec)
+        self.last_merge: MergeResult | None = None
+        """What was merged last; after `resume` also a merge that the dead process had decided,
+        without its paths."""
+        self.judged: dict[str, Judgement] = {}
+        """Answers of judges in this fork, by strategy: asked once."""
+        self._runner = runner
+        self._place = None if place is None else Place(place)
+        self._aggregate_usd = aggregate_budget_usd
+        self._unknown_price: UnknownPrice = unknown_price
+        self._mirror_root = materializer_root
+        self._outer = outer
+        self._override: Override | None = None
+        self._lock = asyncio.Lock()
+
+    async def fork(
+        self,
+        specs: Sequence[BranchSpec],
+        *,
+        parent_history: History = None,
+        isolation: BranchIsolation | None = None,
+        strategy: MergeStrategy | None = None,
+        aggregate_budget_usd: float | None = None,
+        aggregate_budget: Budget | None = None,
+    ) -> ForkHandle:
+        """Forks the parent: all branches run when this returns.
+
+        Raises ValueError for specs that are none, ForkBranchLimitError, ForkDepthLimitError,
+        ForkStateError while a fork is open, and what making branches raises; then there is no
+        branch, and the parent is not frozen.
+        """
+        check_specs(specs)
+        if self.anchors.store is None:
+            warnings.warn("there is no checkpoint store: this fork cannot be rewound", stacklevel=2)
+        async with self._lock:
+            self._check_limits(specs)
+            total = aggregate_budget or Budget()
+            usd = self._aggregate_usd if aggregate_budget_usd is None else aggregate_budget_usd
+            total = Budget(
+                usd=total.usd if usd is None else usd,
+                tokens=total.tokens,
+                requests=total.requests,
+                seconds=total.seconds,
+            )
+            around = None if self._outer is None else (self._outer.ledger, self._outer.id)
+            fork = Fork(
+                fork_id=new_fork_id(),
+                codec=self.codec,
+                ledger=Ledger(total, unknown_price=self._unknown_price, outer=around),
+                isolation=isolation or BranchIsolation(),
+                strategy=strategy or MergeStrategy(),
+                parent_history=self.codec.copy([] if parent_history is None else parent_history),
+                place=self._place,
+                depth=self.depth,
+                lineage=self._lineage(),
+            )
+            session = self._new_session(fork)
+            for number, spec in enumerate(specs):
+                branch_id = f"{fork.fork_id}-{number}"
+                fork.ledger.open(branch_id, spec.limits)
+                fork.add(branch_id, spec, deps=self.parent_deps, on_change=session.changed)
+            await session.make(self.anchors, self._runner)
+            return self._begin(session)
+
+    async def run_on_branch(self, branch_id: str, message: str) -> asyncio.Task[None]:
+        """Goes on with a branch that is done. Returns the task of the run, which never raises.
+
+        ValueError for an unknown branch, ForkStateError for one that is not done.
+        """
+        async with self._lock:
+            session, branch = self._open(), self._known(branch_id)
+            if branch.status.state != "done":
+                raise ForkStateError(
+                    f"branch {branch_id} is {branch.status.state}; only one that is done goes on"
+                )
+            self.judged.clear()
+            assert session.attendant is not None, "an open fork is attended"
+            return session.attendant.start(branch, message)
+
+    async def terminate_branch(
+        self, branch_id: str, reason: tuple[BranchState, str] | None = None
+    ) -> None:
+        """Stops a branch that runs; one that does not is left as it is.
+
+        `reason` is the state and the error text that it gets. ValueError for an unknown branch.
+        """
+        async with self._lock:
+            branch = self._known(branch_id)
+            if self._session is not None and self._session.attendant is not None:
+                await self._session.attendant.stop(branch, *(reason or ("terminated", None)))
+
+    def steer(self, branch_id: str, text: str) -> None:
+        """Tells a running branch something. ValueError if it is unknown, ForkStateError if it does
+        not run."""
+        branch = self._known(branch_id)
+        if not branch.is_running or branch.runner is None:
+            raise ForkStateError(f"branch {branch_id} is {branch.status.state}: it hears nothing")
+        branch.runner.steer(text)
+
+    def answer(self, branch_id: str, request: ApprovalRequest, answer: Answer) -> None:
+        """Answers a request. ValueError if it is not open."""
+        self._known(branch_id).approvals.answer(request, answer)
+
+    def capture_partial_history(self, branch_id: str, messages: History) -> None:
+        """Keeps a branch's conversation as it is now. An unknown id is ignored."""
+        if branch := self.branches.get(branch_id):
+            branch.capture(messages)
+
+    async def outcomes(self) -> list[BranchOutcome]:
+        """Tells each branch as a judge sees it; runs the tests where there is a tester."""
+        return await outcomes(self)
+
+    async def resolve(
+        self, strategy: MergeStrategy | None = None, options: MergeOptions | None = None
+    ) -> ResolveOutcome:
+        """Waits for all branches, asks the judge, and merges where the strategy says so.
+
+        ForkStateError without an open fork or a judge, or when no branch can win.
+        """
+        return await resolve(self, strategy or self._open().fork.strategy, options)
+
+    async def merge_or_select(
+        self, action: str, options: MergeOptions | None = None, *, is_automatic: bool = False
+    ) -> MergeResult:
+        """`pick:<branch id>` waits for that branch, stops the others, and merges its files.
+
+        A winner that was stopped brings the conversation as it was at its last request. ValueError
+        for another action or an unknown branch; ForkStateError if it failed or has said nothing;
+        MergeConflictError; what a commit raises. The fork is open then, the winner as it was.
+        An automatic merge can be overridden.
+        """
+        kind, _, branch_id = action.partition(":")
+        if kind != "pick":
+            raise ValueError(f"{action!r} is no way to merge: pick:<branch id>")
+        options = options or MergeOptions()
+        winner = self._known(branch_id)
+        self._open()
+        if winner.task is not None:
+            await asyncio.wait({winner.task})
+        async with self._lock:
+            session = self._open()
+            fork = session.fork
+            if fork.branches.get(branch_id) is not winner or winner.is_running:
+                raise ForkStateError(f"branch {branch_id} runs again, or its fork is over")
+            history = _winning_history(winner)
+            await session.check_conflicts(winner, options)
+            await session.quiet()
+            override = Override(fork, winner) if is_automatic else None
+            report = await session.merge(winner, options, override)
+            self._override = override
+            await session.finish()
+            return await self._merged(winner, history, report)
+
+    async def override(self, branch_id: str) -> MergeResult:
+        """Takes the last automatic merge back and merges this branch of the same fork instead.
+
+        ForkStateError if there is none, or a fork is open; ConflictError if others, or the parent,
+        have changed the files since. Nothing has changed then.
+        """
+        async with self._lock:
+            if not self.is_resolved or self._override is None or self._fork is None:
+                raise ForkStateError("there is no automatic merge to override")
+            override, branch = self._override, self._known(branch_id)
+            history = _winning_history(branch)
+            report = await finished(lambda: override.take(branch))
+            self._forget_override()
+            return await self._merged(branch, history, report)
+
+    async def rewind(self, checkpoint_id: str, *, history: History = None) -> History:
+        """Brings conversation and files back to a checkpoint; returns the conversation.
+
+        What is given up is kept as a checkpoint itself, with `history` as its conversation, or the
+        one of the last merge or fork. ValueError for an unknown checkpoint,
+        ForkStateError while a fork is open, and what restoring files raises; nothing has changed
+        then.
+        """
+        async with self._lock:
+            if not self.is_resolved:
+                raise ForkStateError("a fork is open: merge or abort it first")
+            self._forget_override()
+            if history is None and self.last_merge is not None:
+                history = self.last_merge.history_after_merge
+            elif history is None:
+                history = [] if self._fork is None else self._fork.parent_history
+
+            def rewind() -> History:
+                self.anchors.check(checkpoint_id)
+                self.anchors.keep(f"before-rewind:{checkpoint_id}", history, self._place)
+                return self.anchors.rewind(checkpoint_id, self._place)
+
+            return await finished(rewind)
+
+    async def abort_fork(self, options: MergeOptions | None = None) -> list[str]:
+        """Drops all branches; the parent keeps what it did itself. Returns the branches' ids.
+
+        ForkStateError without an open fork. ConflictError where others changed files that the
+        parent changed too, unless `options.own` decides: then the branches are stopped, and the
+        fork is open.
+        """
+        async with self._lock:
+            session = self._open()
+            await session.quiet()
+            await session.land_parent(options or MergeOptions())
+            await session.finish()
+            return list(session.fork.branches)
+
+    def nested(self, branch_id: str, *, runner: RunnerFactory, **options: Any) -> ForkCoordinator:
+        """Returns the coordinator for forks that this branch's run makes itself; they are merged
+        into the branch, and paid by it. `options` are those of the class."""
+        branch = self._known(branch_id)
+        branch.inner = ForkCoordinator(
+            self.agent,
+            branch.deps,
+            runner=runner,
+            codec=self.codec,
+            place=branch.branch,
+            depth=self.depth + 1,
+            outer=branch,
+            **{"max_branches": self.max_branches, "max_depth": self.max_depth, **options},
+        )
+        return branch.inner
+
+    @classmethod
+    async def resume(
+        cls,
+        fork_id: str,
+        *,
+        store: ForkStateStore,
+        runner: RunnerFactory,
+        place: Workspace | Branch | None = None,
+        aggregate_budget: Budget | None = None,
+        **options: Any,
+    ) -> ForkCoordinator:
+        """Goes on with a fork of a process that has died, or let go of it (`detach`).
+
+        Runs that were under way are `terminated`, with the conversation as it was at their last
+        request. A merge that was decided is done (`last_merge`), and a fork that was not yet made
+        is dropped: `is_resolved`. `place` is what was forked, if the workspace is mounted elsewhere
+        by now; budgets are as they were, but for `aggregate_budget`; `options` are those of the
+        class. ValueError for an unknown fork, and what opening
+        the workspace raises.
+        """
+        state = await finished(lambda: store.get(fork_id))
+        if state is None:
+            raise ValueError(f"there is no fork {fork_id!r} to be resumed")
+        if place is None and state.workspace is not None:
+            place = await finished(lambda: place_of(state))
+        made = cls(runner=runner, place=place, store=store, depth=state.depth, **options)
+        ledger = Ledger(aggregate_budget or state.budget, unknown_price=made._unknown_price)
+        fork = await finished(
+            lambda: take_up(state, ledger, made.codec, made._place, made.parent_deps)
+        )
+        session = made._new_session(fork)
+        made._begin(session)
+        for branch in fork.branches.values():
+            branch.runner = runner(branch)
+        if fork.phase == "open":
+            session.save()
+            return made
+        await session.finish()
+        if fork.winner is not None:
+            winner = fork.branches[fork.winner]
+            await made._merged(winner, winner.current_history(), FlushReport())
+        return made
+
+    async def detach(self) -> None:
+        """Stops all runs and leaves the fork to be resumed: branches and state are kept."""
+        async with self._lock:
+            if self._session is not None and not self.is_resolved:
+                await self._session.quiet()
+                self._session.save()
+
+    async def aclose(self) -> None:
+        """Ends it all: an open fork is aborted. May be called again."""
+        if not self.is_resolved:
+            await self.abort_fork()
+        self._forget_override()
+        if self._place is not None:
+            self._place.close()
+
+    # Helpers.
+
+    def _new_session(self, fork: Fork) -> ForkSession:
+        return ForkSession(
+            fork, self.store, mirror_root=self._mirror_root, keeps_mirror=self.keep_artifacts
+        )
+
+    def _begin(self, session: ForkSession) -> ForkHandle:
+        self._forget_override()
+        self._session = session
+        self.judged.clear()
+        self._handle = session.begin()
+        return self._handle
+
+    def _forget_override(self) -> None:
+        if self._override is not None:
+            self._override.close()
+            self._override = None
+
+    async def _merged(
+        self, winner: BranchRuntime, history: History, report: FlushReport
+    ) -> MergeResult:
+        label = f"post-fork:{winner.fork_id}"
+        await finished(lambda: self.anchors.keep(label, history, self._place))
+        self.last_merge = MergeResult(
+            fork_id=winner.fork_id,
+            winner_branch_id=winner.id,
+            winner_label=winner.spec.label,
+            discarded_branches=tuple(name for name in self.branches if name != winner.id),
+            history_after_merge=self.codec.copy(history),
+            blocked_commands=winner.blocked_commands,
+            **vars(report),
+        )
+        return self.last_merge
+
+    def _check_limits(self, specs: Sequence[BranchSpec]) -> None:
+        if not self.is_resolved:
+            raise ForkStateError("a fork is open: merge or abort it first")
+        if len(specs) > self.max_branches:
+            raise ForkBranchLimitError(f"{len(specs)} branches; at most {self.max_branches}")
+        if self.depth >= self.max_depth:
+            raise ForkDepthLimitError(f"the parent is {self.depth} forks deep, the most there is")
+
+    def _lineage(self) -> str:
+        return os.environ.get(FORK_VARIABLE, "") if self._outer is None else self._outer.lineage
+
+
+def _winning_history(winner: BranchRuntime) -> History:
+    """Returns the conversation that a branch brings. ForkStateError if it cannot win."""
+    if winner.status.state == "failed":
+        raise ForkStateError(
+            f"branch {winner.id} failed: {winner.status.error}"
+        ) from winner.failure
+    history = winner.current_history()
+    if not history:
+        raise ForkStateError(f"branch {winner.id} was stopped before it said anything")
+    return history

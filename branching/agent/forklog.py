@@ -1,0 +1,150 @@
+"""A program's forks in the logbook of the workspace.
+
+There `branching log` finds them, and `branching watch`, which also steers them.
+
+A branch's entry has its state, what it has cost, and what it said. From another process a run can
+be stopped, and told something, which is steered into it; it cannot be paused: its requests are
+under way at somebody else's.
+
+Belongs to the event loop of the fork; only what comes through the door comes from another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent import futures
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from branching.agent.coordinator import ForkCoordinator
+from branching.agent.runtime import BranchRuntime
+from branching.errors import BranchError
+from branching.fs import Workspace
+from branching.patterns.event import Event, EventKind
+from branching.patterns.logbook import Logbook
+
+ANSWER_SECONDS_MAX = 10.0
+"""How long a request from another process waits for the event loop."""
+
+
+class ForkLog:
+    """Writes down the forks of one coordinator, for the length of a `with`."""
+
+    def __init__(self, coordinator: ForkCoordinator, space: Workspace, command: str) -> None:
+        self._coordinator = coordinator
+        self._book = Logbook.of(space, command)
+        self._listener = self._book.and_then(lambda _: None)
+        self._states: dict[str, tuple[str, float | None]] = {}
+        self._partial: dict[str, str] = {}
+        self._steered: dict[str, ExitStack] = {}
+        self._won: set[str] = set()
+
+    def heard(self, branch_id: str, text: str) -> None:
+        """Takes a piece of what a branch says."""
+        *lines, rest = (self._partial.get(branch_id, "") + text).split("\n")
+        branch = self._coordinator.branches.get(branch_id)
+        if branch is None or branch.branch is None:
+            self._partial[branch_id] = "\n".join([*lines, rest])  # it is just being made
+            return
+        if branch_id not in self._states:
+            self._notice(branch)
+        self._partial[branch_id] = rest
+        for line in lines:
+            self._tell("output", branch, text=line)
+
+    def notice(self) -> None:
+        """Writes down what has changed since the last time. To be called now and then."""
+        for branch in self._coordinator.branches.values():
+            if branch.branch is not None:
+                self._notice(branch)
+        merged = self._coordinator.last_merge
+        winner = merged and self._coordinator.branches.get(merged.winner_branch_id)
+        if winner and winner.id in self._states and winner.id not in self._won:
+            self._won.add(winner.id)
+            self._tell("committed", winner, state="won")
+
+    def _notice(self, branch: BranchRuntime) -> None:
+        state, cost = branch.status.state, branch.cost_tracker.usd
+        before = self._states.get(branch.id)
+        if before == (state, cost):
+            return
+        self._states[branch.id] = (state, cost)
+        if before is None:
+            self._tell("started", branch)
+        if state == "running":
+            self._steer(branch)
+            self._tell("spent", branch, state=state, cost_usd=cost)
+            return
+        if rest := self._partial.pop(branch.id, ""):
+            self._tell("output", branch, text=rest)
+        if branch.id in self._steered:
+            self._steered.pop(branch.id).close()
+        self._tell("finished", branch, state=state, cost_usd=cost)
+
+    def _steer(self, branch: BranchRuntime) -> None:
+        if branch.id not in self._steered and branch.branch is not None:
+            run = _Run(self._coordinator, branch, asyncio.get_running_loop())
+            self._steered[branch.id] = stack = ExitStack()
+            stack.enter_context(
+                self._book.helm.steering(branch.branch.name, run, None, tell=run.tell)
+            )
+
+    def _tell(self, kind: EventKind, branch: BranchRuntime, **facts: Any) -> None:
+        assert branch.branch is not None, "only branches with files are told of"
+        number = list(self._coordinator.branches).index(branch.id)
+        label = f"{branch.spec.label}: {branch.spec.steer}"
+        name = branch.branch.name
+        self._listener(Event(kind=kind, index=number, branch=name, label=label, **facts))
+
+    def __enter__(self) -> ForkLog:
+        self._book.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for stack in self._steered.values():
+            stack.close()
+        self._book.__exit__(kind, error, traceback)
+
+
+class _Run:
+    """A branch's run, as it is reached from another thread."""
+
+    def __init__(
+        self,
+        coordinator: ForkCoordinator,
+        branch: BranchRuntime,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._coordinator = coordinator
+        self._branch = branch
+        self._loop = loop
+
+    def kill(self, grace_seconds: float = 0.0) -> None:  # noqa: ARG002  (a run ends at once)
+        asyncio.run_coroutine_threadsafe(
+            self._coordinator.terminate_branch(self._branch.id), self._loop
+        )
+
+    def pause(self, *, is_on: bool = True) -> None:  # noqa: ARG002
+        name = self._branch.spec.label
+        raise BranchError(f"{name} cannot be paused: it is an agent's run; it can be stopped")
+
+    def tell(self, text: str) -> None:
+        async def steer() -> None:
+            self._coordinator.steer(self._branch.id, text)
+
+        self._await(steer())
+
+    def _await(self, step: Coroutine[Any, Any, None]) -> None:
+        future = asyncio.run_coroutine_threadsafe(step, self._loop)
+        try:
+            future.result(ANSWER_SECONDS_MAX)
+        except futures.TimeoutError as error:  # not yet the built-in one in Python 3.10
+            future.cancel()
+            raise BranchError("the program that runs it does not answer") from error

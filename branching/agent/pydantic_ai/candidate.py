@@ -1,0 +1,136 @@
+"""An agent's run as a candidate of a pattern.
+
+    outcome = BestOfN(agent_candidate(agent, "Make the tests pass"), n=3, evaluate=count)(workspace)
+
+The run works in the candidate's branch, in its sandbox; its output is the candidate's value. It
+succeeds when it ends by itself, or when `success(result)` says so, and ends when it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic_ai import Agent, AgentRunResult
+from pydantic_ai.usage import UsageLimits
+
+from branching.agent.pydantic_ai.workspace import BranchWorkspace
+from branching.agent.sandbox import BranchSandbox
+from branching.errors import ProcessBranchError
+from branching.patterns.attempt import Task
+from branching.patterns.outcome import Answer
+
+Prompt = str | Callable[..., str]
+
+
+@dataclass
+class AgentCandidate:
+    """A candidate that runs an agent; `prompt` may be made from what the pattern hands it."""
+
+    agent: Agent[Any, Any]
+    prompt: Prompt
+    success: Callable[[AgentRunResult[Any]], bool] | None = None
+    score: Callable[[AgentRunResult[Any]], float] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    ends_when_cancelled = True
+
+    def __call__(self, path: Path, *arguments: Any) -> Answer:
+        task = Task.of_caller()
+        sandbox = BranchSandbox(Path(path))
+        run = _Run(self._coroutine(sandbox, self._prompt(path, arguments)))
+        if task is not None:
+            task.on_cancel(run.cancel)
+        try:
+            result = run()
+        finally:
+            if task is not None:
+                task.forget(run.cancel)
+            sandbox.close()
+        is_success = True if self.success is None else bool(self.success(result))
+        return Answer(
+            success=is_success,
+            value=result.output,
+            score=None if self.score is None else self.score(result),
+            error="" if is_success else str(result.output),
+        )
+
+    def _prompt(self, path: Path, arguments: tuple[Any, ...]) -> str:
+        return self.prompt if isinstance(self.prompt, str) else self.prompt(path, *arguments)
+
+    async def _coroutine(self, sandbox: BranchSandbox, prompt: str) -> AgentRunResult[Any]:
+        options = {"usage_limits": UsageLimits(), **self.options}
+        return await self.agent.run(prompt, workspace=BranchWorkspace(sandbox), **options)
+
+
+def agent_candidate(
+    agent: Agent[Any, Any],
+    prompt: Prompt,
+    *,
+    success: Callable[[AgentRunResult[Any]], bool] | None = None,
+    score: Callable[[AgentRunResult[Any]], float] | None = None,
+    **options: Any,
+) -> AgentCandidate:
+    """Returns a run of the agent as a candidate for any pattern.
+
+    `prompt` is a text, or is called with what the pattern hands its candidates: the path, and the
+    attempt or the feedback. `success` and `score` judge the run's result. `options` go to
+    `agent.run`: model, deps, usage_limits, and so on.
+    """
+    return AgentCandidate(agent, prompt, success, score, options)
+
+
+class _Run:
+    """A coroutine in the event loop of all agents, waited for here; may be cancelled from there."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+        self._loop = _loop()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()  # guards the next two
+        self._task: asyncio.Task[Any] | None = None
+        self._is_cancelled = False
+
+    def __call__(self) -> Any:
+        """Returns when the run has really ended, also when it was cancelled."""
+        self._loop.call_soon_threadsafe(self._start)
+        self._ended.wait()
+        assert self._task is not None, "it has ended"
+        if self._task.cancelled():
+            raise ProcessBranchError("the agent's run was cancelled")
+        return self._task.result()
+
+    def _start(self) -> None:
+        with self._lock:
+            self._task = self._loop.create_task(self._coroutine)
+            self._task.add_done_callback(lambda _: self._ended.set())
+            if self._is_cancelled:
+                self._task.cancel()
+
+    def cancel(self, grace_seconds: float = 0.0) -> None:  # noqa: ARG002
+        """Ends the run at its next await."""
+        with self._lock:
+            self._is_cancelled = True
+            if self._task is not None:
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+
+_starting = threading.Lock()
+_running: asyncio.AbstractEventLoop | None = None
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """Returns the event loop that the candidates' agents run in, for as long as the program runs.
+
+    It is one for all of them, because they may share a model: its HTTP client keeps connections,
+    and these belong to the loop that opened them.
+    """
+    global _running  # noqa: PLW0603
+    with _starting:
+        if _running is None:
+            _running = asyncio.new_event_loop()
+            threading.Thread(target=_running.run_forever, name="agents", daemon=True).start()
+        return _running

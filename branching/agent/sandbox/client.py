@@ -1,0 +1,241 @@
+"""Our side of the sandbox of a branch: started at its first use, ended by `close`.
+
+All calls are coroutines of one event loop or of several; a thread reads the replies. When the
+server dies, whatever the reason, who waits for it gets SandboxGone, and so does who comes later:
+what ran in it is dead, and a new one would not know of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from branching.agent.sandbox.frames import BadFrame, read_frame, write_frame
+from branching.errors import BranchingError, ProcessBranchError
+from branching.fs.awaited import finished
+from branching.process import BranchContext, Isolation, ResourceLimits
+
+OUTPUT_BYTES_MAX = 10 << 20
+"""Of one command, both streams together."""
+Reply = tuple[dict[str, Any], bytes]
+
+
+class SandboxGone(ProcessBranchError):
+    """The branch's sandbox has ended, and all that ran in it. Its files are as they were left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """A command that has ended."""
+
+    exit_code: int
+    """As a shell reports it."""
+    how: Literal["exit", "timeout", "output"]
+    """What ended it: itself, its time, or that it printed too much."""
+    stdout: bytes
+    stderr: bytes
+
+
+class BranchSandbox:
+    """The sandbox of one directory. Made without doing anything; the first call starts it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        seen_at: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        network: bool = True,
+        hide: Sequence[str] = (),
+        limits: ResourceLimits | None = None,
+        isolation: Isolation = "sandbox",
+    ) -> None:
+        self.directory = directory
+        self._options: dict[str, Any] = {
+            "seen_at": seen_at,
+            "env": dict(environment or {}),
+            "network": network,
+            "hide": hide,
+            "limits": limits,
+            "isolation": isolation,
+        }
+        self._numbers = itertools.count(1)
+        self._starting = threading.Lock()  # held while it is started or closed
+        self._lock = threading.Lock()  # guards all below
+        self._waiting: dict[int, Callable[[Reply | Exception], None]] = {}
+        self._context: BranchContext | None = None
+        self._requests = -1
+        self._is_closed = False
+        self._reader: threading.Thread | None = None
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        output_max: int = OUTPUT_BYTES_MAX,
+    ) -> Completed:
+        """Runs a program in the branch's directory until it ends, its input empty.
+
+        Cancelled, or after `timeout` seconds, its process group is killed; what it put into a
+        session of its own stays, until `close`. Raises SandboxGone.
+        """
+        facts, body = await self.call(
+            "run", argv=list(argv), env=dict(env or {}), timeout=timeout, output_max=output_max
+        )
+        cut = facts["stdout"]
+        return Completed(
+            exit_code=facts["exit_code"], how=facts["how"], stdout=body[:cut], stderr=body[cut:]
+        )
+
+    async def call(self, op: str, body: bytes = b"", **facts: object) -> Reply:
+        """Asks the server for one operation.
+
+        Raises what it answered, OSError or ValueError; SandboxGone when it is there no more.
+        """
+        if self._context is None:
+            await finished(self._start)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Reply] = loop.create_future()
+        number = next(self._numbers)
+
+        def tell(reply: Reply | Exception) -> None:
+            try:
+                loop.call_soon_threadsafe(_settle, answer, reply)
+            except RuntimeError:
+                pass  # the loop is closed: nobody waits any more
+
+        with self._lock:
+            if self._requests < 0:
+                raise self._gone()
+            self._waiting[number] = tell
+        try:
+            await finished(lambda: self._send({"id": number, "op": op, **facts}, body))
+            reply, data = await answer
+        except asyncio.CancelledError:
+            with suppress(SandboxGone):
+                self._send({"op": "cancel", "which": number}, b"")
+            raise
+        finally:
+            with self._lock:
+                self._waiting.pop(number, None)
+        if "errno" in reply:
+            raise OSError(int(reply["errno"]), str(reply["error"]), facts.get("path"))
+        if "invalid" in reply:
+            raise ValueError(str(reply["invalid"]))
+        return reply, data
+
+    def close(self) -> None:
+        """Kills all that runs in it, and returns when that is dead. May be called again."""
+        with self._starting:
+            self._close()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._is_closed:
+                raise self._gone()
+            if self._context is not None:
+                return
+            requests, our_requests = os.pipe2(os.O_CLOEXEC)
+            our_replies, replies = os.pipe2(os.O_CLOEXEC)
+            nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                context = BranchContext(
+                    _server(requests, replies),
+                    self.directory,
+                    stdout=nothing,
+                    stderr=nothing,
+                    **self._options,
+                )
+                context.__enter__()
+            except BaseException:
+                os.close(our_requests)
+                os.close(our_replies)
+                raise
+            finally:
+                for descriptor in (requests, replies, nothing):
+                    os.close(descriptor)
+            with self._lock:
+                self._context = context
+                self._requests = our_requests
+            self._reader = threading.Thread(
+                target=self._read_replies, args=(our_replies,), name="branch sandbox", daemon=True
+            )
+            self._reader.start()
+
+    def _close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            context, self._context = self._context, None
+            requests, self._requests = self._requests, -1
+        if requests >= 0:
+            os.close(requests)
+        if context is not None:
+            context.kill()
+            context.__exit__(None, None, None)
+        if self._reader is not None:
+            self._reader.join()
+            self._reader = None
+
+    def _send(self, facts: dict[str, Any], body: bytes) -> None:
+        with self._lock:
+            if self._requests < 0:
+                raise self._gone()
+            try:
+                write_frame(self._requests, facts, body)
+            except BrokenPipeError as error:
+                raise self._gone() from error
+            except BadFrame as error:
+                raise ValueError(f"more than can be sent at once: {error}") from error
+
+    def _read_replies(self, replies: int) -> None:
+        try:
+            while (frame := read_frame(replies)) is not None:
+                with self._lock:
+                    tell = self._waiting.pop(frame[0].get("id", 0), None)
+                if tell is not None:
+                    tell(frame)
+        except BadFrame:
+            pass  # somebody in there has taken it over: it is as good as gone
+        finally:
+            os.close(replies)
+            with self._lock:
+                self._is_closed = True
+                waiting, self._waiting = self._waiting, {}
+            for tell in waiting.values():
+                tell(self._gone())
+
+    def _gone(self) -> BranchingError:
+        return SandboxGone(
+            f"the sandbox of {self.directory} has ended, and what ran in it is dead; its files "
+            "are as they were left",
+            path=str(self.directory),
+        )
+
+
+def _server(requests: int, replies: int) -> Callable[[Path], object]:
+    """Returns what runs in the sandbox. Pipes that it names are passed on."""
+
+    def target(_: Path) -> None:
+        from branching.agent.sandbox.server import serve
+
+        serve(requests, replies)
+
+    return target
+
+
+def _settle(answer: asyncio.Future[Reply], reply: Reply | Exception) -> None:
+    if answer.done():
+        return
+    if isinstance(reply, Exception):
+        answer.set_exception(reply)
+    else:
+        answer.set_result(reply)

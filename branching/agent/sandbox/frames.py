@@ -1,0 +1,65 @@
+"""What goes through the pipes: frames of facts (JSON) and a body (bytes).
+
+    4 bytes length of the facts, 4 bytes length of the body (big endian), facts, body
+
+A request has `id` and `op`; its reply has the same `id`. Both sides refuse what is too long.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from typing import Any
+
+FACTS_BYTES_MAX = 4 << 20
+BODY_BYTES_MAX = 256 << 20
+"""Of a file, or of the output of a command."""
+_LENGTHS = struct.Struct(">II")
+
+
+class BadFrame(Exception):
+    """The other side does not keep to the protocol."""
+
+
+def read_frame(descriptor: int) -> tuple[dict[str, Any], bytes] | None:
+    """Reads one frame; None at the end of the stream. BadFrame for what is none."""
+    head = _read(descriptor, _LENGTHS.size)
+    if not head:
+        return None
+    facts_length, body_length = _LENGTHS.unpack(head)
+    if facts_length > FACTS_BYTES_MAX or body_length > BODY_BYTES_MAX:
+        raise BadFrame("a frame is too long")
+    try:
+        facts = json.loads(_read(descriptor, facts_length))
+    except ValueError as error:
+        raise BadFrame("a frame has no facts") from error
+    if not isinstance(facts, dict):
+        raise BadFrame("a frame's facts are no object")
+    return facts, _read(descriptor, body_length)
+
+
+def write_frame(descriptor: int, facts: dict[str, Any], body: bytes = b"") -> None:
+    """Writes one frame. BadFrame for one that is too long; nothing was written then."""
+    data = json.dumps(facts).encode()
+    if len(data) > FACTS_BYTES_MAX or len(body) > BODY_BYTES_MAX:
+        raise BadFrame("a frame is too long")
+    for part in (_LENGTHS.pack(len(data), len(body)) + data, body):
+        left = memoryview(part)
+        while left:
+            left = left[os.write(descriptor, left) :]
+
+
+def _read(descriptor: int, length: int) -> bytes:
+    """Reads so many bytes; fewer only at the end of the stream before the first of them."""
+    parts: list[bytes] = []
+    left = length
+    while left:
+        part = os.read(descriptor, min(left, 1 << 20))
+        if not part:
+            if parts:
+                raise BadFrame("a frame breaks off")
+            return b""
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)

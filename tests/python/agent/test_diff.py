@@ -1,0 +1,290 @@
+"""The report on what branches did. Contract H, B12 to B16; table 2, row 14."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Mounted
+from support.agents import (
+    ScriptedRunner,
+    all_ended,
+    branch_of,
+    coordinator,
+    run,
+    specs,
+)
+
+from branching import Workspace
+from branching.agent.diff import build_diff_report, diff_tool_calls
+from branching.agent.diff.text import DIFF_LINES_MAX, TEXT_BYTES_MAX, unified, with_hunks
+from branching.agent.protocols import ToolCall
+from branching.agent.types import BranchDiffReport, PathDiff
+
+SEED = "seed.txt"
+Change = Callable[[Path], object]
+
+
+def nothing(top: Path) -> None:
+    """A branch that changes nothing."""
+
+
+def write(path: str, data: str | bytes) -> Change:
+    def change(top: Path) -> None:
+        (top / path).parent.mkdir(parents=True, exist_ok=True)
+        (top / path).write_bytes(data.encode() if isinstance(data, str) else data)
+
+    return change
+
+
+def delete(path: str) -> Change:
+    return lambda top: (top / path).unlink()
+
+
+def report(real: Mounted, *changes: Change, paths: list[str] | None = None) -> BranchDiffReport:
+    """Forks, lets each branch make its change, and compares."""
+
+    async def work() -> BranchDiffReport:
+        with Workspace(real.root) as workspace:
+            labels = [f"b{number}" for number in range(len(changes))]
+
+            async def script(runner: ScriptedRunner) -> None:
+                assert runner.branch.path is not None
+                changes[labels.index(runner.branch.spec.label)](runner.branch.path)
+                await runner.say("done")
+
+            made = coordinator(workspace, dict.fromkeys(labels, script))
+            await made.fork(specs(*labels))
+            try:
+                await all_ended(made)
+                assert {b.status.error for b in made.branches.values()} == {None}
+                found = await made.diff_branches(paths)
+                same = build_diff_report(made.fork_id or "", made.branches, paths_filter=paths)
+                assert found == same  # H7
+                return found
+            finally:
+                await made.aclose()
+
+    return run(work())
+
+
+def only(found: BranchDiffReport) -> PathDiff:
+    [path] = found.paths
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "agreement"),
+    [
+        ((write("f", "x"), write("f", "x")), "unanimous_change"),
+        ((write("f", "x"), write("f", "y")), "split"),
+        ((write("f", "x"), write("f", "x"), write("f", "y")), "split"),
+        ((write("f", "x"), nothing), "unique"),
+        ((delete(SEED), delete(SEED)), "unanimous_change"),
+        ((delete(SEED), write(SEED, "x")), "split"),
+        ((delete(SEED), nothing), "unique"),
+    ],
+)
+def test_h1_h2_agreement(real: Mounted, changes: tuple[Change, ...], agreement: str) -> None:
+    assert only(report(real, *changes)).agreement == agreement
+
+
+def test_b13_b14_one_entry_for_each_branch_by_its_final_content(real: Mounted) -> None:
+    def twice(top: Path) -> None:
+        (top / SEED).unlink()
+        (top / SEED).write_text("again\n")
+
+    found = only(report(real, twice, nothing))
+    first, second = found.branches.values()
+    assert found.parent_content == "seed\n"
+    assert (first.operation, first.new_content, first.size_bytes) == ("modified", "again\n", 6)
+    assert first.unified_diff_vs_parent == (
+        f"--- a/{SEED}\n+++ b/{SEED}\n@@ -1 +1 @@\n-seed\n+again\n"
+    )
+    assert (second.operation, second.new_content) == ("untouched", None)
+    assert (first.branch_label, second.branch_label) == ("b0", "b1")
+
+
+def test_b13_created_and_deleted(real: Mounted) -> None:
+    found = report(real, write("new", "n"), delete(SEED))
+    new, seed = found.paths
+    assert [path.path for path in found.paths] == ["new", SEED]  # B16: by name
+    assert new.parent_content is None
+    assert [change.operation for change in new.branches.values()] == ["created", "untouched"]
+    assert [change.operation for change in seed.branches.values()] == ["untouched", "deleted"]
+    assert (list(seed.branches.values())[1].unified_diff_vs_parent or "").endswith("-seed\n")
+
+
+def test_b15_h3_the_summary(real: Mounted) -> None:
+    """Unique paths count to neither side."""
+
+    def both(text: str, own: str) -> Change:
+        def change(top: Path) -> None:
+            write("split", text)(top)
+            write("same", "s")(top)
+            write(own, "x")(top)
+
+        return change
+
+    summary = report(real, both("1", "o1"), both("2", "o2")).summary
+    assert (summary.total_paths_touched, summary.unanimous_paths, summary.split_paths) == (4, 1, 1)
+    assert sorted(summary.per_branch_unique.values()) == [1, 1]
+    assert summary.agreement_score == 0.75
+    assert report(real, nothing, nothing).summary.agreement_score == 1.0
+
+
+class TestFilter:
+    def test_h6_untouched_paths_are_kept(self, real: Mounted) -> None:
+        found = report(real, write("f", "x"), nothing, paths=[SEED, "f"])
+        assert [(path.path, path.agreement) for path in found.paths] == [
+            ("f", "unique"),
+            (SEED, "unanimous_no_change"),
+        ]
+
+    def test_a_filter_makes_no_perfect_score(self, real: Mounted) -> None:
+        found = report(real, write("f", "x"), write("f", "y"), paths=[SEED])
+        assert found.summary.agreement_score == 0.0
+
+
+class TestBinary:
+    def test_h5_a_nul_makes_it_binary(self, real: Mounted) -> None:
+        change = only(report(real, write("f", b"\0" * 9))).branches.values()
+        [one] = change
+        assert one.is_binary
+        assert one.new_content is None
+        assert one.unified_diff_vs_parent == "[binary · 9 bytes · sha256:3e7077fd2f66]\n"
+
+    def test_h9_equal_for_long_and_different_at_the_end_is_split(self, real: Mounted) -> None:
+        start = b"\0" * 100_000
+        found = report(real, write("f", start + b"1"), write("f", start + b"2"))
+        assert only(found).agreement == "split"
+
+    def test_texts_that_are_no_utf_8_are_compared_by_their_bytes(self, real: Mounted) -> None:
+        """Table 2, row 14."""
+        texts = "é\n".encode("latin-1"), "è\n".encode("latin-1")
+        found = report(real, *(write("f", text) for text in texts))
+        assert only(found).agreement == "split"
+        assert found.summary.agreement_score == 0.0
+
+    def test_a_text_that_is_too_big_is_told_by_its_digest(self, real: Mounted) -> None:
+        big = "x\n" * TEXT_BYTES_MAX
+        [one] = only(report(real, write("f", big))).branches.values()
+        assert (one.unified_diff_vs_parent or "").startswith("[too big to be compared")
+        assert one.size_bytes == len(big)
+
+
+def test_h4_a_long_diff_shows_head_and_tail() -> None:
+    diff = unified("", "".join(f"{number}\n" for number in range(2000)), "f")
+    lines = diff.splitlines()
+    assert len(lines) == DIFF_LINES_MAX + 1
+    assert "[1503 lines truncated]" in lines
+    assert lines[-1] == "+1999"
+
+
+def test_a_diff_says_where_the_last_line_has_no_end() -> None:
+    assert unified("a\n", "b", "f").endswith("+b\n\\ No newline at end of file\n")
+
+
+def test_modes_and_links_are_part_of_the_result(real: Mounted) -> None:
+    def executable(top: Path) -> None:
+        write("f", "x")(top)
+        (top / "f").chmod(0o755)
+
+    assert only(report(real, write("f", "x"), executable)).agreement == "split"
+
+    def link(target: str) -> Change:
+        return lambda top: (top / "l").symlink_to(target)
+
+    assert only(report(real, link("a"), link("b"))).agreement == "split"
+    assert only(report(real, link("a"), link("a"))).agreement == "unanimous_change"
+
+
+def test_l8_a_moved_file_is_paired_with_what_it_was(real: Mounted) -> None:
+    (real.base / "d").mkdir()
+    (real.base / "d" / "f").write_text("content\n")
+    found = report(real, lambda top: (top / "d").rename(top / "e"), nothing)
+    by_path = {path.path: next(iter(path.branches.values())) for path in found.paths}
+    assert sorted(by_path) == ["d/f", "e/f"]
+    assert by_path["e/f"].renamed_from == "d/f"
+    assert by_path["d/f"].operation == "deleted"
+
+
+def test_an_empty_directory_is_told_and_a_full_one_is_not(real: Mounted) -> None:
+    def directories(top: Path) -> None:
+        (top / "empty").mkdir()
+        write("full/f", "x")(top)
+
+    assert [path.path for path in report(real, directories).paths] == ["empty", "full/f"]
+
+
+def test_a_link_that_leads_out_is_not_followed(real: Mounted) -> None:
+    [one] = only(report(real, lambda top: (top / "l").symlink_to("/etc/passwd"))).branches.values()
+    assert one.new_content == "/etc/passwd"
+    assert one.identity == "link /etc/passwd"
+
+
+def test_b12_changes_are_in_the_order_of_time(real: Mounted) -> None:
+    async def work() -> None:
+        with Workspace(real.root) as workspace:
+
+            async def script(runner: ScriptedRunner) -> None:
+                for name in ("z", "a", "m"):
+                    runner.write(name, "x")
+                    overlay = runner.branch.overlay
+                    assert overlay is not None
+                    first = overlay.changes()[-1]
+                    assert (first.path, first.op) == (name, "write")
+                    await _next_tick(runner)
+
+            made = coordinator(workspace, {"a": script})
+            await made.fork(specs("a"))
+            await all_ended(made)
+            assert branch_of(made, "a").status.error is None
+            await made.aclose()
+
+    run(work())
+
+
+async def _next_tick(runner: ScriptedRunner) -> None:
+    """Waits until the file system's clock has gone on."""
+    assert runner.branch.path is not None
+    probe = runner.branch.path / ".probe"
+    probe.touch()
+    before = probe.stat().st_ctime_ns
+    while probe.stat().st_ctime_ns <= before:
+        probe.touch()
+    probe.unlink()
+
+
+def test_l9_calls_of_tools_are_compared_in_order() -> None:
+    ls, cat, rm = (ToolCall(name=name) for name in ("ls", "cat", "rm"))
+    found = diff_tool_calls({"a": [ls, cat, rm], "b": [ls, rm, rm]})
+    assert found.common_prefix == 1
+    kinds = [(step.kind, step.call.name) for step in found.steps["a", "b"]]
+    assert kinds == [("same", "ls"), ("only_first", "cat"), ("same", "rm"), ("only_second", "rm")]
+    assert found.counts == {"a": {"cat": 1, "ls": 1, "rm": 1}, "b": {"ls": 1, "rm": 2}}
+    assert diff_tool_calls({}).common_prefix == 0
+
+
+def test_l9_the_calls_of_branches_come_from_their_conversations() -> None:
+    async def work() -> None:
+        async def calls(runner: ScriptedRunner) -> None:
+            name = f"tool {runner.branch.spec.label}"
+            await runner.say("", tool_calls=[{"name": "ls"}, {"name": name, "arguments": {"x": 1}}])
+
+        made = coordinator(None, {"a": calls, "b": calls})
+        await made.fork(specs("a", "b"))
+        await all_ended(made)
+        assert made.diff_tools().common_prefix == 1
+        await made.aclose()
+
+    run(work())
+
+
+def test_hunks_are_taken_one_by_one() -> None:
+    before = "".join(f"{number}\n" for number in range(30))
+    after = before.replace("3\n", "three\n", 1).replace("25\n", "")
+    assert with_hunks(before, after, []) == before
+    assert with_hunks(before, after, [0, 1]) == after
+    assert with_hunks(before, after, [1]) == before.replace("25\n", "")

@@ -1,0 +1,333 @@
+"""A branch's files: for tools, for editors, changed by a person. Contract F1 to F5, F13 to F19."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Mounted
+from support.agents import (
+    ScriptedRunner,
+    all_ended,
+    branch_of,
+    coordinator,
+    run,
+    specs,
+    until,
+    writing,
+)
+
+from branching import Workspace
+from branching.agent.edits import EditWatch, told
+from branching.agent.files import BranchFiles
+from branching.agent.mirror import DIRECTORY, directory_name, is_inside
+from branching.fs import Branch
+from branching.fs.beneath import Tree
+
+SEED = "seed.txt"
+
+
+def in_branch(real: Mounted, test: Callable[[BranchFiles, Branch], None]) -> None:
+    with Workspace(real.root) as workspace, workspace.branch("b", None) as branch:
+        test(BranchFiles(branch, workspace.owner), branch)
+        branch.abort()
+
+
+class TestOverlay:
+    def test_f1_reads_fall_through_until_the_branch_writes(self, real: Mounted) -> None:
+        def test(files: BranchFiles, branch: Branch) -> None:
+            assert files.read(SEED) == "seed\n"
+            assert files.changes() == []
+            files.write("d/new", b"\0")
+            files.write(SEED, "mine\n")
+            assert files.read_bytes("d/new") == b"\0"
+            assert not (real.base / "d").exists()
+            assert (real.base / SEED).read_text() == "seed\n"
+            changes = files.changes()
+            assert {(change.path, change.op) for change in changes} == {
+                ("d", "mkdir"),
+                ("d/new", "write"),
+                (SEED, "edit"),
+            }
+            changes.clear()
+            assert len(files.changes()) == 3  # a copy
+
+        in_branch(real, test)
+
+    def test_f2_listing_and_searching_see_both_layers(self, real: Mounted) -> None:
+        """Table 2, row 16: what the branch wrote is found too."""
+        (real.base / "d").mkdir()
+        (real.base / "d" / "old.py").write_text("find me\n")
+
+        def test(files: BranchFiles, branch: Branch) -> None:
+            files.write("d/new.py", "and find me\n")
+            files.write("d/sub/deep.py", "nothing\n")
+            files.write("binary", b"find me\0")
+            files.write("@user", "a file like any other")
+            assert [hit.path for hit in files.grep("any other")] == ["@user"]
+            assert [(one.path, one.is_dir) for one in files.ls_info()] == [
+                ("@user", False),
+                ("binary", False),
+                ("d", True),
+                (SEED, False),
+            ]
+            assert [one.path for one in files.ls_info("d")] == ["d/new.py", "d/old.py", "d/sub"]
+            assert [one.path for one in files.glob_info("d/*.py")] == ["d/new.py", "d/old.py"]
+            assert [one.path for one in files.glob_info("**/*.py")] == [
+                "d/new.py",
+                "d/old.py",
+                "d/sub/deep.py",
+            ]
+            assert [one.path for one in files.glob_info("[!o]??.py", "d")] == ["d/new.py"]
+            found = [(hit.path, hit.line_number, hit.line) for hit in files.grep("find")]
+            assert found == [("d/new.py", 1, "and find me"), ("d/old.py", 1, "find me")]
+            assert [hit.path for hit in files.grep("find", "d/old.py")] == ["d/old.py"]
+            assert [hit.path for hit in files.grep("find", glob="n*.py")] == ["d/new.py"]
+            with pytest.raises(re.error):
+                files.grep("(")
+
+        in_branch(real, test)
+
+    def test_f2_editing(self, real: Mounted) -> None:
+        def test(files: BranchFiles, branch: Branch) -> None:
+            files.write("f", "a b a\n")
+            with pytest.raises(ValueError, match="2 times"):
+                files.edit("f", "a", "x")
+            with pytest.raises(ValueError, match="is not in f"):
+                files.edit("f", "y", "x")
+            assert files.edit("f", "b", "c") == 1
+            assert files.edit("f", "a", "x", replace_all=True) == 2
+            assert files.read("f") == "x c x\n"
+
+        in_branch(real, test)
+
+    def test_f3_what_is_deleted_is_hidden_and_can_come_back(self, real: Mounted) -> None:
+        (real.base / "d" / "e").mkdir(parents=True)
+        (real.base / "d" / "e" / "f").write_text("x")
+
+        def test(files: BranchFiles, branch: Branch) -> None:
+            files.delete("d")
+            assert not files.exists("d/e/f")
+            assert files.deleted() == {"d", "d/e", "d/e/f"}
+            with pytest.raises(FileNotFoundError):
+                files.delete("d")
+            files.write("d/e/f", "back")
+            assert files.read("d/e/f") == "back"
+            assert "d/e/f" not in files.deleted()
+            assert (real.base / "d" / "e" / "f").read_text() == "x"
+
+        in_branch(real, test)
+
+    def test_f5_a_snapshot_is_a_copy(self, real: Mounted) -> None:
+        (real.base / ".venv").mkdir()
+        (real.base / ".venv" / "python").write_text("py")
+
+        def test(files: BranchFiles, branch: Branch) -> None:
+            files.write("new", "x")
+            files.delete(SEED)
+            with files.snapshot() as copy:
+                assert sorted(path.name for path in copy.iterdir()) == ["new"]
+                assert not (copy / "new").is_symlink()
+                files.write("new", "later")
+                assert (copy / "new").read_text() == "x"
+            assert not copy.exists()
+            with files.snapshot(include_venv=True) as copy:
+                assert (copy / ".venv").is_symlink()
+                assert (copy / ".venv" / "python").read_text() == "py"
+
+        in_branch(real, test)
+
+    @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "d/../../x", "out/passwd", ""])
+    def test_no_path_leads_out(self, real: Mounted, path: str) -> None:
+        """Also not over a link that a run has made."""
+
+        def test(files: BranchFiles, branch: Branch) -> None:
+            (branch.path / "out").symlink_to("/etc")
+            for step in (files.read, files.delete, lambda path: files.write(path, "x")):
+                with pytest.raises((OSError, ValueError)):
+                    step(path)
+
+        in_branch(real, test)
+
+
+class TestMirror:
+    def test_f13_f15_f17_what_is_touched_lies_beside_each_other(
+        self, real: Mounted, place: Path
+    ) -> None:
+        """Labels name the directories; it is up to date after each step of a run."""
+
+        async def work() -> None:
+            with Workspace(real.root) as workspace:
+                go = asyncio.Event()
+
+                async def works(runner: ScriptedRunner) -> None:
+                    runner.write(SEED, "mine\n")
+                    runner.write("d/temporary", "x")
+                    await runner.say("wrote")
+                    runner.branch.capture(runner.messages)
+                    await go.wait()
+                    assert runner.branch.overlay is not None
+                    runner.branch.overlay.delete("d/temporary")
+                    await runner.say("done")
+
+                made = coordinator(
+                    workspace, {"A": works, "b/../c": writing()}, materializer_root=place / "m"
+                )
+                await made.fork(specs("A", "b/../c"))
+                top = place / "m" / DIRECTORY / str(made.fork_id)
+                mine = top / "branches" / "A"
+                await until((mine / "d/temporary").exists)
+                assert (mine / SEED).read_text() == "mine\n"
+                assert (top / "parent" / SEED).read_text() == "seed\n"
+                assert (top / "parent" / SEED).stat().st_mode & 0o222 == 0
+                assert sorted(path.name for path in (top / "parent").iterdir()) == [SEED]
+                go.set()
+                await until(lambda: not (mine / "d/temporary").exists())
+                await all_ended(made)
+
+                def states() -> list[str]:
+                    manifest = json.loads((top / "manifest.json").read_text())
+                    assert manifest["fork_id"] == made.fork_id
+                    return [branch["state"] for branch in manifest["branches"]]
+
+                await until(lambda: states() == ["done", "done"])
+                assert sorted(path.name for path in (top / "branches").iterdir()) == ["A", "b-..-c"]
+                await made.merge_or_select(f"pick:{branch_of(made, 'A').id}")
+                assert not (place / "m" / ".pydantic-deep").exists()  # F16
+                await made.aclose()
+
+        run(work())
+        assert (real.base / SEED).read_text() == "mine\n"
+
+    def test_a_directory_that_becomes_a_file_and_back(self, real: Mounted, place: Path) -> None:
+        async def work() -> None:
+            with Workspace(real.root) as workspace:
+
+                async def works(runner: ScriptedRunner) -> None:
+                    runner.write("x/y", "deep")
+                    await runner.say("directory")
+                    assert runner.branch.overlay is not None
+                    runner.branch.overlay.delete("x")
+                    runner.write("x", "file")
+                    await runner.say("file")
+                    runner.branch.overlay.delete("x")
+                    runner.write("x/z", "deep again")
+                    await runner.say("directory again")
+
+                made = coordinator(workspace, {"a": works}, materializer_root=place / "m")
+                await made.fork(specs("a"))
+                await all_ended(made)
+                top = place / "m" / DIRECTORY / str(made.fork_id) / "branches" / "a"
+                await until((top / "x" / "z").exists)
+                assert not (top / "x" / "y").exists()
+                await made.aclose()
+
+        run(work())
+
+    @pytest.mark.parametrize("ends", ["merge", "abort"])
+    def test_f16_f18_it_stays_where_it_is_to_be_kept(
+        self, real: Mounted, place: Path, ends: str
+    ) -> None:
+        """Whether anything was applied does not matter."""
+
+        async def work() -> None:
+            with Workspace(real.root) as workspace:
+                made = coordinator(
+                    workspace, {"a": writing(f="x")}, materializer_root=place, keep_artifacts=True
+                )
+                await made.fork(specs("a"))
+                await all_ended(made)
+                if ends == "merge":
+                    await made.merge_or_select(f"pick:{branch_of(made, 'a').id}")
+                else:
+                    await made.abort_fork()
+                await made.aclose()
+                kept = place / DIRECTORY / str(made.fork_id) / "branches" / "a" / "f"
+                assert kept.read_text() == "x"
+
+        run(work())
+        assert (real.base / "f").exists() == (ends == "merge")
+
+    @pytest.mark.parametrize("label", ["..", "/etc", "../../x", "a/b", ".hidden", "é ü"])
+    def test_f19_a_label_names_one_directory(self, label: str) -> None:
+        name = directory_name(label)
+        assert "/" not in name
+        assert not name.startswith(".")
+        assert name
+
+    def test_f19_a_path_stays_inside(self) -> None:
+        assert is_inside("a/b")
+        assert not is_inside("../a")
+        assert not is_inside("/a")
+        assert not is_inside("a/../../b")
+
+    def test_one_that_cannot_be_written_ends_no_run(self, real: Mounted, place: Path) -> None:
+        async def work() -> None:
+            with Workspace(real.root) as workspace:
+                (place / "file").write_text("in the way")
+                made = coordinator(
+                    workspace, {"a": writing(f="x")}, materializer_root=place / "file"
+                )
+
+                async def runs() -> None:
+                    await made.fork(specs("a"))
+                    await all_ended(made)
+                    await asyncio.sleep(0)
+
+                with pytest.warns(UserWarning, match="mirror of the fork is not up to date"):
+                    await runs()
+                assert branch_of(made, "a").status.state == "done"
+                await made.aclose()
+
+        run(work())
+
+
+class TestPerson:
+    """What a person changes in a branch's directory is told to the run."""
+
+    def test_the_runs_own_changes_are_not_told(self, real: Mounted) -> None:
+        def test(files: BranchFiles, branch: Branch) -> None:
+            owner = (0, 0)
+            watch = EditWatch(branch, Tree(real.root, owner), Tree(branch.path, owner))
+            assert watch.edits() == []
+            files.write("own", "x")
+            watch.mark()
+            assert watch.edits() == []
+            files.write("d/person", "x")
+            (branch.path / SEED).unlink()
+            assert watch.edits() == ["d", "d/person", SEED]
+            assert watch.edits() == []
+            (branch.path / "own").write_text("y")
+            (branch.path / "d" / "person").unlink()
+            assert watch.edits() == ["d/person", "own"]
+
+        in_branch(real, test)
+
+    def test_it_is_said_in_words(self) -> None:
+        assert told([]) == ""
+        assert told(["a"]).endswith("since your last step:\n- a")
+        assert "… and 10 more" in told([str(number) for number in range(60)])
+
+    def test_a_run_has_a_watch_of_its_own(self, real: Mounted) -> None:
+        async def work() -> None:
+            with Workspace(real.root) as workspace:
+
+                async def works(runner: ScriptedRunner) -> None:
+                    runner.write("own", "x")
+                    await runner.branch.mark_own_edits()
+                    assert await runner.branch.edits_of_others() == []
+                    (Path(runner.branch.path or "") / "person").write_text("x")
+                    assert await runner.branch.edits_of_others() == ["person"]
+                    await runner.say("seen")
+
+                made = coordinator(workspace, {"a": works})
+                await made.fork(specs("a"))
+                await all_ended(made)
+                assert branch_of(made, "a").status.error is None
+                await made.aclose()
+
+        run(work())

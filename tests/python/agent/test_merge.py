@@ -1,0 +1,618 @@
+"""Merging a winner: what lands, what is a conflict, what is undone. Contract D10 to D13, F.
+
+On a real mount: what is frozen, and what a commit refuses, is the file system's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from conftest import Mounted
+from support.agents import (
+    Script,
+    ScriptedRunner,
+    all_ended,
+    branch_of,
+    coordinator,
+    forever,
+    run,
+    specs,
+    until,
+    writing,
+)
+
+from branching import CommitError, ConflictError, Workspace
+from branching.agent import processes, transplant
+from branching.agent.coordinator import ForkCoordinator
+from branching.agent.errors import ForkStateError, MergeConflictError
+from branching.agent.merge import stage
+from branching.agent.place import Place
+from branching.agent.runtime import FORK_VARIABLE
+from branching.agent.types import MergeOptions, MergeResult
+
+SEED = "seed.txt"
+
+
+async def picked(made: ForkCoordinator, label: str, **options: Any) -> MergeResult:
+    return await made.merge_or_select(f"pick:{branch_of(made, label).id}", MergeOptions(**options))
+
+
+def test_f10_the_winners_files_land_and_no_others(real: Mounted) -> None:
+    """D10, F10, B11: written, deleted, and directories; losers leave nothing, also no branch."""
+    (real.base / "old").mkdir()
+    (real.base / "old" / "gone").write_text("x")
+
+    async def wins(runner: ScriptedRunner) -> None:
+        runner.write("new/deep/file", "mine")
+        runner.write(SEED, "changed")
+        assert runner.branch.overlay is not None
+        runner.branch.overlay.delete("old")
+        await runner.say("ready")
+
+    async def work() -> None:
+        with Workspace(real.root) as workspace:
+            made = coordinator(workspace, {"a": wins, "b": writing(other="theirs")})
+            handle = await made.fork(
+                specs("a", "b"), parent_history=[{"role": "user", "content": "hi"}]
+            )
+            await all_ended(made)
+            result = await picked(made, "a")
+            assert result.applied_paths == ("new/deep/file", SEED)
+            assert result.deleted_paths == ("old/gone",)
+            assert result.applied_changes >= len(result.applied_paths)
+            assert (result.conflicts, result.errors) == ((), ())
+            assert result.winner_branch_id == handle.branches[0].id
+            assert result.discarded_branches == (handle.branches[1].id,)
+            assert [m["content"] for m in result.history_after_merge] == ["hi", "go a", "ready"]
+            assert "kept branch a" in result.notice
+            assert made.is_resolved
+            assert workspace.branches() == []
+            await made.aclose()
+
+    run(work())
+    assert (real.base / "new/deep/file").read_text() == "mine"
+    assert (real.base / SEED).read_text() == "changed"
+    assert not (real.base / "old").exists()
+    assert not (real.base / "other").exists()
+
+
+PARENT = [{"role": "user", "content": "hi"}]
+
+
+async def idle(runner: ScriptedRunner) -> None:
+    """A run that changes nothing."""
+
+
+@pytest.fixture
+def forked(real: Mounted) -> Forked:
+    return Forked(real)
+
+
+class Forked:
+    """A fork of main with the branches a and b, which have ended, and what a test does to it."""
+
+    def __init__(self, real: Mounted) -> None:
+        self.base, self.root = real.base, real.root
+        self.made: ForkCoordinator | None = None
+
+    def merge(
+        self,
+        a: Script,
+        *,
+        meanwhile: Callable[[Forked], None] = lambda forked: None,
+        b: Script = idle,
+        then: Callable[[Forked], None] = lambda forked: None,
+        **options: Any,
+    ) -> MergeResult:
+        """Forks, lets both runs end, does something `meanwhile`, and picks a."""
+
+        async def work() -> MergeResult:
+            with Workspace(self.root) as workspace:
+                self.made = made = coordinator(workspace, {"a": a, "b": b})
+                await made.fork(specs("a", "b"), parent_history=PARENT)
+                try:
+                    await all_ended(made)
+                    meanwhile(self)
+                    result = await picked(made, "a", **options)
+                    assert made.is_resolved
+                    assert workspace.branches() == []
+                    return result
+                finally:
+                    then(self)
+                    await made.aclose()
+
+        return run(work())
+
+    @property
+    def parent(self) -> Path:
+        """Where the parent works."""
+        assert self.made is not None
+        assert self.made.parent_path is not None
+        return self.made.parent_path
+
+
+def by_a_third(forked: Forked) -> None:
+    """Somebody else edits the directory itself."""
+    (forked.base / SEED).write_text("third\n")
+
+
+def by_the_parent(forked: Forked) -> None:
+    """The parent goes on, in its own branch."""
+    (forked.parent / SEED).write_text("parent\n")
+
+
+def deleted_by_the_parent(forked: Forked) -> None:
+    (forked.parent / SEED).unlink()
+
+
+MINE = writing(**{SEED: "mine\n", "new": "new\n"})
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "stays"),
+    [(by_a_third, "third\n"), (by_the_parent, "parent\n"), (deleted_by_the_parent, None)],
+)
+class TestConflict:
+    """F7, F8: somebody else changed a path that the winner changed."""
+
+    def test_by_default_the_newer_content_stays_and_the_path_is_reported(
+        self, forked: Forked, meanwhile: Callable[[Forked], None], stays: str | None
+    ) -> None:
+        """F8 as the reference has it; table 2, row 9."""
+        result = forked.merge(MINE, meanwhile=meanwhile)
+        assert result.conflicts == (SEED,)
+        assert result.applied_paths == ("new",)
+        found = (forked.base / SEED).read_text() if (forked.base / SEED).exists() else None
+        assert found == stays
+        assert (forked.base / "new").read_text() == "new\n"
+        assert f"1 conflicts: {SEED}" in result.notice  # F9
+
+    def test_theirs_lands_and_is_reported(
+        self, forked: Forked, meanwhile: Callable[[Forked], None], stays: str | None
+    ) -> None:
+        """F8 as the guide has it."""
+        result = forked.merge(MINE, meanwhile=meanwhile, on_conflict="theirs")
+        assert result.conflicts == (SEED,)
+        assert (forked.base / SEED).read_text() == "mine\n"
+
+    def test_fail_merges_nothing_and_the_fork_goes_on(
+        self, forked: Forked, meanwhile: Callable[[Forked], None], stays: str | None
+    ) -> None:
+        def goes_on(forked: Forked) -> None:
+            assert forked.made is not None
+            assert not forked.made.is_resolved
+            assert {b.status.state for b in forked.made.branches.values()} == {"done"}
+
+        with pytest.raises(MergeConflictError) as caught:
+            forked.merge(MINE, meanwhile=meanwhile, then=goes_on, on_conflict="fail")
+        assert caught.value.paths == (SEED,)
+        assert not (forked.base / "new").exists()
+
+    def test_the_same_result_is_no_conflict(
+        self, forked: Forked, meanwhile: Callable[[Forked], None], stays: str | None
+    ) -> None:
+        async def the_same(runner: ScriptedRunner) -> None:
+            assert runner.branch.path is not None
+            if stays is None:
+                (runner.branch.path / SEED).unlink()
+            else:
+                runner.write(SEED, stays)
+            await runner.say("same")
+
+        result = forked.merge(the_same, meanwhile=meanwhile)
+        assert result.conflicts == ()
+
+
+def test_f7_an_edit_between_the_fork_and_the_first_touch_is_a_conflict(real: Mounted) -> None:
+    """Table 2, row 10: the branch writes after somebody edited the file, and has seen the edit."""
+
+    async def work() -> None:
+        with Workspace(real.root) as workspace:
+            edited = asyncio.Event()
+
+            async def late(runner: ScriptedRunner) -> None:
+                await edited.wait()
+                runner.write(SEED, "mine\n")
+                await runner.say("late")
+
+            made = coordinator(workspace, {"a": late})
+            await made.fork(specs("a"), parent_history=PARENT)
+            (real.base / SEED).write_text("third\n")
+            edited.set()
+            result = await picked(made, "a")
+            assert result.conflicts == (SEED,)
+            await made.aclose()
+
+    run(work())
+    assert (real.base / SEED).read_text() == "third\n"
+
+
+class TestOwn:
+    """The parent's own changes against those of others in the base directory."""
+
+    @pytest.mark.parametrize(("own", "stays"), [("force", "parent\n"), ("skip", "third\n")])
+    @pytest.mark.parametrize("ends", ["merge", "abort"])
+    def test_nothing_is_lost_without_being_asked(
+        self, real: Mounted, own: Literal["force", "skip"], stays: str, ends: str
+    ) -> None:
+        async def work() -> None:
+            with Workspace(real.root) as workspace:
+                made = coordinator(workspace, {"a": writing(new="x")})
+                await made.fork(specs("a"))
+                await all_ended(made)
+                assert made.parent_path is not None
+                (made.parent_path / SEED).write_text("parent\n")
+                (real.base / SEED).write_text("third\n")
+
+                async def end(options: MergeOptions) -> None:
+                    if ends == "merge":
+                        action = f"pick:{branch_of(made, 'a').id}"
+                        assert (await made.merge_or_select(action, options)).conflicts == ()
+                    else:
+                        await made.abort_fork(options)
+
+                with pytest.raises(ConflictError) as caught:
+                    await end(MergeOptions())
+                assert caught.value.paths == (SEED,)
+                assert not made.is_resolved
+                assert (real.base / SEED).read_text() == "third\n"
+                assert not (real.base / "new").exists()
+                await end(MergeOptions(own=own))
+                assert workspace.branches() == []
+                await made.aclose()
+
+        run(work())
+        assert (real.base / SEED).read_text() == stays
+        assert (real.base / "new").exists() == (ends == "merge")
+
+
+def test_f7_an_edit_right_after_the_fork_is_newer(real: Mounted) -> None:
+    """The clock of the file system ticks: `now_ns` waits for the tick."""
+    with Workspace(real.root) as workspace:
+        place = Place(workspace)
+        for _ in range(30):
+            moment = place.now_ns()
+            (real.base / SEED).write_text("edited")
+            assert (real.base / SEED).stat().st_ctime_ns > moment
+        assert (real.base / SEED).stat().st_ctime_ns <= place.now_ns()
+
+
+def test_f1_a_branch_does_not_see_what_the_parent_writes_later(forked: Forked) -> None:
+    """Table 2, row 11; F14."""
+
+    def meanwhile(forked: Forked) -> None:
+        (forked.parent / SEED).write_text("later\n")
+        assert forked.made is not None
+        for branch in forked.made.branches.values():
+            assert branch.overlay is not None
+            assert branch.overlay.read(SEED) == "seed\n"
+        with pytest.raises(OSError, match="Read-only"):
+            (forked.root / SEED).write_text("past the fork")
+
+    assert forked.merge(writing(new="x"), meanwhile=meanwhile).conflicts == ()
+    assert (forked.base / SEED).read_text() == "later\n"
+    assert (forked.base / "new").read_text() == "x"
+
+
+class TestMerge3:
+    """F8: a text is merged line by line."""
+
+    LINES = "".join(f"line {number}\n" for number in range(9))
+
+    def edits(self, number: int, text: str) -> str:
+        return self.LINES.replace(f"line {number}\n", text)
+
+    def merge(
+        self, forked: Forked, parents: str, mine: str, *, chmods: bool = False
+    ) -> MergeResult:
+        (forked.base / "text").write_text(self.LINES)
+        (forked.base / "text").chmod(0o755)
+
+        def meanwhile(forked: Forked) -> None:
+            (forked.parent / "text").write_text(parents)
+
+        async def script(runner: ScriptedRunner) -> None:
+            runner.write("text", mine)
+            if chmods:
+                (runner.branch.path or forked.base).joinpath("text").chmod(0o700)
+            await runner.say("done")
+
+        return forked.merge(script, meanwhile=meanwhile, on_conflict="merge3")
+
+    def test_changes_of_different_lines_are_both_there(self, forked: Forked) -> None:
+        result = self.merge(forked, self.edits(1, "parent\n"), self.edits(7, "mine\n"))
+        assert result.conflicts == ()
+        assert result.applied_paths == ("text",)
+        expected = self.edits(1, "parent\n").replace("line 7\n", "mine\n")
+        assert (forked.base / "text").read_text() == expected
+        assert (forked.base / "text").stat().st_mode & 0o777 == 0o755
+
+    def test_the_mode_is_merged_too(self, forked: Forked) -> None:
+        mine = self.edits(7, "mine\n")
+        assert self.merge(forked, self.edits(1, "p\n"), mine, chmods=True).conflicts == ()
+        assert (forked.base / "text").stat().st_mode & 0o777 == 0o700
+
+    def test_changes_of_one_line_are_a_conflict(self, forked: Forked) -> None:
+        result = self.merge(forked, self.edits(1, "parent\n"), self.edits(1, "mine\n"))
+        assert result.conflicts == ("text",)
+        assert (forked.base / "text").read_text() == self.edits(1, "parent\n")
+
+
+class TestChoice:
+    """L13: paths, directories and hunks chosen."""
+
+    def test_of_paths(self, forked: Forked) -> None:
+        files = writing(d__one="1", d__two="2", three="3")
+        result = forked.merge(files, only=("d", "three"), exclude=("d/two",))
+        assert result.applied_paths == ("d/one", "three")
+        assert not (forked.base / "d/two").exists()
+
+    def test_of_hunks(self, forked: Forked) -> None:
+        lines = [f"line {number}\n" for number in range(40)]
+        (forked.base / "text").write_text("".join(lines))
+        changed = ["first\n", *lines[1:20], "middle\n", *lines[21:39], "last\n"]
+        forked.merge(writing(text="".join(changed)), hunks={"text": [0, 2]})
+        expected = ["first\n", *lines[1:39], "last\n"]
+        assert (forked.base / "text").read_text() == "".join(expected)
+
+    def test_of_a_hunk_that_is_not_there(self, forked: Forked) -> None:
+        with pytest.raises(ValueError, match="there is no 5"):
+            forked.merge(writing(**{SEED: "x\n"}), hunks={SEED: [5]})
+
+
+def test_what_a_directory_of_the_parents_loses_is_a_conflict(forked: Forked) -> None:
+    """F7: the winner removed a directory into which the parent has put a file since."""
+    (forked.base / "d").mkdir()
+    (forked.base / "d" / "old").write_text("x")
+
+    async def removes(runner: ScriptedRunner) -> None:
+        assert runner.branch.overlay is not None
+        runner.branch.overlay.delete("d")
+        await runner.say("gone")
+
+    def adds(forked: Forked) -> None:
+        (forked.parent / "d/new").write_text("n")
+
+    result = forked.merge(removes, meanwhile=adds)
+    assert result.conflicts == ("d",)
+    assert sorted(path.name for path in (forked.base / "d").iterdir()) == ["new"]
+
+
+def test_a_file_in_a_directory_that_the_parent_removed_is_a_conflict(forked: Forked) -> None:
+    (forked.base / "d").mkdir()
+    (forked.base / "d" / "old").write_text("x")
+    result = forked.merge(
+        writing(d__new="n"), meanwhile=lambda forked: shutil.rmtree(forked.parent / "d")
+    )
+    assert result.conflicts == ("d/new",)
+    assert not (forked.base / "d").exists()
+
+
+@pytest.mark.parametrize("is_copied", [False, True], ids=["moved", "copied"])
+def test_what_is_not_text_survives_a_merge(forked: Forked, is_copied: bool) -> None:
+    """Facts, table 4: modes, links, ignored directories, a repository. A winner's files are moved,
+    unless the parent went on too: then they are copied."""
+    subprocess.run(["git", "init", "-q", str(forked.base)], check=True)
+
+    def shape(top: Path) -> None:
+        assert (top / "run.sh").stat().st_mode & 0o777 == 0o755
+        assert (top / "link").readlink() == Path("run.sh")
+        assert (top / "build" / "x").read_text() == "built"
+        log = subprocess.run(
+            ["git", "log", "--format=%s"], cwd=top, capture_output=True, text=True, check=True
+        )
+        assert log.stdout == "from the branch\n"
+
+    async def works(runner: ScriptedRunner) -> None:
+        script = """
+            printf '#!/bin/sh\\n' > run.sh && chmod 755 run.sh && ln -s run.sh link
+            mkdir build && printf built > build/x && git add run.sh link
+            git -c user.name=a -c user.email=a@b commit -qm 'from the branch'
+        """
+        subprocess.run(["sh", "-ec", script], cwd=runner.branch.path, check=True)
+        await runner.say("committed")
+
+    def goes_on(forked: Forked) -> None:
+        if is_copied:
+            (forked.parent / "p").write_text("x")
+
+    forked.merge(works, meanwhile=goes_on)
+    shape(forked.base)
+
+
+def test_f4_what_a_command_does_counts(forked: Forked) -> None:
+    async def shell(runner: ScriptedRunner) -> None:
+        script = f"rm {SEED}; mkdir -p a/b; echo x > a/b/c"
+        subprocess.run(["sh", "-ec", script], cwd=runner.branch.path, check=True)
+        assert runner.branch.overlay is not None
+        told = {(change.path, change.op) for change in runner.branch.overlay.changes()}
+        assert told == {(SEED, "delete"), ("a", "mkdir"), ("a/b", "mkdir"), ("a/b/c", "write")}
+        await runner.say("done")
+
+    result = forked.merge(shell)
+    assert (result.applied_paths, result.deleted_paths) == (("a/b/c",), (SEED,))
+
+
+def test_f6_a_path_that_cannot_be_merged_keeps_the_rest_only_where_asked(forked: Forked) -> None:
+    """F6, B19: by default all or nothing; else the failing path is reported, the rest applied."""
+    fixed = forked.base / "fixed"
+    fixed.write_text("fixed")
+    subprocess.run(["chattr", "+i", str(fixed)], check=True)
+    files = writing(fixed="mine", other="mine")
+    try:
+        with pytest.raises(CommitError, match="fixed"):
+            forked.merge(files)
+        assert not (forked.base / "other").exists()
+    finally:
+        subprocess.run(["chattr", "-i", str(fixed)], check=True)
+    assert fixed.read_text() == "fixed"
+
+
+def test_f6_the_rest_is_applied_where_asked(
+    forked: Forked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_transplant = transplant.transplant
+
+    def failing(source: Path, target: Path, path: str, **options: Any) -> None:
+        if path == "bad":
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        real_transplant(source, target, path, **options)
+
+    monkeypatch.setattr(stage, "transplant", failing)
+    files = writing(bad="x", good="y", left="z")
+    with pytest.raises(CommitError, match="bad: Disk quota exceeded"):
+        forked.merge(files, exclude=("left",))
+    assert not (forked.base / "good").exists()
+    result = forked.merge(files, atomic=False, exclude=("left",))
+    assert [(error.path, error.message) for error in result.errors] == [
+        ("bad", "Disk quota exceeded")
+    ]
+    assert result.applied_paths == ("good",)
+    assert (forked.base / "good").read_text() == "y"
+    assert "error: bad" in result.notice
+
+
+def test_no_writes_give_empty_paths(forked: Forked) -> None:
+    result = forked.merge(writing())
+    assert (result.applied_paths, result.applied_changes, result.deleted_paths) == ((), 0, ())
+
+
+class TestWinner:
+    """D10 to D12: which branch can win, and with what conversation."""
+
+    def test_one_that_was_stopped_brings_what_it_had(self, real: Mounted) -> None:
+        """D11"""
+
+        async def work() -> None:
+            with Workspace(real.root) as workspace:
+                made = coordinator(workspace, {"a": forever})
+                await made.fork(specs("a"), parent_history=PARENT)
+                branch = branch_of(made, "a")
+                await until(lambda: len(branch.partial_history or []) == 3)
+                await made.terminate_branch(branch.id)
+                result = await picked(made, "a")
+                said = [message["content"] for message in result.history_after_merge]
+                assert said == ["hi", "go a", "working"]
+                await made.aclose()
+
+        run(work())
+
+    def test_one_that_said_nothing_cannot_win(self, real: Mounted) -> None:
+        """D12: no falling back to the history before the fork."""
+
+        async def silent(runner: ScriptedRunner) -> None:
+            await asyncio.Event().wait()
+
+        async def work() -> None:
+            with Workspace(real.root) as workspace:
+                made = coordinator(workspace, {"a": silent})
+                await made.fork(specs("a"), parent_history=PARENT)
+                await made.terminate_branch(branch_of(made, "a").id)
+                with pytest.raises(RuntimeError, match="before it said anything"):
+                    await picked(made, "a")
+                assert not made.is_resolved
+                await made.aclose()
+
+        run(work())
+
+    def test_one_that_failed_cannot_win(self, real: Mounted) -> None:
+        async def fails(runner: ScriptedRunner) -> None:
+            raise KeyError("k")
+
+        async def work() -> None:
+            with Workspace(real.root) as workspace:
+                made = coordinator(workspace, {"a": fails})
+                await made.fork(specs("a"))
+                with pytest.raises(ForkStateError, match="KeyError") as caught:
+                    await picked(made, "a")
+                assert isinstance(caught.value.__cause__, KeyError)
+                await made.aclose()
+
+        run(work())
+
+    def test_it_is_awaited_while_others_can_be_stopped(self, real: Mounted) -> None:
+        """D10, D19: the lock is not held while the winner is awaited."""
+
+        async def work() -> None:
+            with Workspace(real.root) as workspace:
+                may_end = asyncio.Event()
+
+                async def slow(runner: ScriptedRunner) -> None:
+                    await may_end.wait()
+                    runner.write("slow", "x")
+                    await runner.say("slow")
+
+                made = coordinator(workspace, {"a": slow, "b": forever})
+                await made.fork(specs("a", "b"))
+                merging = asyncio.create_task(picked(made, "a"))
+                await asyncio.sleep(0)
+                await made.terminate_branch(branch_of(made, "b").id)
+                assert not merging.done()
+                may_end.set()
+                assert (await merging).applied_paths == ("slow",)
+                await made.aclose()
+
+        run(work())
+
+    def test_losers_are_stopped_before_files_are_merged(self, real: Mounted) -> None:
+        """D10, facts risk (d): also a process that has left its run."""
+
+        async def leaves_a_process(runner: ScriptedRunner) -> None:
+            environment = {**os.environ, **runner.branch.environment}
+            script = "setsid sh -c 'while :; do echo x >> late; sleep 0.01; done' >/dev/null 2>&1 &"
+            subprocess.run(
+                ["sh", "-c", script], cwd=runner.branch.path, env=environment, check=True
+            )
+            await runner.say("left")
+            overlay = runner.branch.overlay
+            assert overlay is not None
+            await until(lambda: overlay.exists("late"))
+            await forever(runner)
+
+        async def work() -> None:
+            with Workspace(real.root) as workspace:
+                made = coordinator(workspace, {"a": writing(x="x"), "b": leaves_a_process})
+                await made.fork(specs("a", "b"))
+                other = branch_of(made, "b")
+                await until(lambda: len(other.partial_history or []) >= 2)
+                await picked(made, "a")
+                assert other.status.state == "terminated"
+                assert processes._marked(FORK_VARIABLE, f"{made.fork_id}/") == set()
+                await made.aclose()
+
+        run(work())
+        assert not (real.base / "late").exists()
+
+
+class TestOverlayDriver:
+    """It serves the policy first-winner alone, and forks all the same."""
+
+    def test_a_winner_alone(self, overlaid: Mounted) -> None:
+        result = Forked(overlaid).merge(MINE, b=writing(other="x"))
+        assert result.applied_paths == ("new", SEED)
+        assert (overlaid.base / SEED).read_text() == "mine\n"
+        assert not (overlaid.base / "other").exists()
+
+    def test_a_winner_beside_what_the_parent_did(self, overlaid: Mounted) -> None:
+        def meanwhile(forked: Forked) -> None:
+            by_the_parent(forked)
+            (forked.parent / "own").write_text("x")
+
+        result = Forked(overlaid).merge(MINE, meanwhile=meanwhile)
+        assert result.conflicts == (SEED,)
+        assert result.applied_paths == ("new",)
+        assert (overlaid.base / SEED).read_text() == "parent\n"
+        assert (overlaid.base / "own").read_text() == "x"
+
+    def test_an_edit_of_others_is_a_conflict(self, overlaid: Mounted) -> None:
+        result = Forked(overlaid).merge(MINE, meanwhile=by_a_third)
+        assert result.conflicts == (SEED,)
+        assert (overlaid.base / SEED).read_text() == "third\n"

@@ -1,0 +1,145 @@
+"""pydantic-ai's own suite for workspaces, on a BranchFS branch.
+
+The branch belongs to an ordinary user, where such a one can run this Python at all: root passes by
+permissions, and one rule is about these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pydantic_ai.workspaces import WorkspaceBackend, WorkspaceRef
+from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
+from support.branchfs import mounted
+
+from branching import Branch, Workspace
+from branching.agent.pydantic_ai.workspace import BranchWorkspace
+from branching.agent.sandbox import BranchSandbox
+
+
+def _anybody_may_enter(path: Path) -> bool:
+    return all(place.stat().st_mode & stat.S_IXOTH for place in (path, *path.parents))
+
+
+OWNER = (12345, 12346) if _anybody_may_enter(Path(sys.base_prefix)) else (0, 0)
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def has_real_posix_shell() -> bool:
+    return True
+
+
+@pytest.fixture
+def filesystem_honors_shell_permissions() -> bool:
+    return True
+
+
+@pytest.fixture(scope="module")
+def workspace(scratch: Path) -> Iterator[Workspace]:
+    place = Path(tempfile.mkdtemp(prefix="suite-", dir=scratch))
+    place.chmod(0o755)
+    base = place / "base"
+    base.mkdir()
+    os.chown(base, *OWNER)
+    with mounted(base, place / "mount"), Workspace(place / "mount") as workspace:
+        # While one sandbox is open the server of sandboxes stays: else each test waits for its end.
+        (place / "warm").mkdir()
+        warm = BranchSandbox(place / "warm")
+        asyncio.run(warm.run(["true"]))
+        yield workspace
+        warm.close()
+    shutil.rmtree(place)
+
+
+class Opened:
+    """Branches of one test, each with its sandbox."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._branches: dict[Path, tuple[Branch, BranchSandbox]] = {}
+
+    def backend(self) -> BranchWorkspace:
+        branch = self._workspace.branch(f"suite-{next(_numbers)}", None, None).__enter__()
+        self._branches[branch.path] = (branch, BranchSandbox(branch.path))
+        return BranchWorkspace(self._branches[branch.path][1])
+
+    def attach(self, ref: WorkspaceRef) -> BranchWorkspace:
+        return BranchWorkspace(self._branches[Path(ref.id)][1])
+
+    async def destroy(self, backend: WorkspaceBackend) -> None:
+        assert isinstance(backend, BranchWorkspace)
+        self._branches[backend.sandbox.directory][0].abort()
+
+    def close(self) -> None:
+        for branch, sandbox in self._branches.values():
+            sandbox.close()
+            branch.abort()
+
+
+@pytest.fixture
+def opened(workspace: Workspace) -> Iterator[Opened]:
+    opened = Opened(workspace)
+    yield opened
+    opened.close()
+
+
+class TestABranch(WorkspaceBackendSuite):
+    """All rules, the optional ones too."""
+
+    @pytest.fixture
+    def backend(self, opened: Opened) -> WorkspaceBackend:
+        return opened.backend()
+
+    @pytest.fixture
+    def fresh_backend(self, opened: Opened) -> Callable[[], WorkspaceBackend]:
+        return opened.backend
+
+    @pytest.fixture
+    def attach_backend(self, opened: Opened) -> Callable[[WorkspaceRef], WorkspaceBackend]:
+        return opened.attach
+
+    @pytest.fixture
+    def destroy_environment(self, opened: Opened) -> Callable[[WorkspaceBackend], Awaitable[None]]:
+        return opened.destroy
+
+
+@pytest.mark.anyio
+async def test_files_and_commands_see_the_workspaces_own_path_and_nothing_else(
+    opened: Opened, workspace: Workspace
+) -> None:
+    backend = opened.backend()
+    assert await backend.working_dir() == str(workspace.root)
+    await backend.write_bytes(f"{workspace.root}/made.txt", b"made")
+    assert (backend.sandbox.directory / "made.txt").read_text() == "made"
+    assert (backend.sandbox.directory / "made.txt").stat().st_uid == OWNER[0]
+    assert not (workspace.root / "made.txt").exists()
+    with pytest.raises(OSError, match=r"(?i)read-only|permission denied"):
+        await backend.write_bytes("/etc/made-by-a-test", b"")
+    assert not Path("/etc/made-by-a-test").exists()
+
+
+@pytest.mark.anyio
+async def test_what_a_command_leaves_running_dies_with_the_sandbox(opened: Opened) -> None:
+    backend = opened.backend()
+    started = await backend.run("setsid sleep 3600 & echo started", shell=True)
+    assert started.stdout == "started\n"
+    running = await backend.run("pgrep -x sleep || ps -e", shell=True)
+    assert running.exit_code == 0
+    backend.sandbox.close()
+    with pytest.raises(Exception, match="has ended"):
+        await backend.run(["true"])
