@@ -1,0 +1,177 @@
+"""Commands in branches: one in a branch that is there, or a race of several in new ones.
+
+Each has a sandbox of its own, under the rules of the desk. Its output is told line by line as it
+comes, and kept in the logbook, as that of every candidate of the command line is.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from branching.fs import Branch, Workspace
+from branching.mcp.desk import MAIN, Desk
+from branching.mcp.output import Output
+from branching.mcp.work import apart
+from branching.patterns import Event, SpeculationOutcome
+from branching.patterns.attempt import Attempt, Task
+from branching.patterns.callback import Scorer
+from branching.patterns.logbook import Logbook
+from branching.patterns.program import Program, shell
+from branching.patterns.scope import Scope
+from branching.process import Budget, Ended, ResourceLimits
+
+SECONDS_DEFAULT = 600.0
+
+Tell = Callable[[Event], None]
+Pattern = Callable[[Workspace | Branch], SpeculationOutcome]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What became of a command."""
+
+    ended: Ended
+    output: Output
+    log: str
+    """The name under which its output is kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raced:
+    """What became of a race."""
+
+    outcome: SpeculationOutcome
+    outputs: dict[int, Output]
+    """Of each candidate that was started, by its index."""
+
+
+def seconds_for(desk: Desk, wanted: float | None) -> float:
+    """Returns the time for a command: what is wanted, as far as the rules let it."""
+    return min(wanted or SECONDS_DEFAULT, desk.rules.seconds_max)
+
+
+async def run(desk: Desk, name: str, command: str, *, seconds: float, tell: Tell) -> Ran:
+    """Runs a command by the shell in a branch that is there, which it leaves as it is then."""
+    branch = await desk.find(name)
+    program = Program(shell(command), label=command, **_surroundings(desk))
+    output, log, scope = Output(), f"{name}-run-{secrets.token_hex(4)}", Scope()
+
+    def listen(event: Event) -> None:
+        if event.kind == "output":
+            output.add(event.text)
+        tell(event)
+
+    def call() -> Ended:
+        with Logbook.of(desk.workspace, "mcp run") as logbook:
+            on_event = logbook.and_then(listen)
+
+            def event(kind: Any, **facts: Any) -> None:
+                on_event(Event(kind=kind, index=0, branch=log, label=command, **facts))
+
+            event("started")
+            ended = _ended(desk, branch, program, seconds, lambda line: event("output", text=line))
+            state = "succeeded" if ended.success else "failed"
+            event("finished", state=state, text=ended.reason, seconds=ended.wall_seconds)
+            return ended
+
+    with desk.running(name, scope):
+        ended = await apart(call, name=log, scope=scope)
+    return Ran(ended=ended, output=output, log=log)
+
+
+def _ended(
+    desk: Desk, branch: Branch, program: Program, seconds: float, say: Callable[[str], None]
+) -> Ended:
+    limits = replace(desk.rules.limits or ResourceLimits(), wall_time=seconds)
+    budget = Budget(limits, None)
+    budget.open()
+    try:
+        attempt = Attempt(0, branch, "", program.label)
+        attempt.budget = budget
+        task = Task(attempt, lambda _, line: say(line), must_end=True)
+        outer = Scope.current()
+        assert outer is not None, "it is run apart, under a scope"
+        outer.on_cancel(task.cancel)
+        try:
+            ended = task.run(program, branch.path).value
+        finally:
+            outer.forget(task.cancel)
+    finally:
+        budget.close()
+    assert isinstance(ended, Ended), "a program answers with its end"
+    return ended
+
+
+async def race(
+    desk: Desk,
+    what: str,
+    make: Callable[[dict[str, Any]], Pattern],
+    *,
+    parent: str,
+    seconds: float,
+    setup: str | None,
+    only: Sequence[str],
+    commit: bool,
+    tell: Tell,
+) -> Raced:
+    """Calls the pattern that `make` makes of the options all have; a winner that is not committed
+    is the desk's to end."""
+    origin = desk.workspace if parent == MAIN else await desk.find(parent)
+    outputs: dict[int, Output] = {}
+
+    def listen(event: Event) -> None:
+        if event.kind == "started":
+            outputs[event.index] = Output(CANDIDATE_HEAD_MAX, CANDIDATE_TAIL_MAX)
+        elif event.kind == "output":
+            outputs[event.index].add(event.text)
+        tell(event)
+
+    def call() -> SpeculationOutcome:
+        with Logbook.of(desk.workspace, f"mcp {what}") as logbook:
+            pattern = make(
+                {
+                    "timeout": seconds,
+                    "commit": commit,
+                    "only": only,
+                    "setup": program(desk, setup) if setup else None,
+                    "on_event": logbook.and_then(listen),
+                    "resource_limits": desk.rules.limits,
+                }
+            )
+            return pattern(origin)
+
+    scope = Scope()
+    with desk.running(parent, scope):
+        outcome = await apart(call, name=what, scope=scope)
+    if outcome.branch is not None and outcome.branch.is_open:
+        await desk.adopt(outcome.branch.name)
+    return Raced(outcome=outcome, outputs=outputs)
+
+
+CANDIDATE_HEAD_MAX = 1_000
+CANDIDATE_TAIL_MAX = 3_000
+"""Characters of one candidate's output that go into the result; the log has all of it."""
+
+
+def program(desk: Desk, command: str, *, score: bool = False) -> Program:
+    """Returns a command as a candidate."""
+    return Program(shell(command), label=command, score=score, **_surroundings(desk))
+
+
+def scorer(desk: Desk, command: str) -> Scorer:
+    """Returns a command that says what a branch is worth."""
+    return Scorer(shell(command), label=command, score=True, **_surroundings(desk))
+
+
+def _surroundings(desk: Desk) -> dict[str, Any]:
+    rules = desk.rules
+    return {
+        "workspace": desk.workspace.seen_at,
+        "owner": desk.owner,
+        "hide": rules.hide,
+        "network": rules.network,
+        "clean_env": rules.clean_env,
+    }

@@ -1,0 +1,226 @@
+"""What one server works on: a workspace, under rules, and the branches that were made through it.
+
+The desk knows no protocol. Its methods are called in the event loop's thread, which alone changes
+its state; what blocks is done elsewhere and awaited (`work`).
+
+A branch that was made through the server ends with it, unless it was committed, aborted or kept.
+While something runs in a branch it is not committed; aborting it ends what runs there first.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import anyio
+
+from branching.errors import BranchError, BranchingError, BranchNotFoundError, add_note
+from branching.fs import Branch, BranchRecord, Change, Workspace
+from branching.fs.beneath import Tree
+from branching.mcp.work import step
+from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
+from branching.process import Owner, ResourceLimits
+from branching.process.sandbox.hidden import glob_pattern
+
+MAIN = "main"
+"""How the workspace itself is named where a branch is asked for."""
+SECONDS_MAX_DEFAULT = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What commands may do and use: it holds for all that is run through the server."""
+
+    limits: ResourceLimits | None = None
+    """Of each command, and of each candidate of a race."""
+    hide: tuple[str, ...] = ()
+    """Globs of files that neither commands nor the file tools can read or write."""
+    network: bool = True
+    clean_env: bool = False
+    """Commands get an environment without keys and tokens."""
+    seconds_max: float = SECONDS_MAX_DEFAULT
+    """The longest time for one command or race."""
+    seen_as: tuple[Path, ...] = ()
+    """Other names of the workspace's directory: in a container, its path on the host."""
+
+
+class Desk:
+    """Opened by `async with`; its end ends all that runs and drops the branches that it made."""
+
+    def __init__(
+        self, workspace: Workspace, owner: Owner | None = None, rules: Rules | None = None
+    ) -> None:
+        self.workspace = workspace
+        self.owner = owner
+        self.rules = rules or Rules()
+        self._hidden = [glob_pattern(glob) for glob in self.rules.hide]
+        self._made: dict[int, str] = {}
+        self._running: dict[str, set[_Run]] = {}
+
+    @property
+    def directories(self) -> list[Path]:
+        """The workspace's directory, by all its names."""
+        space = self.workspace
+        return [space.seen_at, space.base, *self.rules.seen_as]
+
+    # Branches.
+
+    async def branches(self) -> list[BranchRecord]:
+        """Lists the open branches, the oldest first."""
+        return await step(self.workspace.branches)
+
+    async def find(self, name: str) -> Branch:
+        """Returns an open branch. BranchNotFoundError if there is none of that name."""
+        if name == MAIN:
+            raise BranchError(f"{MAIN!r} is the workspace itself, which changes by commits alone")
+        return await step(lambda: self.workspace.reopen(name))
+
+    async def create(self, name: str | None, parent: str) -> Branch:
+        """Forks a branch of the workspace, or of another branch; it is ours to end."""
+        limits = self.rules.limits
+        origin = self.workspace if parent == MAIN else await self.find(parent)
+        branch = origin.branch(
+            name or f"mcp-{secrets.token_hex(4)}",
+            on_success=None,
+            disk_limit=None if limits is None else limits.disk,
+        )
+        # Never left half-way: who cancels meanwhile leaves a branch that is on the list.
+        await step(lambda: self._own(branch.__enter__()))
+        return branch
+
+    def _own(self, branch: Branch) -> None:
+        self._made[branch.inspect().id] = branch.name
+
+    async def adopt(self, name: str) -> None:
+        """Makes an open branch ours to end."""
+        branch = await self.find(name)
+        await step(lambda: self._own(branch))
+
+    async def keep(self, name: str) -> None:
+        """Leaves a branch open when the server ends."""
+        record = await step((await self.find(name)).inspect)
+        self._made.pop(record.id, None)
+
+    def is_ours(self, record: BranchRecord) -> bool:
+        """Whether the branch ends with us."""
+        return record.id in self._made
+
+    async def commit(
+        self,
+        name: str,
+        *,
+        only: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        force: bool = False,
+        skip: bool = False,
+        dry_run: bool = False,
+    ) -> list[Change]:
+        """Applies a branch in which nothing runs to its parent."""
+        branch = await self.find(name)
+        if self._running.get(name) and not dry_run:
+            raise BranchError(
+                f"something still runs in branch {name!r}: it was not committed",
+                hint="wait for its end, or branch_abort, which ends it",
+                branch=name,
+            )
+        with self.running(name, Scope()):  # nothing is started in it, nor committed, meanwhile
+            return await step(
+                lambda: branch.commit(
+                    only=only, exclude=exclude, force=force, skip=skip, dry_run=dry_run
+                )
+            )
+
+    async def abort(self, name: str) -> None:
+        """Ends what runs in a branch, and drops it with its children."""
+        branch = await self.find(name)
+        for run in list(self._running.get(name, ())):
+            run.scope.cancel(STOP_GRACE_SECONDS)
+            await run.ended.wait()
+        await step(branch.abort)
+
+    @contextmanager
+    def running(self, name: str, scope: Scope) -> Iterator[None]:
+        """Says for the length of the `with` that something runs in a branch."""
+        run = _Run(scope)
+        self._running.setdefault(name, set()).add(run)
+        try:
+            yield
+        finally:
+            self._running[name].discard(run)
+            if not self._running[name]:
+                del self._running[name]
+            run.ended.set()
+
+    # Files.
+
+    async def tree(self, name: str) -> Tree:
+        """Returns the files of a branch, or of the workspace."""
+        path = self.workspace.path if name == MAIN else (await self.find(name)).path
+        return Tree(path, self.workspace.owner)
+
+    def check_visible(self, path: str) -> None:
+        """Raises PermissionError for a file that the rules hide."""
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        for length in range(1, len(parts) + 1):
+            within = "/".join(parts[:length])
+            if any(pattern.fullmatch(within) for pattern in self._hidden):
+                raise PermissionError(errno.EACCES, "hidden by the rules of this server", path)
+
+    # Opening and closing.
+
+    async def __aenter__(self) -> Desk:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            for runs in list(self._running.values()):
+                for run in list(runs):
+                    run.scope.cancel(STOP_GRACE_SECONDS)
+                    await run.ended.wait()
+            failure = await step(self._drop_all)
+        if failure is not None:
+            if error is None:
+                raise failure
+            add_note(error, f"and a branch stays open: {failure}")
+
+    def _drop_all(self) -> BranchingError | None:
+        failure: BranchingError | None = None
+        # Children are younger than their parents and go before them.
+        for record in reversed(self.workspace.branches()):
+            if record.id in self._made:
+                try:
+                    self.workspace.reopen(record.name).abort()
+                except BranchNotFoundError:
+                    pass  # it went with its parent
+                except BranchingError as error:
+                    failure = failure or error
+        return failure
+
+
+class _Run:
+    """Something under way in a branch."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.ended = anyio.Event()
+
+
+HOST_VARIABLE = "BRANCHING_HOST_WORKSPACE"
+"""In a container: what the workspace's directory is called outside, where the client is."""
+
+
+def host_directories() -> tuple[Path, ...]:
+    """Returns what the workspace's directory is called on the host, where that was told."""
+    told = os.environ.get(HOST_VARIABLE)
+    return (Path(told),) if told else ()

@@ -1,0 +1,47 @@
+"""Parameters that several tools have, with what a model is told of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from branching.mcp.commands import SECONDS_DEFAULT
+
+COMMAND_CHARACTERS_MAX = 32_000
+
+BranchName = Annotated[str, Field(description="Name of an open branch")]
+BranchOrMain = Annotated[
+    str, Field(description='Name of an open branch; "main" is the workspace itself')
+]
+FilePath = Annotated[
+    str, Field(description="Relative to the workspace; symbolic links are not followed")
+]
+Command = Annotated[
+    str,
+    Field(
+        description="Run by sh, in a sandbox that sees the branch at the workspace's own path",
+        min_length=1,
+        max_length=COMMAND_CHARACTERS_MAX,
+    ),
+]
+Seconds = Annotated[
+    float | None,
+    Field(gt=0, description=f"Give up after so many seconds. Default {SECONDS_DEFAULT:.0f}"),
+]
+Globs = Annotated[list[str], Field(description="Globs of paths: src/**, *.md")]
+Parent = Annotated[
+    str, Field(description='The branch to fork, into which it is committed; "main" by default')
+]
+Setup = Annotated[
+    str | None,
+    Field(
+        description="A command that is run once, before the candidates are forked: all start from "
+        "what it made",
+        max_length=COMMAND_CHARACTERS_MAX,
+    ),
+]
+Commit = Annotated[
+    bool,
+    Field(description="False: leave the winner's branch open instead, to look at and decide"),
+]

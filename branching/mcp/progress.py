@@ -1,0 +1,92 @@
+"""Progress of a call, told to its client while it works: what happens, in its own words.
+
+Events come from several threads and by the thousand; the client hears of the newest one, at most
+ten times a second, and gets a sign of life when nothing happens, so that it does not give up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+from mcp.server.mcpserver import Context
+
+from branching.patterns import Event
+
+INTERVAL_SECONDS = 0.1
+SIGN_OF_LIFE_SECONDS = 10.0
+MESSAGE_CHARACTERS_MAX = 200
+
+
+@asynccontextmanager
+async def told(ctx: Context) -> AsyncIterator[Callable[[Event], None]]:
+    """Yields the function that takes events, from any thread."""
+    progress = _Progress(ctx)
+    failure: Exception | None = None
+    async with anyio.create_task_group() as group:
+        group.start_soon(progress.tell_all)
+        try:
+            yield progress.take
+        except Exception as error:  # raised again below: the group would wrap it
+            failure = error
+        group.cancel_scope.cancel()
+    await progress.tell_newest()
+    if failure is not None:
+        raise failure
+
+
+class _Progress:
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._token = anyio.lowlevel.current_token()
+        self._arrived = anyio.Event()
+        self._is_awake = False
+        self._newest = ""
+        self._count = 0
+        self._started = time.monotonic()
+
+    def take(self, event: Event) -> None:
+        """Takes an event; called in any thread but the event loop's."""
+        self._newest = _words(event)
+        if not self._is_awake:  # of a thousand lines one wakes the loop
+            self._is_awake = True
+            anyio.from_thread.run_sync(self._wake, token=self._token)
+
+    def _wake(self) -> None:
+        self._arrived.set()
+
+    async def tell_all(self) -> None:
+        """Tells until it is cancelled."""
+        while True:
+            with anyio.move_on_after(SIGN_OF_LIFE_SECONDS):
+                await self._arrived.wait()
+            if not self._newest:
+                self._newest = f"still at it, {time.monotonic() - self._started:.0f} s"
+            self._arrived = anyio.Event()
+            self._is_awake = False
+            await self.tell_newest()
+            await anyio.sleep(INTERVAL_SECONDS)
+
+    async def tell_newest(self) -> None:
+        """Tells what has not been told."""
+        message, self._newest = self._newest, ""
+        if message:
+            self._count += 1
+            await self._ctx.report_progress(self._count, message=message)
+
+
+def _words(event: Event) -> str:
+    who = f"[{event.index}] " if event.index >= 0 else "[setup] "
+    if event.kind == "output":
+        text = event.text
+    elif event.kind == "finished":
+        text = f"{event.state} after {event.seconds:.1f} s"
+    elif event.kind == "scored":
+        text = f"scored {event.score}"
+    else:
+        text = event.kind
+    return (who + text)[:MESSAGE_CHARACTERS_MAX]

@@ -1,0 +1,122 @@
+"""The tools that race commands."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from mcp.server.mcpserver import Context
+from pydantic import Field
+
+from branching.mcp import commands, progress
+from branching.mcp.answers import RaceResult
+from branching.mcp.commands import program, scorer, seconds_for
+from branching.mcp.desk import MAIN
+from branching.mcp.failure import told
+from branching.mcp.parameters import (
+    COMMAND_CHARACTERS_MAX,
+    Command,
+    Commit,
+    Globs,
+    Parent,
+    Seconds,
+    Setup,
+)
+from branching.mcp.roots import AllowedDesk
+from branching.patterns import BestOfN, Speculate
+
+CANDIDATES_MAX = 64
+
+
+@told
+async def speculate(
+    desk: AllowedDesk,
+    ctx: Context,
+    candidates: Annotated[
+        list[Command],
+        Field(min_length=1, max_length=CANDIDATES_MAX, description="Shell commands to race"),
+    ],
+    timeout_seconds: Seconds = None,
+    setup: Setup = None,
+    only: Globs = [],  # noqa: B006
+    commit: Commit = True,
+    parent: Parent = MAIN,
+) -> RaceResult:
+    """Race commands, each in a branch of its own: the first that exits with 0 is committed at
+    once, the others are ended and dropped. End each with the check that decides:
+    "./fix-a && make test".
+    """
+
+    def make(options: dict[str, Any]) -> commands.Pattern:
+        return Speculate([program(desk, each) for each in candidates], **options)
+
+    async with progress.told(ctx) as tell:
+        raced = await commands.race(
+            desk,
+            "speculate",
+            make,
+            parent=parent,
+            seconds=seconds_for(desk, timeout_seconds),
+            setup=setup,
+            only=only,
+            commit=commit,
+            tell=tell,
+        )
+    return RaceResult.of(raced, scored=False)
+
+
+@told
+async def best_of_n(
+    desk: AllowedDesk,
+    ctx: Context,
+    candidates: Annotated[
+        list[Command],
+        Field(
+            min_length=1,
+            max_length=CANDIDATES_MAX,
+            description="Shell commands; a single one is run n times, told apart by "
+            "$BRANCHING_ATTEMPT (0, 1, ...)",
+        ),
+    ],
+    n: Annotated[
+        int | None, Field(ge=1, le=CANDIDATES_MAX, description="How often to run a single command")
+    ] = None,
+    evaluate: Annotated[
+        str | None,
+        Field(
+            description="A command run in the branch of each success; the number it prints last is "
+            "the score. Without it candidates write theirs to descriptor 3: echo 0.9 >&3",
+            max_length=COMMAND_CHARACTERS_MAX,
+        ),
+    ] = None,
+    timeout_seconds: Seconds = None,
+    setup: Setup = None,
+    only: Globs = [],  # noqa: B006
+    commit: Commit = True,
+    parent: Parent = MAIN,
+) -> RaceResult:
+    """Let all commands finish, each in a branch of its own, and commit the success with the
+    highest score; the others are dropped. Without a score a success is worth 1.
+    """
+    if n is not None and len(candidates) > 1:
+        raise ValueError("n is for a single command; several candidates are run once each")
+
+    def make(options: dict[str, Any]) -> commands.Pattern:
+        programs = [program(desk, each, score=True) for each in candidates]
+        judge = scorer(desk, evaluate) if evaluate else None
+        if len(programs) == 1:
+            return BestOfN(programs[0], n or 1, evaluate=judge, **options)
+        return BestOfN(programs, evaluate=judge, **options)
+
+    async with progress.told(ctx) as tell:
+        raced = await commands.race(
+            desk,
+            "best-of-n",
+            make,
+            parent=parent,
+            seconds=seconds_for(desk, timeout_seconds),
+            setup=setup,
+            only=only,
+            commit=commit,
+            tell=tell,
+        )
+    return RaceResult.of(raced, scored=True)

@@ -1,0 +1,482 @@
+"""A chat: the parent's conversation, a fork of it at a time, and what may be done when.
+
+    idle ── prompt ──> in flight ──> idle
+    idle ── fork ──> forked ── merge or abort ──> idle
+
+While a run is in flight nothing is forked; while a fork is open the parent is frozen: what is typed
+goes to a branch (`>>label`), or on a finished branch's tab goes on with that branch. The branches
+run in the coordinator, which alone knows their states; the session knows who said what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from branching import __version__
+from branching.agent.coordinator import ForkCoordinator
+from branching.agent.forklog import ForkLog
+from branching.agent.protocols import Answer
+from branching.agent.requests import ApprovalRequest, Approvals
+from branching.agent.runtime import BranchRuntime
+from branching.agent.types import BranchSpec, MergeResult, MergeStrategy, ResolveOutcome
+from branching.errors import BranchingError
+from branching.tui.chatting.commands import (
+    HELP,
+    NotUnderstood,
+    Typed,
+    is_allowed_while_forked,
+    read,
+)
+from branching.tui.chatting.forking import SETTLING, settle
+from branching.tui.chatting.settings import SettingsFile
+from branching.tui.chatting.voice import Line, Voice, Who
+from branching.tui.looks import money
+
+OVERVIEW = ""
+"""The tab of the parent."""
+LINES_MAX = 2000
+"""Of one transcript the newest are kept."""
+Shell = Callable[[str, BranchRuntime | None], Awaitable[str]]
+"""Runs a line in a branch, or where the parent works; returns what it printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the front end is to do now."""
+
+    kind: Literal["fork", "pick", "accept", "diff", "copy", "quit"]
+    text: str = ""
+    """For "diff" the path, for "pick" why the picker is shown, for "copy" what to copy."""
+    branch_id: str = ""
+    """For "pick" and "accept" the branch that is proposed."""
+
+
+class ChatSession:
+    """One chat."""
+
+    def __init__(
+        self,
+        coordinator: ForkCoordinator,
+        voice: Voice,
+        *,
+        settings: SettingsFile,
+        shell: Shell,
+        history: Any = None,
+        log: ForkLog | None = None,
+    ) -> None:
+        """`log`, open, is where other processes see what goes on in branches; it is closed here."""
+        self.coordinator = coordinator
+        self.voice = voice
+        self.history = history
+        """The parent's conversation."""
+        self.tab = OVERVIEW
+        """The open tab: a branch's id, or the overview."""
+        self.lines: dict[str, list[Line]] = {OVERVIEW: []}
+        """The transcript of each tab."""
+        self.counts: dict[str, int] = {}
+        """How many entries each has ever had."""
+        self.partial: dict[str, str] = {}
+        """What is being said: the end of a transcript that has no line end yet."""
+        self.settings = settings.load()
+        self._file = settings
+        self._shell = shell
+        self._log = log
+        self._run: asyncio.Task[None] | None = None
+        self._own_approvals = Approvals(OVERVIEW)
+        self._states: dict[str, str] = {}
+        self._is_resolving = False
+        if settings.complaint:
+            self.note(settings.complaint, "error")
+
+    # What there is.
+
+    @property
+    def is_in_flight(self) -> bool:
+        """A run of the parent is under way."""
+        return self._run is not None
+
+    @property
+    def is_forked(self) -> bool:
+        """A fork is open."""
+        return not self.coordinator.is_resolved
+
+    @property
+    def branches(self) -> list[BranchRuntime]:
+        """Those of the open fork, in order."""
+        return list(self.coordinator.branches.values()) if self.is_forked else []
+
+    @property
+    def badge(self) -> str:
+        """`FORK: 2 · 1 …`: two branches, of which one still runs; "" without a fork."""
+        if not self.is_forked:
+            return ""
+        running = sum(branch.is_running for branch in self.branches)
+        return f"FORK: {len(self.branches)}" + (f" · {running} …" if running else "")
+
+    def branch(self, branch_id: str) -> BranchRuntime | None:
+        """Returns an open branch."""
+        return next((branch for branch in self.branches if branch.id == branch_id), None)
+
+    def next_tab(self, step: int = 1) -> None:
+        """Goes to the next tab, around."""
+        tabs = [OVERVIEW, *(branch.id for branch in self.branches)]
+        here = tabs.index(self.tab) if self.tab in tabs else 0
+        self.tab = tabs[(here + step) % len(tabs)]
+
+    # What is heard.
+
+    def note(self, text: str, who: Who = "note", tab: str | None = None) -> None:
+        """Adds an entry to a transcript, by default that of the open tab."""
+        place = self.tab if tab is None else tab
+        self._flush(place)
+        self._add(place, Line(who, text))
+
+    def heard(self, tab: str, text: str) -> None:
+        """Takes a piece of what an agent says; whole lines go to the transcript."""
+        if self._log is not None and tab != OVERVIEW:
+            self._log.heard(tab, text)
+        *whole, rest = (self.partial.get(tab, "") + text).split("\n")
+        for line in whole:
+            self._add(tab, Line("agent", line))
+        self.partial[tab] = rest
+
+    def heard_tool(self, tab: str, text: str) -> None:
+        """Takes a call of a tool."""
+        self.note(text, "tool", tab)
+
+    def _flush(self, tab: str) -> None:
+        rest = self.partial.pop(tab, "")
+        if rest.strip():
+            self._add(tab, Line("agent", rest))
+
+    def _add(self, tab: str, line: Line) -> None:
+        lines = self.lines.setdefault(tab, [])
+        lines.append(line)
+        del lines[:-LINES_MAX]
+        self.counts[tab] = self.counts.get(tab, 0) + 1
+
+    def tick(self) -> None:
+        """Notices what has happened to branches since the last time."""
+        if self._log is not None:
+            self._log.notice()
+        for branch in self.branches:
+            state = branch.status.state
+            if self._states.get(branch.id) == state:
+                continue
+            self._states[branch.id] = state
+            if state == "running":
+                continue
+            self._flush(branch.id)
+            said = any(line.who == "agent" for line in self.lines.get(branch.id, ()))
+            if branch.final_message and not said:
+                self.heard(branch.id, branch.final_message + "\n")
+            error = f": {branch.status.error}" if branch.status.error else ""
+            self.note(f"{branch.spec.label} is {state}{error}", "note", branch.id)
+
+    # What is typed.
+
+    async def submit(self, text: str) -> Wanted | None:
+        """Takes what was typed. Returns what the front end is to do; what cannot be done is noted
+        in the transcript. A prompt returns when its run has ended.
+        """
+        if not text.strip():
+            return None
+        try:
+            typed = read(text, [(branch.id, branch.spec.label) for branch in self.branches])
+            if self.is_forked and typed.kind == "command" and not is_allowed_while_forked(typed):
+                raise NotUnderstood(f"{typed.text} has to wait: a fork is open; /merge ends it")
+            return await self._carry_out(typed)
+        except NotUnderstood as error:
+            self.note(str(error), "error")
+        except (BranchingError, OSError, ValueError) as error:
+            self.note(_told(error), "error")
+        return None
+
+    async def _carry_out(self, typed: Typed) -> Wanted | None:
+        if typed.kind == "steer":
+            self._check_hears(typed.text)
+            self.coordinator.steer(typed.text, typed.rest)
+            self.note(typed.rest, "you", typed.text)
+            branch = self.branch(typed.text)
+            if self.tab != typed.text and branch is not None:
+                self.note(f"said to {branch.spec.label}: {typed.rest}")
+            return None
+        if typed.kind == "shell":
+            branch = self.branch(self.tab)
+            self.note(f"!{typed.text}", "you")
+            tab = self.tab
+            self.note((await self._shell(typed.text, branch)).rstrip("\n"), "shell", tab)
+            return None
+        if typed.kind == "prompt":
+            await self._prompt(typed.text)
+            return None
+        return await self._command(typed.text, typed.rest)
+
+    def _check_hears(self, branch_id: str) -> None:
+        branch = self.branch(branch_id)
+        if branch is not None and not branch.is_running:
+            label, state = branch.spec.label, branch.status.state
+            hint = "; on its tab you can go on with it" if state == "done" else ""
+            raise NotUnderstood(f"{label} is {state} and hears nothing{hint}")
+
+    async def _prompt(self, text: str) -> None:
+        if self.is_forked:
+            branch = self.branch(self.tab)
+            if branch is None:
+                raise NotUnderstood("a fork is open: >>label says something to a branch")
+            if branch.status.state != "done":
+                raise NotUnderstood(
+                    f"{branch.spec.label} is {branch.status.state}: only a branch that is done "
+                    f"goes on; >>{branch.spec.label} says something to one that runs"
+                )
+            self.note(text, "you")
+            await self.coordinator.run_on_branch(branch.id, text)
+            return
+        if self.is_in_flight:
+            raise NotUnderstood("a run is in flight; Escape stops it")
+        self.note(text, "you", OVERVIEW)
+        self._run = asyncio.create_task(self._say(text))
+        await asyncio.wait([self._run])
+        self._run = None
+
+    async def _say(self, text: str) -> None:
+        async def ask(tool: str, arguments: str) -> Answer:
+            return await self._own_approvals.ask(ApprovalRequest(tool=tool, arguments=arguments))
+
+        told = False
+
+        def hear(piece: str) -> None:
+            nonlocal told
+            told = True
+            self.heard(OVERVIEW, piece)
+
+        try:
+            reply = await self.voice.say(text, self.history, hear, ask)
+        except asyncio.CancelledError:
+            self.note("stopped", tab=OVERVIEW)
+        except Exception as error:
+            self.note(f"the run failed: {_told(error)}", "error", OVERVIEW)
+        else:
+            self.history = reply.history
+            self.coordinator.goal = text
+            if not told:
+                self.heard(OVERVIEW, reply.text)
+            self._flush(OVERVIEW)
+
+    async def _command(self, command: str, rest: str) -> Wanted | None:
+        if command in SETTLING:
+            self._settle(command, rest)
+            return None
+        if command == "/fork" and not rest:
+            self._check_idle()
+            return Wanted(kind="fork")
+        if command == "/fork" and (rest == "diff" or rest.startswith("diff ")):
+            if not self.is_forked:
+                raise NotUnderstood("there is no fork to be compared; /fork makes one")
+            return Wanted(kind="diff", text=rest[len("diff") :].strip())
+        if command == "/merge":
+            return await self.merge()
+        if command == "/override" and rest:
+            await self._override(rest)
+            return None
+        if command == "/copy":
+            said = [line.text for line in self.lines.get(self.tab, ()) if line.who == "agent"]
+            if not said:
+                raise NotUnderstood("there is nothing to be copied")
+            return Wanted(kind="copy", text="\n".join(said))
+        if command == "/quit":
+            return Wanted(kind="quit")
+        if command in ("/help", "/version", "/cost", "/tokens"):
+            self.note(
+                {"/help": lambda: HELP, "/version": lambda: f"branching {__version__}"}.get(
+                    command, lambda: self._costs(tokens=command == "/tokens")
+                )()
+            )
+            return None
+        raise NotUnderstood(f"{command} {rest}".rstrip() + " is no command; /help lists them")
+
+    def _settle(self, command: str, rest: str) -> None:
+        settled, said = settle(command, rest, self.settings, self.coordinator.max_branches)
+        if settled != self.settings:
+            self.settings = settled
+            try:
+                self._file.save(settled)
+            except OSError as error:
+                said += f" (for this chat only: {error})"
+        self.note(said)
+
+    def _costs(self, *, tokens: bool) -> str:
+        if self.coordinator.fork_id is None:
+            return "nothing was forked yet"
+        cost = self.coordinator.fork_cost()
+        lines = []
+        for each in cost.per_branch:
+            used = f"{each.tokens} tokens, {each.requests} requests"
+            if not tokens:
+                used = money(each.cumulative_usd) or "price unknown"
+                used += f" of {money(each.budget_usd)}" if each.budget_usd is not None else ""
+            lines.append(f"{each.branch_label}: {used} ({each.state})")
+        if tokens:
+            lines.append(f"together: {sum(each.tokens for each in cost.per_branch)} tokens")
+        else:
+            budget = cost.aggregate_budget_usd
+            total = money(cost.aggregate_usd) or "unknown"
+            lines.append(f"together: {total}" + (f" of {money(budget)}" if budget else ""))
+        return "\n".join(lines)
+
+    # Forking and merging.
+
+    def _check_idle(self) -> None:
+        if self.is_forked:
+            where = "from a branch" if self.tab else "while a fork is open"
+            raise NotUnderstood(f"nothing is forked {where}: /merge it first")
+        if self.is_in_flight:
+            raise NotUnderstood("a run is in flight; nothing is forked until it has ended")
+
+    async def fork(self, specs: Sequence[BranchSpec], aggregate_usd: float | None = None) -> bool:
+        """Forks the conversation; False if it could not be done, which is noted."""
+        try:
+            self._check_idle()
+            await self.coordinator.fork(
+                specs,
+                parent_history=self.history,
+                strategy=MergeStrategy(kind=self.settings.strategy),
+                aggregate_budget_usd=aggregate_usd,
+            )
+        except Exception as error:  # limits are plain Exceptions; whatever it is, nothing was made
+            self.note(f"nothing was forked: {_told(error)}", "error", OVERVIEW)
+            return False
+        self._states = {}
+        for branch in self.branches:
+            self.note(branch.spec.steer, "you", branch.id)
+        labels = ", ".join(branch.spec.label for branch in self.branches)
+        self.note(f"Forked: {labels}. Tab goes through them; /merge ends it.", tab=OVERVIEW)
+        return True
+
+    async def merge(self) -> Wanted | None:
+        """`/merge`: as the strategy says, a picker, an acceptance, or the merge itself."""
+        if not self.is_forked:
+            raise NotUnderstood("there is no fork to be merged")
+        if self._is_resolving:
+            raise NotUnderstood("the judge is being asked already")
+        handle = self.coordinator.handle
+        assert handle is not None, "an open fork has one"
+        if handle.merge_strategy.kind == "manual":
+            return Wanted(kind="pick")
+        self.note("waiting for all branches, and for the judge", tab=OVERVIEW)
+        self._is_resolving = True
+        try:
+            outcome = await self.coordinator.resolve()
+        except Exception as error:  # of the judge's model: whatever it is, a person can choose
+            self.note(f"no judgement: {_told(error)}", "error", OVERVIEW)
+            return (
+                Wanted(kind="pick", text=f"no judgement: {_told(error)}")
+                if self.is_forked
+                else None
+            )
+        finally:
+            self._is_resolving = False
+        return self._proposed(outcome)
+
+    def _proposed(self, outcome: ResolveOutcome) -> Wanted | None:
+        if outcome.merge_result is not None:
+            self._adopt(outcome.merge_result)
+            self.note("/override LABEL takes another branch instead", tab=OVERVIEW)
+            return None
+        verdict = outcome.verdict
+        if verdict is None:
+            return Wanted(kind="pick")
+        sure = outcome.effective_confidence or 0.0
+        text = f"{sure:.2f} sure: {verdict.reasoning}"
+        kind: Literal["accept", "pick"] = "accept" if outcome.auto_eligible else "pick"
+        return Wanted(kind=kind, text=text, branch_id=verdict.winner_branch_id)
+
+    async def pick(self, branch_id: str) -> bool:
+        """Merges a branch; False if it could not be done, which is noted."""
+        try:
+            result = await self.coordinator.merge_or_select(f"pick:{branch_id}")
+        except (BranchingError, OSError, ValueError) as error:
+            self.note(f"nothing was merged: {_told(error)}", "error", OVERVIEW)
+            return False
+        self._adopt(result)
+        return True
+
+    async def _override(self, label: str) -> None:
+        found = [b.id for b in self.coordinator.branches.values() if label in (b.id, b.spec.label)]
+        if not found:
+            raise NotUnderstood(f"no branch was called {label!r}")
+        self._adopt(await self.coordinator.override(found[0]))
+
+    def _adopt(self, result: MergeResult) -> None:
+        self.history = result.history_after_merge
+        self.tab = OVERVIEW
+        self.note(result.notice, tab=OVERVIEW)
+
+    # Stopping.
+
+    def what_escape_stops(self) -> str:
+        """The question that Escape raises on the open tab; "" if nothing runs there."""
+        branch = self.branch(self.tab)
+        if branch is not None:
+            label = branch.spec.label
+            return f"Terminate branch {label!r}?" if branch.is_running else ""
+        if self.is_forked:
+            return f"Abort the fork, with all its {len(self.branches)} branches?"
+        return "Stop the run?" if self.is_in_flight else ""
+
+    async def stop(self) -> None:
+        """Stops what Escape stops on the open tab."""
+        branch = self.branch(self.tab)
+        try:
+            if branch is not None:
+                await self.coordinator.terminate_branch(branch.id)
+            elif self.is_forked:
+                await self.coordinator.abort_fork()
+                self.tab = OVERVIEW
+                self.note("Aborted: no branch was kept", tab=OVERVIEW)
+            elif self._run is not None:
+                self._run.cancel()
+        except (BranchingError, OSError) as error:
+            self.note(_told(error), "error")
+
+    async def close(self) -> None:
+        """Ends the chat: what runs is stopped, an open fork dropped."""
+        if self._run is not None:
+            self._run.cancel()
+            await asyncio.wait([self._run])
+        try:
+            await self.coordinator.aclose()
+        finally:
+            if self._log is not None:
+                self._log.notice()
+                self._log.__exit__(None, None, None)
+                self._log = None
+
+    # Approvals.
+
+    def approvals(self) -> list[tuple[str, str, ApprovalRequest]]:
+        """Lists what waits for a yes or a no: tab, who asks, what for."""
+        own = [(OVERVIEW, "the agent", request) for request in self._own_approvals.pending()]
+        labels = {branch.id: branch.spec.label for branch in self.branches}
+        theirs = self.coordinator.iter_pending_approvals() if self.is_forked else []
+        return own + [(branch_id, labels[branch_id], request) for branch_id, request in theirs]
+
+    def answer(self, tab: str, request: ApprovalRequest, answer: Answer) -> None:
+        """Answers one; one that nobody waits for any more is let go."""
+        try:
+            if tab == OVERVIEW:
+                self._own_approvals.answer(request, answer)
+            else:
+                self.coordinator.answer(tab, request, answer)
+        except ValueError:
+            return
+        self.note(f"{'approved' if answer == 'approve' else 'denied'}: {request}", tab=tab)
+
+
+def _told(error: BaseException) -> str:
+    text = getattr(error, "message", "") or str(error) or type(error).__name__
+    hint = getattr(error, "hint", None)
+    return f"{text} ({hint})" if hint else text

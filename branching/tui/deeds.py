@@ -1,0 +1,108 @@
+"""What a person can do to a branch from outside: the keys of `branching watch` as functions.
+
+Each raises BranchingError (or OSError) saying why nothing was done, and blocks: they are errands.
+What runs in a branch is told through the door of its call; what is done to the branch itself, the
+file system does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from branching.errors import BranchError, BranchStaleError
+from branching.fs import Change, Reversal, Workspace
+from branching.patterns.door import ask
+from branching.tui.observation import Sight
+
+
+class Deeds:
+    """Those of one workspace."""
+
+    def __init__(self, space: Workspace) -> None:
+        self._space = space
+        self._logs = None if space.store is None else space.store / "logs"
+
+    def pause(self, sight: Sight) -> str:
+        """Pauses what runs, or lets it go on."""
+        is_paused = sight.state == "paused"
+        ask(self._door(sight), "resume" if is_paused else "pause", sight.name)
+        return f"{sight.name} goes on" if is_paused else f"{sight.name} is paused"
+
+    def stop(self, sight: Sight) -> str:
+        """Ends what runs; its call goes on without it."""
+        ask(self._door(sight), "stop", sight.name)
+        return f"{sight.name} is told to end"
+
+    def tell(self, sight: Sight, text: str) -> str:
+        """Adds a line to its steer file."""
+        ask(self._door(sight), "tell", sight.name, text)
+        return f"told {sight.name}, if it reads BRANCHING_STEER"
+
+    def keep(self, sight: Sight) -> str:
+        """Has the branch left open when its call ends."""
+        if not sight.is_running:
+            self._check_open(sight)
+            return f"{sight.name} is open, and stays so until you commit or abort it"
+        ask(self._door(sight), "keep", sight.name)
+        stale = "" if self._space.policy != "first-winner" else "; stale if another is committed"
+        return f"{sight.name} is kept when its call ends{stale}"
+
+    def preview(self, sight: Sight) -> list[Change]:
+        """Returns what a commit would change; raises what it would raise."""
+        self._check_ended(sight)
+        return self._space.reopen(sight.name).commit(dry_run=True)
+
+    def commit(self, sight: Sight, *, force: bool = False, skip: bool = False) -> str:
+        """Commits the branch into its parent. What runs in it is not waited for: stop it first."""
+        self._check_ended(sight)
+        branch = self._space.reopen(sight.name)
+        changes = branch.commit(force=force, skip=skip)
+        parent = branch.branch_path.rpartition("/")[0]
+        return f"{sight.name} is committed to {parent}: {len(changes)} paths changed"
+
+    def abort(self, sight: Sight) -> str:
+        """Ends what runs in the branch, if it can be reached, and drops it with all it holds."""
+        if sight.is_running:
+            ask(self._door(sight), "stop", sight.name)
+        if sight.record is None:
+            raise BranchError(f"branch {sight.name!r} is gone already", branch=sight.name)
+        self._space.reopen(sight.name).abort()
+        return f"{sight.name} is dropped"
+
+    def undo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
+        """Takes the last commit to the workspace back."""
+        return self._space.undo(force=force, dry_run=dry_run)
+
+    def changes(self, sight: Sight) -> list[Change]:
+        """Lists what the branch changed."""
+        self._check_open(sight)
+        return self._space.reopen(sight.name).diff(count_lines=True)
+
+    def _check_ended(self, sight: Sight) -> None:
+        self._check_open(sight)
+        if sight.is_running:
+            raise BranchError(
+                f"{sight.name} was not committed: it still runs; have it kept (k) and stop it (x), "
+                "and commit it when it has ended",
+                branch=sight.name,
+            )
+
+    def _check_open(self, sight: Sight) -> None:
+        if sight.record is None:
+            raise BranchError(f"branch {sight.name!r} is gone", branch=sight.name)
+        if sight.state == "stale":
+            raise BranchStaleError(
+                f"branch {sight.name!r} is stale: another one was committed first, and it can only "
+                "be aborted",
+                branch=sight.name,
+            )
+
+    def _door(self, sight: Sight) -> Path:
+        if sight.entry is None or not sight.entry.door or self._logs is None:
+            raise BranchError(
+                f"{sight.name} cannot be steered: the program that made it takes no requests",
+                branch=sight.name,
+            )
+        if not sight.is_running:
+            raise BranchError(f"nothing runs in {sight.name}: {sight.state}", branch=sight.name)
+        return self._logs / sight.entry.door

@@ -1,0 +1,114 @@
+"""How things look in text: marks of states, and what others wrote, made harmless.
+
+Every state has a mark and a word, so that nothing is told by colour alone.
+"""
+
+from __future__ import annotations
+
+import re
+
+MARKS = {
+    "open": "○",
+    "running": "●",
+    "paused": "‖",
+    "done": "✓",
+    "succeeded": "✓",
+    "kept": "✓",
+    "won": "★",
+    "failed": "✗",
+    "error": "✗",
+    "timed_out": "⊘",
+    "cancelled": "⊘",
+    "terminated": "⊘",
+    "stale": "⊘",
+    "lost": "?",
+    "budget_exhausted": "$",
+    "aggregate_budget_exhausted": "$$",
+}
+"""One for each state of a branch."""
+
+_WORDS = {"aggregate_budget_exhausted": "agg-exhausted"}
+
+_STYLES = {
+    "running": "cyan",
+    "paused": "yellow",
+    "done": "green",
+    "succeeded": "green",
+    "kept": "green",
+    "won": "bold green",
+    "failed": "red",
+    "error": "red",
+    "lost": "red",
+    "timed_out": "yellow",
+}
+
+_ESCAPES = re.compile(
+    r"\x1b\[(?P<parameters>[0-9;:<=>?]*)[ -/]*(?P<final>[@-~])"  # CSI: of these SGR may stay
+    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)"  # OSC, DCS, SOS, PM, APC with all they carry
+    r"|\x1b[ -/]*[0-~]?"
+)
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f"
+    r"\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # these turn the direction of what follows
+)
+
+
+def mark(state: str) -> str:
+    """Returns the mark of a state."""
+    return MARKS.get(state, "·")
+
+
+def style(state: str) -> str:
+    """Returns the colour of a state, for those who see it."""
+    return _STYLES.get(state, "dim" if state in MARKS and state != "open" else "")
+
+
+def word(state: str) -> str:
+    """Returns the state as people read it."""
+    return _WORDS.get(state, state.replace("_", " "))
+
+
+def plain(text: str) -> str:
+    """Returns what others wrote without anything that a terminal would obey, on one line."""
+    return _CONTROLS.sub("", _ESCAPES.sub("", text.replace("\n", " ").replace("\t", "    ")))
+
+
+def coloured(line: str) -> str:
+    """Does the same with a line of output, and leaves its colours in.
+
+    Of a line that was drawn over and over (a progress bar) the last state is what is seen.
+    """
+    last = line.rstrip("\r").rpartition("\r")[2]
+
+    def kept(match: re.Match[str]) -> str:
+        is_colour = match["final"] == "m" and re.fullmatch(r"[0-9;:]*", match["parameters"] or "")
+        return match[0] if is_colour else ""
+
+    return _CONTROLS.sub("", _ESCAPES.sub(kept, last.expandtabs()))
+
+
+def shortened(text: str, width: int) -> str:
+    """Cuts a text to a width, and shows that it was cut. Names differ at their ends."""
+    if len(text) <= width:
+        return text
+    if width < 6:
+        return text[:width]
+    tail = width // 2
+    return text[: width - tail - 1] + "…" + text[-tail:]
+
+
+def duration(seconds: float) -> str:
+    """`7.1s`, `2m05s`, `1h02m`."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02}s"
+    return f"{minutes // 60}h{minutes % 60:02}m"
+
+
+def money(usd: float | None) -> str:
+    """`$0.03`; of very little more digits; "" of what is not known."""
+    if usd is None:
+        return ""
+    return f"${usd:.4f}" if 0 < usd < 0.01 else f"${usd:.2f}"

@@ -1,0 +1,465 @@
+"""`branching watch`: one screen with all branches of a workspace, whoever made them.
+
+    line 1      the workspace, how many branches there are, what is wrong
+    line 2      a chip for each branch
+    left        the tree: two lines a branch (name and state; time, score, cost, changed paths)
+    right       of the chosen branch: what it prints, or which files it changed
+    below       what was done last, and the keys
+
+The screen is drawn from a `Look` at a time; whatever changes something is an errand, and the next
+look shows what came of it. The kinds of errands are apart: a commit that takes its time does not
+hold up a comparison, nor either of them the picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.message import Message
+from textual.widgets import ContentSwitcher, Footer, OptionList, RichLog, Static
+from textual.widgets.option_list import Option
+
+from branching.errors import BranchingError, ConflictError
+from branching.fs import Change, Workspace
+from branching.tui.asking import Line, Question
+from branching.tui.deeds import Deeds
+from branching.tui.errands import Errands
+from branching.tui.leaving import TerminalDriver, leave_on_signals
+from branching.tui.looks import coloured, duration, mark, money, plain, shortened, style, word
+from branching.tui.observation import Look, Observer, Output, Sight
+from branching.tui.side_by_side import SideBySide
+from branching.tui.sides import Pair, pair
+from branching.tui.strip import Chip, Strip
+
+OUTPUT_LINES_MAX = 2000
+TREE_WIDTH = 34
+_LETTERS = {"added": "A", "modified": "M", "deleted": "D", "renamed": "R", "type": "T"}
+
+_HELP = """\
+up, down, tab, 1-9   choose a branch
+o   what it prints               f   which files it changed
+d   side by side: with its parent, or with the marked branch
+m   mark a branch to compare with
+s   say a word to what runs in it (a line in its BRANCHING_STEER file)
+p   pause, and go on             x   stop what runs in it
+k   keep it when its call ends   c   commit it to its parent
+a   abort it: drop it            u   undo the last commit
+q   leave; nothing that runs is touched"""
+
+
+class Watch(App[None]):
+    """The application. It neither opens nor closes the workspace."""
+
+    TITLE = "branching watch"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = f"""
+    #top {{ height: 1; text-style: reverse; text-wrap: nowrap; text-overflow: ellipsis; }}
+    #main {{ height: 1fr; }}
+    #tree {{ height: 1fr; width: {TREE_WIDTH}; padding: 0; }}
+    #tree, #tree:focus {{ border: none; border-right: solid $foreground; }}
+    #tree > .option-list--option-highlighted {{ text-style: reverse; }}
+    #facts {{ height: auto; max-height: 3; text-wrap: nowrap; text-overflow: ellipsis; }}
+    #views {{ height: 1fr; border-top: solid $foreground; }}
+    #output {{ height: 1fr; }}
+    #files {{ height: 1fr; padding: 0; }}
+    #files, #files:focus {{ border: none; }}
+    #files > .option-list--option-highlighted {{ text-style: reverse; }}
+    #said {{ height: auto; max-height: 3; text-style: bold; }}
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("tab", "choose(1)", "next", priority=True, show=False),
+        Binding("shift+tab", "choose(-1)", "previous", priority=True, show=False),
+        Binding("o", "view('output')", "output", show=False),
+        Binding("f", "view('files')", "files"),
+        Binding("d", "compare", "diff"),
+        Binding("m", "mark", "mark", show=False),
+        Binding("s", "steer", "say"),
+        Binding("p", "pause", "pause"),
+        Binding("x", "stop", "stop"),
+        Binding("k", "keep", "keep"),
+        Binding("c", "commit", "commit"),
+        Binding("a", "abort", "abort"),
+        Binding("u", "undo", "undo"),
+        Binding("question_mark", "help", "keys", key_display="?"),
+        Binding("q", "quit", "quit"),
+        *(Binding(str(n), f"number({n})", show=False) for n in range(1, 10)),
+    ]
+
+    class Looked(Message):
+        """The observer has looked."""
+
+        def __init__(self, look: Look) -> None:
+            super().__init__()
+            self.look = look
+
+    class Printed(Message):
+        """The chosen branch has printed something, or was just chosen."""
+
+        def __init__(self, output: Output) -> None:
+            super().__init__()
+            self.output = output
+
+    def __init__(self, space: Workspace) -> None:
+        # The terminal's own colours; none with NO_COLOR.
+        super().__init__(driver_class=TerminalDriver, ansi_color=True)
+        self._space = space
+        self._deeds = Deeds(space)
+        self._doing, self._reading = Errands("deeds"), Errands("reading")
+        self._observer = Observer(
+            space,
+            lambda look: self.post_message(self.Looked(look)),
+            lambda output: self.post_message(self.Printed(output)),
+        )
+        # Held, not looked up: a look may still arrive while the screen is taken down.
+        self._top = Static(id="top")
+        self._strip = Strip(id="chips")
+        self._tree = OptionList(id="tree")
+        self._facts = Static(id="facts")
+        self._views = ContentSwitcher(id="views", initial="output")
+        self._output = RichLog(id="output", wrap=True, max_lines=OUTPUT_LINES_MAX)
+        self._file_list = OptionList(id="files")
+        self._said = Static(id="said")
+        self._look = Look()
+        self._chosen = ""
+        self._marked = ""
+        self._files: list[Change] = []
+
+    def compose(self) -> ComposeResult:
+        yield self._top
+        yield self._strip
+        with Horizontal(id="main"):
+            yield self._tree
+            with Vertical():
+                yield self._facts
+                with self._views:
+                    yield self._output
+                    yield self._file_list
+        yield self._said
+        yield Footer(compact=True, show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self._tree.focus()
+        self._draw_top()
+        leave_on_signals(lambda code: self.exit(return_code=code))
+        self._observer.start()
+
+    def on_unmount(self) -> None:
+        self._observer.close()
+
+    # What is seen.
+
+    def on_watch_looked(self, message: Looked) -> None:
+        self._look = message.look
+        self._draw()
+
+    def on_watch_printed(self, message: Printed) -> None:
+        output = message.output
+        if output.name != self._chosen:
+            return
+        log = self._output
+        if output.is_first:
+            log.clear()
+        if not output.is_kept:
+            log.write(Text("no output is kept of it", "dim"))
+        for line in output.lines:
+            log.write(Text.from_ansi(coloured(line)))
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._draw)
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        if event.option_list.id == "tree" and event.option.id is not None:
+            self._choose(event.option.id)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        if event.option_list.id == "files":
+            self._compare(self._files[event.option_index].path)
+        else:
+            self.action_compare()
+
+    def _draw(self) -> None:
+        sights = self._look.sights
+        if sights and self._look.find(self._chosen) is None:
+            self._choose(sights[0].name)
+        self._draw_top()
+        names = [sight.name for sight in sights]
+        chosen = names.index(self._chosen) if self._chosen in names else 0
+        chips = [Chip(_short(sight), sight.state) for sight in sights]
+        self._strip.show(chips, chosen)
+        self._draw_tree(chosen)
+        self._draw_facts()
+
+    def _draw_top(self) -> None:
+        look = self._look
+        running = sum(sight.is_running for sight in look.sights)
+        open_ones = sum(sight.record is not None for sight in look.sights)
+        facts = [f"{open_ones} open", f"{running} running", self._space.policy]
+        if look.commits:
+            facts.append(f"{look.commits} to undo")
+        facts.append(str(self._space.base))
+        text = look.error and f"nothing can be seen: {look.error}"
+        self._top.update(Text(text or " branching watch · " + " · ".join(facts), no_wrap=True))
+
+    def _draw_tree(self, chosen: int) -> None:
+        tree = self._tree
+        sights = self._look.sights
+        shown = [tree.get_option_at_index(i).id for i in range(tree.option_count)]
+        if shown == [sight.name for sight in sights]:
+            for index, sight in enumerate(sights):
+                tree.replace_option_prompt_at_index(index, _tree_text(sight, self._marked))
+        else:
+            with self.prevent(OptionList.OptionHighlighted):
+                tree.clear_options()
+                tree.add_options(
+                    [Option(_tree_text(sight, self._marked), id=sight.name) for sight in sights]
+                )
+        if sights and tree.highlighted != chosen:
+            with self.prevent(OptionList.OptionHighlighted):
+                tree.highlighted = chosen
+
+    def _draw_facts(self) -> None:
+        sight = self._look.find(self._chosen)
+        facts = Text(no_wrap=True, overflow="ellipsis")
+        if sight is None:
+            facts.append("no branch yet: what is tried here will show up", "dim")
+        else:
+            facts.append(f"{sight.name}\n", "bold")
+            facts.append(plain(sight.label) or "made by a program that keeps no log")
+            if sight.record is not None:
+                facts.append(f"\n{sight.record.branch_path}", "dim")
+        self._facts.update(facts)
+
+    # What is chosen.
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The keys that go from branch to branch are not for what is in front of the tree."""
+        del parameters
+        return action not in ("choose", "number") or len(self.screen_stack) == 1
+
+    def _choose(self, name: str) -> None:
+        if name != self._chosen:
+            self._chosen = name
+            self._output.clear()
+            self._observer.choose(name)
+            self._draw()
+            if self._views.current == "files":
+                self._list_files()
+
+    def _sight(self) -> Sight | None:
+        sight = self._look.find(self._chosen)
+        if sight is None:
+            self._say("no branch is chosen")
+        return sight
+
+    def action_choose(self, step: int) -> None:
+        names = [sight.name for sight in self._look.sights]
+        if names:
+            here = names.index(self._chosen) if self._chosen in names else 0
+            self._choose(names[(here + step) % len(names)])
+
+    def action_number(self, number: int) -> None:
+        if number <= len(self._look.sights):
+            self._choose(self._look.sights[number - 1].name)
+
+    def action_view(self, name: str) -> None:
+        self._views.current = name
+        (self._file_list if name == "files" else self._tree).focus()
+        if name == "files":
+            self._list_files()
+
+    def action_mark(self) -> None:
+        self._marked = "" if self._marked == self._chosen else self._chosen
+        said = (
+            f"{self._marked} is marked: d on another compares them" if self._marked else "unmarked"
+        )
+        self._say(said)
+        self._draw()
+
+    def action_help(self) -> None:
+        self.push_screen(Question("Keys", _HELP.splitlines(), []))
+
+    # What is done.
+
+    def _say(self, text: str) -> None:
+        self._said.update(Text(plain(text)))
+
+    async def _do(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Runs an errand; tells its failure and returns None."""
+        try:
+            return await self._doing.do(function, *args, **options)
+        except (BranchingError, OSError, RuntimeError) as error:
+            self._say(_failure(error))
+            return None
+        finally:
+            self._observer.look_now()
+
+    async def _do_and_say(self, function: Callable[..., str], *args: Any, **options: Any) -> None:
+        said = await self._do(function, *args, **options)
+        if said is not None:
+            self._say(said)
+
+    @work(group="files", exclusive=True)
+    async def _list_files(self) -> None:
+        files = self._file_list
+        files.clear_options()
+        self._files = []
+        sight = self._sight()
+        if sight is None:
+            return
+        try:
+            found = await self._reading.do(self._deeds.changes, sight)
+        except (BranchingError, OSError, RuntimeError) as error:
+            self._say(_failure(error))
+            return
+        self._files = found
+        files.add_options([Option(_change_text(change)) for change in found] or [Option("none")])
+
+    @work
+    async def action_compare(self) -> None:
+        await self._open_comparison(None)
+
+    @work
+    async def _compare(self, path: str) -> None:
+        await self._open_comparison(path)
+
+    async def _open_comparison(self, path: str | None) -> None:
+        sight = self._sight()
+        if sight is None:
+            return
+        other = self._look.find(self._marked) if self._marked != sight.name else None
+        try:
+            found: Pair = await self._reading.do(pair, self._space, sight, other)
+        except (BranchingError, OSError, RuntimeError) as error:
+            self._say(_failure(error))
+            return
+        self.push_screen(SideBySide(found, self._reading, path))
+
+    @work
+    async def action_steer(self) -> None:
+        sight = self._sight()
+        if sight is None:
+            return
+        text = await self.push_screen_wait(Line(f"say to {sight.name}:"))
+        if text:
+            await self._do_and_say(self._deeds.tell, sight, text)
+
+    @work
+    async def action_pause(self) -> None:
+        if sight := self._sight():
+            await self._do_and_say(self._deeds.pause, sight)
+
+    @work
+    async def action_keep(self) -> None:
+        if sight := self._sight():
+            await self._do_and_say(self._deeds.keep, sight)
+
+    @work
+    async def action_stop(self) -> None:
+        sight = self._sight()
+        if sight is None:
+            return
+        lines = [plain(sight.label), "Its call goes on without it and drops its branch at the end."]
+        question = Question(f"Stop what runs in {sight.name}?", lines, [("y", "stop it")])
+        if await self.push_screen_wait(question):
+            await self._do_and_say(self._deeds.stop, sight)
+
+    @work
+    async def action_abort(self) -> None:
+        sight = self._sight()
+        if sight is None:
+            return
+        lines = [f"{sight.changes or 'unknown'} changes go with it, and the branches inside it."]
+        question = Question(f"Drop {sight.name}?", lines, [("y", "drop it")])
+        if await self.push_screen_wait(question):
+            await self._do_and_say(self._deeds.abort, sight)
+
+    @work
+    async def action_commit(self) -> None:
+        sight = self._sight()
+        if sight is None:
+            return
+        answers = [("y", "commit")]
+        try:
+            changes = await self._doing.do(self._deeds.preview, sight)
+            lines = [f"{_letter(change)} {change.path}" for change in changes] or ["no changes"]
+        except ConflictError as error:
+            if not error.paths:
+                self._say(_failure(error))
+                return
+            lines = ["Others have changed the same paths:", *error.paths]
+            answers = [("f", "force: the branch's side"), ("s", "skip: theirs")]
+        except (BranchingError, OSError, RuntimeError) as error:
+            self._say(_failure(error))
+            return
+        answer = await self.push_screen_wait(Question(f"Commit {sight.name}?", lines, answers))
+        if answer:
+            force, skip = answer == "f", answer == "s"
+            await self._do_and_say(self._deeds.commit, sight, force=force, skip=skip)
+
+    @work
+    async def action_undo(self) -> None:
+        try:
+            reversal = await self._doing.do(self._deeds.undo, dry_run=True)
+            lines = [f"{_letter(change)} {change.path}" for change in reversal.changes]
+            answers = [("y", "undo it")]
+            name = reversal.commit.branch
+        except (BranchingError, OSError, RuntimeError) as error:
+            self._say(_failure(error))
+            return
+        question = Question(f"Undo the commit of {name}? It will change:", lines, answers)
+        if await self.push_screen_wait(question):
+            done = await self._do(self._deeds.undo)
+            if done is not None:
+                self._say(f"the commit of {done.commit.branch} is undone")
+
+
+def _failure(error: BaseException) -> str:
+    text = getattr(error, "message", "") or str(error)
+    hint = getattr(error, "hint", None)
+    return f"{text} ({hint})" if hint else text
+
+
+def _letter(change: Change) -> str:
+    return _LETTERS.get(change.change, "m")
+
+
+def _change_text(change: Change) -> Text:
+    counted = f"  +{change.lines[0]} -{change.lines[1]}" if change.lines else ""
+    origin = f" (from {change.origin})" if change.origin else ""
+    return Text(plain(f"{_letter(change)} {change.path}{origin}{counted}"), no_wrap=True)
+
+
+def _short(sight: Sight) -> str:
+    """A chip's name: of a call's candidates the number tells more than the name does."""
+    if sight.entry is not None and sight.entry.index >= 0:
+        return f"{sight.entry.index}:{shortened(plain(sight.label), 12)}"
+    return shortened(sight.name, 14)
+
+
+def _tree_text(sight: Sight, marked: str) -> Text:
+    indent = "  " * sight.depth
+    width = TREE_WIDTH - 3
+    sign = "*" if sight.name == marked else " "
+    state = word(sight.state)
+    room = width - len(indent) - len(state) - 4
+    name = shortened(sight.name, max(8, room))
+    look = style(sight.state)
+    text = Text(no_wrap=True, overflow="crop")
+    text.append(f"{sign}{indent}{mark(sight.state)} ", look)
+    text.append(f"{name} ", "" if sight.record else "dim")
+    text.append(f"{state}\n", look)
+    entry = sight.entry
+    facts = [duration(sight.seconds)] if entry is not None else []
+    if entry is not None and entry.score is not None:
+        facts.append(f"score {entry.score:.2f}")
+    if entry is not None and entry.cost_usd is not None:
+        facts.append(money(entry.cost_usd))
+    facts += [sight.changes] if sight.changes else []
+    text.append(f" {indent}  {' '.join(facts)}", "dim")
+    return text

@@ -1,0 +1,140 @@
+"""A chat with agents that do what they are told, on a real workspace, without a model."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from branching.agent.checkpoint import InMemoryCheckpointStore
+from branching.agent.coordinator import ForkCoordinator
+from branching.agent.forklog import ForkLog
+from branching.agent.judge import Choice
+from branching.agent.protocols import Judgement, Question, RunOutcome
+from branching.agent.runtime import BranchRuntime
+from branching.agent.types import Usage
+from branching.fs import Workspace
+from branching.tui.chatting.session import ChatSession
+from branching.tui.chatting.settings import SettingsFile
+from branching.tui.chatting.shell import Shell
+from branching.tui.chatting.voice import Ask, Hear, Reply
+
+REQUEST = Usage(usd=0.02, tokens=100)
+
+
+def turn(history: Any, prompt: str, said: str) -> list[dict[str, str]]:
+    """Returns a conversation with one more turn."""
+    return [
+        *(history or []),
+        {"role": "user", "content": prompt},
+        {"role": "assistant", "content": said},
+    ]
+
+
+@dataclass
+class Script:
+    """What the agents do: words of their prompts are commands. It outlives them."""
+
+    steered: list[tuple[str, str]] = field(default_factory=list)
+    """What branches were told while they ran, with their labels."""
+    models: dict[str, str | None] = field(default_factory=dict)
+    goes_on: set[str] = field(default_factory=set)
+    """Labels of those that need not wait any more."""
+    session: ChatSession | None = None
+
+    async def act(self, who: str, prompt: str, directory: Path | None, hear: Hear) -> str:
+        """`write FILE`, `wait`, `fail`; what it is told while it waits it says."""
+        hear(f"{who} hears {prompt}\n")
+        words = prompt.split()
+        if words[:1] == ["write"] and directory is not None:
+            (directory / words[1]).write_text(f"{who}\n" * 3)
+        while "wait" in words and who not in self.goes_on:
+            await asyncio.sleep(0.01)
+        if "fail" in words:
+            raise ValueError(f"{who} was told to fail")
+        hear(f"{who} has done it\n")
+        return f"{who} did: {prompt}"
+
+
+class ScriptedRunner:
+    """One branch's."""
+
+    def __init__(self, script: Script, branch: BranchRuntime) -> None:
+        self._script = script
+        self._branch = branch
+
+    async def run(self, prompt: str, history: Any) -> RunOutcome:
+        branch, script = self._branch, self._script
+        label = branch.spec.label
+        script.models[label] = branch.spec.model
+        assert script.session is not None
+        session = script.session
+        branch.capture(turn(history, prompt, "…"))
+        with branch.request(REQUEST) as meter:
+            meter.used(REQUEST)
+        if "ask" in prompt.split():
+            answer = await branch.ask("shell", "rm -rf build")
+            session.heard(branch.id, f"the answer is {answer}\n")
+        hear = lambda text: session.heard(branch.id, text)  # noqa: E731
+        said = await script.act(label, prompt, branch.path, hear)
+        return RunOutcome(history=turn(history, prompt, said), final_message=said)
+
+    def steer(self, text: str) -> None:
+        self._script.steered.append((self._branch.spec.label, text))
+
+    async def stop(self) -> None:
+        pass
+
+
+class ScriptedVoice:
+    """The parent's."""
+
+    name = "scripted"
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    async def say(self, prompt: str, history: Any, hear: Hear, ask: Ask) -> Reply:
+        if "ask" in prompt.split():
+            hear(f"the answer is {await ask('shell', 'make clean')}\n")
+        said = await self._script.act("parent", prompt, None, hear)
+        return Reply(history=turn(history, prompt, said), text=said)
+
+
+@dataclass
+class ScriptedJudge:
+    """Chooses a label, and is as sure as it is told to be."""
+
+    label: str = "one"
+    confidence: float = 0.9
+    asked: int = 0
+
+    async def __call__(self, question: Question) -> Judgement:
+        self.asked += 1
+        [winner] = [o.branch_id for o in question.outcomes if o.label == self.label]
+        verdict = Choice(
+            winner_branch_id=winner, confidence=self.confidence, reasoning=f"{self.label} is best"
+        )
+        return Judgement(verdict=verdict, effective_confidence=self.confidence)
+
+
+def new_session(
+    space: Workspace, settings: Path, script: Script, judge: ScriptedJudge | None = None
+) -> ChatSession:
+    """Returns a chat on a workspace."""
+    coordinator = ForkCoordinator(
+        runner=lambda branch: ScriptedRunner(script, branch),
+        place=space,
+        checkpoint_store=InMemoryCheckpointStore(),
+        judge=judge,
+    )
+    script.session = ChatSession(
+        coordinator,
+        ScriptedVoice(script),
+        settings=SettingsFile(settings),
+        shell=Shell(coordinator, seen_at=space.seen_at),
+        history=[],
+        log=ForkLog(coordinator, space, "chat").__enter__(),
+    )
+    return script.session

@@ -1,0 +1,233 @@
+"""The faces on a real terminal (tmux): 80 by 24, without colour, resized, closed."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Mounted
+from support.command import Running, branching, branching_argv
+from support.screen import SECONDS_MAX, Tmux
+
+from branching import Workspace
+
+WATCHED = """\
+ branching watch · 2 open · 0 running · first-winner · BASE
+ 1 ○ outer  2 ○ inner
+ ○ outer open                    │outer
+   +1                            │made by a program that keeps no log
+   ○ inner open                  │/main/outer
+     +1                          │──────────────────────────────────────────────
+                                 │no output is kept of it
+                                 │
+                                 │
+                                 │
+                                 │
+                                 │
+                                 │
+                                 │
+                                 │
+                                 │
+                                 │
+                                 │
+                                 │
+                                 │
+                                 │
+                                 │
+
+f files d diff s say p pause x stop k keep c commit a abort u undo ? keys q quit
+"""
+
+
+@pytest.fixture
+def root(real: Mounted) -> Iterator[Path]:
+    yield real.root
+    with Workspace(real.root) as space:
+        for record in space.branches():
+            if record.parent == 0:
+                space.reopen(record.name).abort()
+
+
+def watching(root: Path, **environment: str) -> Tmux:
+    return Tmux(root, branching_argv("watch"), **environment)
+
+
+def nest(root: Path) -> None:
+    with Workspace(root) as space, space.branch("outer", on_success=None) as outer:
+        (outer.path / "x").write_text("1")
+        with outer.branch("inner", on_success=None) as inner:
+            (inner.path / "y").write_text("1")
+
+
+def test_the_screen_is_the_documented_one(real: Mounted, root: Path) -> None:
+    nest(root)
+    with watching(root) as terminal:
+        terminal.until_shown("○ inner", "     +1", "   +1", "no output")
+        deadline = time.monotonic() + SECONDS_MAX
+        while (found := _below_the_top(terminal.screen())) != _below_the_top(WATCHED):
+            assert time.monotonic() < deadline, f"{found}\nis not\n{WATCHED}"
+            time.sleep(0.1)
+        top = " branching watch · 2 open · 0 running · first-winner · /"
+        assert terminal.screen().startswith(top)
+        terminal.press("q")
+        assert terminal.until_ended() == 0
+
+
+def _below_the_top(screen: str) -> str:
+    return "\n".join(line.rstrip() for line in screen.splitlines()[1:]).strip("\n")
+
+
+def test_without_colour_nothing_is_coloured_and_the_choice_is_seen(root: Path) -> None:
+    nest(root)
+    with watching(root, NO_COLOR="1") as terminal:
+        terminal.until_shown("○ inner")
+        found = terminal.screen(with_colours=True)
+        codes = {
+            code for codes in re.findall(r"\x1b\[([0-9;]*)m", found) for code in codes.split(";")
+        }
+        assert not codes & {str(n) for n in (*range(30, 39), *range(40, 49), *range(90, 108))}
+        assert "7" in codes, "what is chosen is reversed"
+        terminal.press("q")
+        assert terminal.until_ended() == 0
+
+
+def test_it_is_drawn_anew_when_resized(root: Path) -> None:
+    nest(root)
+    with watching(root) as terminal:
+        terminal.until_shown("○ inner", "q quit")
+        terminal.resize(50, 12)
+        terminal.until_shown("○ inner", "/main/outer")
+        assert len(terminal.screen().splitlines()) == 12
+        terminal.resize(120, 40)
+        terminal.until_shown("○ inner", "q quit")
+        terminal.press("q")
+        assert terminal.until_ended() == 0
+
+
+def test_a_race_is_steered_from_the_terminal(real: Mounted, root: Path) -> None:
+    waits = 'echo waits; until grep -q go "$BRANCHING_STEER"; do sleep 0.02; done; touch made'
+    call = Running(root, ["speculate", "--quiet", "-c", waits])
+    with watching(root) as terminal:
+        terminal.until_shown("● speculate", "waits")
+        terminal.press("s")
+        terminal.until_shown("say to speculate")
+        terminal.type("go on")
+        terminal.press("Enter")
+        terminal.until_shown("★ speculate", "told speculate")
+        terminal.press("q")
+        assert terminal.until_ended() == 0
+    assert call.done().code == 0
+    assert (real.base / "made").exists()
+
+
+def test_a_closed_terminal_ends_it_and_touches_nothing(root: Path) -> None:
+    nest(root)
+    with watching(root) as terminal:
+        terminal.until_shown("○ inner")
+        pid = terminal.pid()
+        terminal.press("d")
+        terminal.hang_up()
+        _until_gone(pid)
+    with Workspace(root) as space:
+        assert {record.name for record in space.branches()} == {"outer", "inner"}
+
+
+def test_where_there_is_no_terminal_it_says_so(root: Path) -> None:
+    done = branching(root, "watch")
+    assert (done.code, "draws on a terminal" in done.err) == (2, True)
+
+
+def chatting(root: Path, settings: Path, **environment: str) -> Tmux:
+    return Tmux(
+        root,
+        branching_argv("chat", "--agent", "talker:agent"),
+        PYTHONPATH=str(Path(__file__).parent),
+        XDG_CONFIG_HOME=str(settings),
+        **environment,
+    )
+
+
+def test_a_whole_chat_with_a_real_agent(real: Mounted, root: Path, place: Path) -> None:
+    """Talk, fork in two, go on with one of them, compare, merge, talk on: files and conversation
+    are the winner's."""
+    ready = place / "ready"
+    with chatting(root, place / "settings") as terminal:
+        terminal.until_shown("branching chat · function", "say something")
+        _enter(terminal, "hello")
+        terminal.until_shown("> hello", "prompt 1 was: hello")
+        _enter(terminal, "/fork-strategy manual")
+        terminal.until_shown("the winner is chosen: manual")
+        _enter(terminal, "/fork")
+        terminal.until_shown("Fork: label", "all together")
+        for field in ("one", "run echo 1 >>seed.txt; echo made by one", "", "", "two"):
+            terminal.type(field)
+            terminal.press("Tab")
+        terminal.type(f"think {ready}")
+        terminal.press("Enter")
+        terminal.until_shown("Forked: one, two", "✓ one", "● two", "FORK: 2 · 1 …")
+        terminal.press("Tab")
+        terminal.until_shown("⚙ shell", "it said: made by one", "one is done")
+        _enter(terminal, "run cat seed.txt")
+        terminal.until_shown("> run cat seed.txt", "it said: seed")
+        ready.touch()
+        terminal.until_shown("✓ one", "✓ two", "FORK: 2")
+        _enter(terminal, "/fork diff")
+        terminal.until_shown("M seed.txt · one (unique)", "+    2 1")
+        terminal.press("Escape")
+        terminal.until_shown("FORK: 2")  # Escape and a slash at once would be another key
+        _enter(terminal, "/merge")
+        terminal.until_shown("which branch wins?", "1 ✓ one: done", "2 ✓ two: done")
+        terminal.press("1")
+        terminal.until_shown("Merged: kept branch one", "1 files applied: seed.txt")
+        assert (real.base / "seed.txt").read_text() == "seed\n1\n"
+        _enter(terminal, "and now?")
+        terminal.until_shown("prompt 4 was: and now?")
+        _enter(terminal, "!cat seed.txt; id -u")
+        terminal.until_shown("> !cat seed.txt")
+        _enter(terminal, "/quit")
+        assert terminal.until_ended() == 0
+
+
+def test_a_chat_whose_terminal_is_closed_leaves_no_branch(
+    real: Mounted, root: Path, place: Path
+) -> None:
+    with chatting(root, place / "settings", NO_COLOR="1") as terminal:
+        terminal.until_shown("say something")
+        _enter(terminal, "/fork")
+        terminal.until_shown("Fork: label")
+        terminal.type("one")
+        terminal.press("Tab")
+        terminal.type("run sleep 600")
+        terminal.press("Enter")
+        terminal.until_shown("● one")
+        found = terminal.screen(with_colours=True)
+        assert not re.search(r"\x1b\[[0-9;]*(3[0-8]|4[0-8])m", found)
+        pid = terminal.pid()
+        terminal.hang_up()
+        _until_gone(pid)
+    with Workspace(real.root) as space:
+        assert space.branches() == []
+
+
+def test_a_chat_says_what_it_lacks(root: Path) -> None:
+    done = branching(root, "chat")
+    assert (done.code, "draws on a terminal" in done.err) == (2, True)
+    with Tmux(root, branching_argv("chat")) as terminal:
+        terminal.until_shown("name a model")
+        assert terminal.until_ended() == 2
+
+
+def _enter(terminal: Tmux, line: str) -> None:
+    terminal.type(line)
+    terminal.press("Enter")
+
+
+def _until_gone(pid: int) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while os.path.exists(f"/proc/{pid}"):  # noqa: PTH110
+        assert time.monotonic() < deadline, "it lives on"
+        time.sleep(0.05)

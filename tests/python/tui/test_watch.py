@@ -1,0 +1,288 @@
+"""`branching watch` under a pilot: what is seen of calls in other processes, and what keys do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import NAME_FROM, Mounted
+from support.command import Running
+from support.screen import piloted, shown, until, until_shown
+from textual.pilot import Pilot
+
+from branching import Workspace
+from branching.fs import BranchRecord
+from branching.tui.watch import Watch
+
+WAITS = 'until grep -q go "$BRANCHING_STEER"; do sleep 0.02; done; echo it went'
+
+
+@pytest.fixture
+def space(real: Mounted) -> Iterator[Workspace]:
+    with Workspace(real.root) as space:
+        yield space
+        for record in space.branches():
+            if record.parent == 0:
+                space.reopen(record.name).abort()
+
+
+@pytest.fixture
+def app(space: Workspace) -> Watch:
+    return Watch(space)
+
+
+def race(root: Path, *candidates: str, options: tuple[str, ...] = ()) -> Running:
+    """Starts a race in another process."""
+    words = [word for text in candidates for word in ("-c", text)]
+    return Running(root, ["speculate", "--quiet", *options, *words])
+
+
+def test_a_race_in_another_process_is_seen(real: Mounted, app: Watch) -> None:
+    call = race(real.root, f"echo hello; echo new > made; {WAITS}", "echo no; exit 3")
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "● speculate", "running", "✗ speculate", "failed", "hello")
+        await until_shown(pilot, "1 running", "+1")
+        await pilot.press("tab")
+        await until_shown(pilot, "echo no; exit 3")
+        await until(pilot, lambda: output(app) == "no", "its output")
+        await pilot.press("1")
+        await until_shown(pilot, "hello")
+        await pilot.press("s", *"go", "enter")
+        await until_shown(pilot, "it went", "★ speculate", "won")
+
+    piloted(app, act)
+    assert call.done().code == 0
+    assert (real.base / "made").exists()
+
+
+def output(app: Watch) -> str:
+    from textual.widgets import RichLog
+
+    return "\n".join(strip.text for strip in app.query_one("#output", RichLog).lines)
+
+
+def test_p_pauses_and_lets_go_on_and_x_stops_after_a_question(real: Mounted, app: Watch) -> None:
+    call = race(real.root, "i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done")
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "● speculate", "running")
+        await pilot.press("p")
+        await until_shown(pilot, "‖ speculate", "paused")
+        await pilot.press("p")
+        await until_shown(pilot, "● speculate", "goes on")
+        await pilot.press("x")
+        await until_shown(pilot, "Stop what runs in")
+        await pilot.press("enter")  # no answer
+        await until_shown(pilot, "Stop what runs in")
+        await pilot.press("escape")
+        await until_shown(pilot, "● speculate")
+        await pilot.press("x", "y")
+        await until_shown(pilot, "✗ speculate", "failed")
+
+    piloted(app, act)
+    assert call.done().code == 1
+
+
+def test_what_was_kept_is_committed_and_undone(real: Mounted, app: Watch) -> None:
+    call = race(real.root, "echo new > made; echo more >> " + NAME_FROM + "; sleep 600")
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "● speculate", "+1 ~1")
+        await pilot.press("c")
+        await until_shown(pilot, "it still runs")
+        await pilot.press("k")
+        await until_shown(pilot, "is kept when its call ends")
+        await pilot.press("x", "y")
+        await until_shown(pilot, "✗ speculate", "1 open")
+        assert call.done().code == 1
+        await pilot.press("c")
+        await until_shown(pilot, "Commit speculate", "A made", f"M {NAME_FROM}")
+        assert not (real.base / "made").exists()
+        await pilot.press("y")
+        await until_shown(pilot, "is committed to /main: 2 paths changed", "1 to undo")
+        assert (real.base / "made").exists()
+        await pilot.press("u")
+        await until_shown(pilot, "Undo the commit of speculate", "D made")
+        await pilot.press("y")
+        await until_shown(pilot, "is undone")
+        assert not (real.base / "made").exists()
+
+    piloted(app, act)
+
+
+def test_a_drops_a_branch_after_a_question(space: Workspace, app: Watch) -> None:
+    kept(space, "mine", {"x": "1"})
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "○ mine", "open", "+1", "keeps no log")
+        await pilot.press("p")
+        await until_shown(pilot, "mine cannot be steered: the program that made it")
+        await pilot.press("k")
+        await until_shown(pilot, "mine is open, and stays so")
+        await pilot.press("a", "escape")
+        await pilot.press("a", "y")
+        await until_shown(pilot, "mine is dropped", "no branch yet")
+
+    piloted(app, act)
+    assert space.branches() == []
+
+
+def kept(space: Workspace, name: str, files: dict[str, str], parent: str | None = None) -> None:
+    """Makes a branch that stays open."""
+    origin = space if parent is None else space.reopen(parent)
+    with origin.branch(name, on_success=None) as branch:
+        for path, content in files.items():
+            (branch.path / path).write_text(content)
+
+
+def test_nested_branches_are_a_tree(space: Workspace, app: Watch) -> None:
+    kept(space, "outer", {"x": "1"})
+    kept(space, "inner", {"y": "1"}, parent="outer")
+    kept(space, "innermost", {"z": "1"}, parent="inner")
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "○ outer", "   ○ inner ", "     ○ innermost")
+        await pilot.press("3")
+        await until_shown(pilot, "/main/outer/inner/innermost")
+
+    piloted(app, act)
+
+
+def test_side_by_side_with_the_parent_and_with_a_marked_branch(
+    real: Mounted, space: Workspace, app: Watch
+) -> None:
+    lines = [f"line {n}" for n in range(100)]
+    (real.base / "text").write_text("\n".join(lines) + "\n")
+    edited = [*lines]
+    edited[10], edited[90] = "ten", "ninety"
+    kept(space, "one", {"text": "\n".join(edited) + "\n", "binary": "\0\1"})
+    edited[10] = "TEN"
+    kept(space, "two", {"text": "\n".join(edited) + "\n"})
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "○ one", "○ two")
+        await pilot.press("1", "f")
+        await until_shown(pilot, "A binary", "M text  +2 -2")
+        await pilot.press("d")
+        await until_shown(pilot, "main │ one · 2 file(s)", "[binary]", "absent")
+        await pilot.press("right")
+        await until_shown(pilot, "hunk 1/2", "11 line 10", "~   11 ten")
+        await pilot.press("n")
+        await until_shown(pilot, "hunk 2/2", "~   91 ninety")
+        await pilot.press("c", "a", "x")  # keys of the screen behind do nothing here
+        await pilot.press("escape")
+        await until_shown(pilot, "○ one")
+        assert "Drop" not in shown(app)
+        await pilot.press("m", "2", "d")
+        await until_shown(pilot, "one │ two", "binary")
+        await pilot.press("right")
+        await until_shown(pilot, "11 ten", "~   11 TEN", "hunk 1/1")
+
+    piloted(app, act)
+
+
+def test_a_conflict_lists_the_paths_and_can_be_forced(
+    real: Mounted, space: Workspace, app: Watch
+) -> None:
+    kept(space, "mine", {NAME_FROM: "mine\n"})
+    (real.base / NAME_FROM).write_text("theirs, and longer\n")
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "○ mine", "~1")
+        await pilot.press("c")
+        await until_shown(pilot, "Others have changed", NAME_FROM, "[f] force", "[s] skip")
+        await pilot.press("f")
+        await until_shown(pilot, "is committed")
+
+    piloted(app, act)
+    assert (real.base / NAME_FROM).read_text() == "mine\n"
+
+
+def test_a_call_whose_program_was_killed_is_lost(real: Mounted, app: Watch) -> None:
+    call = race(real.root, "sleep 600")
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "● speculate")
+        call.process.kill()
+        call.done()
+        await until_shown(pilot, "? speculate", "lost")
+        await pilot.press("p")
+        await until_shown(pilot, "nothing runs in", "lost")
+
+    piloted(app, act)
+
+
+def test_what_candidates_print_and_call_their_files_cannot_touch_the_screen(
+    real: Mounted, app: Watch
+) -> None:
+    evil = r"\033[2J\033]0;title\007\033[31mred\033[0m \033[10;10Hhere\rlast"
+    call = race(real.root, f"printf '{evil}\\n'; touch \"$(printf 'a\\033[2Jb')\"; {WAITS}")
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "● speculate", "last")
+        assert "title" not in output(app)
+        assert "\x1b" not in shown(app)
+        await until_shown(pilot, "+1")
+        await pilot.press("f")
+        await until_shown(pilot, "A ab")
+        await pilot.press("x", "y")
+        await until_shown(pilot, "failed")
+
+    piloted(app, act)
+    call.done()
+
+
+class Stuck:
+    """A workspace whose daemon has stopped answering."""
+
+    def __init__(self, space: Workspace) -> None:
+        self._space = space
+        self.is_asked = threading.Event()
+        self.goes_on = threading.Event()
+
+    def branches(self) -> list[BranchRecord]:
+        self.is_asked.set()
+        self.goes_on.wait()
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._space, name)
+
+
+def test_a_daemon_that_does_not_answer_holds_up_neither_the_keys_nor_the_leaving(
+    space: Workspace,
+) -> None:
+    stuck: Any = Stuck(space)
+    app = Watch(stuck)
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until(pilot, stuck.is_asked.is_set, "the daemon is asked")
+        await pilot.press("question_mark")
+        await until_shown(pilot, "Keys", "side by side")
+        await pilot.press("escape", "d")
+        await until_shown(pilot, "no branch is chosen")
+        await pilot.press("q")
+
+    try:
+        piloted(app, act)
+    finally:
+        stuck.goes_on.set()
+
+
+def test_what_cannot_be_seen_is_said(space: Workspace, app: Watch) -> None:
+    def refuse() -> list[BranchRecord]:
+        raise OSError("the mount is gone")
+
+    kept(space, "mine", {"x": "1"})
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "○ mine")
+        space.branches = refuse  # type: ignore[method-assign]
+        await until_shown(pilot, "nothing can be seen: the mount is gone", "○ mine")
+        del space.branches
+
+    piloted(app, act)

@@ -1,0 +1,166 @@
+"""What `watch` is made of, without a screen: looks, comparisons, tails, errands."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from branching.tui import observation
+from branching.tui.comparison import LINES_MAX, compare
+from branching.tui.errands import WAITING_MAX, Errands
+from branching.tui.looks import coloured, duration, money, plain, shortened
+from branching.tui.observation import OUTPUT_BYTES_MAX, Tail
+from branching.tui.strip import Chip, chips_text
+
+
+class TestLooks:
+    @pytest.mark.parametrize(
+        ("text", "harmless"),
+        [
+            ("plain", "plain"),
+            ("\x1b[31mred\x1b[0m", "red"),
+            ("a\x1b[2Jb", "ab"),
+            ("a\x1b]0;title\x07b", "ab"),
+            ("a\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "alink"),
+            ("a\x1bPsixel\x1b\\b", "ab"),
+            ("two\nlines", "two lines"),
+            ("bell\x07 back\x08 \x9b2J", "bell back 2J"),
+            ("right\u202eleft", "rightleft"),
+            ("cut \x1b[3", "cut 3"),
+        ],
+    )
+    def test_nothing_a_terminal_would_obey_is_left(self, text: str, harmless: str) -> None:
+        assert plain(text) == harmless
+
+    def test_of_output_the_colours_stay_and_of_a_progress_bar_the_last_state(self) -> None:
+        assert coloured("\x1b[1;31mred\x1b[0m\x1b[2K") == "\x1b[1;31mred\x1b[0m"
+        assert coloured("10%\r50%\r100%\r") == "100%"
+
+    def test_what_is_too_long_keeps_both_ends(self) -> None:
+        assert shortened("speculate-1a2b3c4d-0", 12) == "specu…3c4d-0"
+        assert shortened("short", 12) == "short"
+
+    def test_times_and_money(self) -> None:
+        assert [duration(s) for s in (7.06, 125, 3725)] == ["7.1s", "2m05s", "1h02m"]
+        assert [money(m) for m in (None, 0, 0.0021, 1.5)] == ["", "$0.00", "$0.0021", "$1.50"]
+
+
+class TestComparison:
+    def test_hunks_have_context_and_numbers(self) -> None:
+        left = "".join(f"{n}\n" for n in range(1, 31)).encode()
+        right = left.replace(b"\n5\n", b"\nfive\n").replace(b"\n25\n", b"\n25\nmore\n")
+        found = compare("f", left, right)
+        assert len(found.hunks) == 2
+        changed = [row for row in found.rows if row.kind in ("changed", "added")]
+        assert [(row.left, row.right) for row in changed] == [("5", "five"), (None, "more")]
+        assert [(row.left_number, row.right_number) for row in changed] == [(5, 5), (None, 26)]
+        assert found.rows[1].left == "2"  # three lines around it
+
+    @pytest.mark.parametrize(
+        ("left", "right", "note"),
+        [
+            (b"\0", b"x", "binary"),
+            (None, b"\0", "absent"),
+            (b"x", b"x", "same content"),
+            (None, None, "neither"),
+            ("[a link]", b"x", "a link"),
+            (b"x\n" * (LINES_MAX + 1), b"x", "long"),
+        ],
+    )
+    def test_what_has_no_lines_says_why(
+        self, left: bytes | str | None, right: bytes | str | None, note: str
+    ) -> None:
+        found = compare("f", left, right)
+        assert note in found.note
+        assert not found.rows
+
+    def test_a_new_file_is_all_added(self) -> None:
+        assert [row.kind for row in compare("f", None, b"a\nb\n").rows] == [
+            "hunk",
+            "added",
+            "added",
+        ]
+
+
+class TestTail:
+    def test_lines_come_whole_and_once(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        tail = Tail("b", log)
+        missing = tail.read()
+        assert missing is not None
+        assert not missing.is_kept
+        assert tail.read() is None
+        log.write_bytes(b"one\ntw")
+        first = tail.read()
+        assert first is not None
+        assert (first.is_first, first.lines) == (True, ("one",))
+        with log.open("ab") as file:
+            file.write(b"o\n\xc3")
+        second = tail.read()
+        assert second is not None
+        assert (second.is_first, second.lines) == (False, ("two",))
+        assert tail.read() is None
+
+    def test_of_a_long_log_the_end_is_read_and_that_is_said(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_bytes(b"x" * 99 + b"\n" + b"y" * (OUTPUT_BYTES_MAX - 4) + b"\nend\n")
+        found = Tail("b", log).read()
+        assert found is not None
+        assert "left out" in found.lines[0]
+        assert found.lines[-1] == "end"
+
+    def test_a_link_is_not_followed(self, tmp_path: Path) -> None:
+        (tmp_path / "secret").write_text("secret\n")
+        (tmp_path / "log").symlink_to(tmp_path / "secret")
+        found = Tail("b", tmp_path / "log").read()
+        assert found is not None
+        assert (found.is_kept, found.lines) == (False, ())
+
+
+class TestErrands:
+    def test_values_and_errors_come_back_in_order(self) -> None:
+        async def run() -> None:
+            errands = Errands("test")
+            values = await asyncio.gather(*(errands.do(abs, -n) for n in range(3)))
+            assert values == [0, 1, 2]
+            with pytest.raises(ZeroDivisionError):
+                await errands.do(lambda: 1 / 0)
+
+        asyncio.run(run())
+
+    def test_one_that_hangs_does_not_hold_up_the_loop_nor_its_end(self) -> None:
+        goes_on, begun = threading.Event(), threading.Event()
+
+        def hang() -> None:
+            begun.set()
+            goes_on.wait()
+
+        async def run() -> None:
+            errands = Errands("test")
+            hanging = asyncio.ensure_future(errands.do(hang))
+            while not begun.is_set():
+                await asyncio.sleep(0)
+            waiting = [asyncio.ensure_future(errands.do(int)) for _ in range(WAITING_MAX)]
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="wait already"):
+                await errands.do(int)
+            for future in (hanging, *waiting):
+                future.cancel()
+
+        asyncio.run(run())  # returns although it hangs
+        goes_on.set()
+
+
+def test_the_chosen_chip_is_always_in_sight() -> None:
+    chips = [Chip(f"branch-{n}", "running") for n in range(20)]
+    for chosen in range(20):
+        text = chips_text(chips, chosen, 40).plain
+        assert f" branch-{chosen} " in text[:40], chosen
+
+
+def test_limits_have_the_sizes_that_the_documents_say() -> None:
+    assert observation.LOOK_SECONDS == 0.5
+    assert OUTPUT_BYTES_MAX == 65536
