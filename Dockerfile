@@ -27,25 +27,38 @@ RUN python3 -m venv --without-pip /opt/branching && \
 COPY pyproject.toml README.md LICENSE ./
 COPY branching branching
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --no-index -w dist . && \
-    pip --python /opt/branching/bin/python install --no-deps --no-index dist/*.whl && \
-    /opt/branching/bin/python -m compileall -q /opt/branching/lib
-# What an older build left behind is found by these two labels; the newest of this stage is the classic builder's cache.
-LABEL branching.stage="build"
+    pip --python /opt/branching/bin/python install --no-compile --no-deps --no-index dist/*.whl
+COPY docker/entrypoint docker/enter docker/probe programs/
+# All that is ours as it will lie in the image, in one directory and of one time: the same sources give the same layer.
+# Compiled modules must not look at the time of their source, then.
+ARG SOURCE_DATE_EPOCH=1767225600
+RUN /opt/branching/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/branching/lib && \
+    mkdir -p /image/usr/local/bin /image/opt /image/src /image/store /image/workspace && \
+    install branchfs/target/release/branchfs /image/usr/local/bin && \
+    for name in entrypoint enter probe; do install "programs/$name" "/image/usr/local/bin/branching-$name"; done && \
+    ln -s /opt/branching/bin/branching /image/usr/local/bin/branching && \
+    cp -a /opt/branching /image/opt && \
+    find /image -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+# By these labels a later build of that name finds this stage; the newest is the classic builder's cache.
+ARG BRANCHING_NAME=branching
+LABEL branching.stage="build" branching.name="${BRANCHING_NAME}"
 
 FROM ${BASE_IMAGE}
+ARG SOURCE_DATE_EPOCH=1767225600
 # make because the documented line runs it; tini because without an init signals hang and killed commands report success.
-RUN apt-get update && apt-get install -y --no-install-recommends bash git make python3 tini && \
-    apt-get clean && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/log/apt /var/log/dpkg.log
-COPY --from=build /build/branchfs/target/release/branchfs /usr/local/bin/
-COPY --from=build /opt/branching /opt/branching
-COPY docker/entrypoint /usr/local/bin/branching-entrypoint
-COPY docker/enter /usr/local/bin/branching-enter
-COPY docker/probe /usr/local/bin/branching-probe
-RUN ln -s /opt/branching/bin/branching /usr/local/bin/branching && mkdir /src /workspace
+# What the installation writes itself, beside the packages' own files, has the time of the clock: that goes, too. Emptied,
+# not removed, where the base has it: the mark of a removal has a time that nobody can set.
+RUN touch /begun && apt-get update && apt-get install -y --no-install-recommends bash git make python3 tini && \
+    apt-get clean && find /var/cache/apt /var/lib/apt/lists -type f -size +0 -delete && \
+    find /var/log /var/cache/ldconfig -type f -newer /begun -exec truncate --size=0 {} + && \
+    find / -xdev -newer /begun -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} + && rm /begun
+COPY --from=build /image /
 
 # git refuses a repository of another owner, which is what --root would meet in a user's directory.
+ARG BRANCHING_NAME=branching
 ENV LANG=C.UTF-8 GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0=*
 LABEL branching.stage="image" \
+      branching.name="${BRANCHING_NAME}" \
       org.opencontainers.image.title="branching" \
       org.opencontainers.image.description="Fork, explore, commit: speculative branches of a directory" \
       org.opencontainers.image.version="0.2.0" \

@@ -7,6 +7,7 @@ the project's path. Its reaper is off: its image would have to be pulled, and `l
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,13 +15,13 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import docker
 import pytest
 from docker.errors import DockerException
 from testcontainers.core.config import testcontainers_config
-from testcontainers.core.labels import SESSION_ID
+from testcontainers.core.labels import LABEL_SESSION_ID, SESSION_ID
 
 from branching_docker.names import WORKSPACE_LABEL
 from tree import Project
@@ -32,12 +33,15 @@ testcontainers_config.ryuk_disabled = True
 # What a process of this session's is known by, whatever becomes of its parent.
 SESSION = str(uuid.uuid4())
 os.environ["BRANCHING_TEST_SESSION"] = SESSION
-# Under nohup it is ignored, by our children too, and tests send it.
+# Under nohup, and in the background of a script, they are ignored, by our children too, and tests send them.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# As with Pythons: what is installed is tested.
+collect_ignore = [] if shutil.which("podman") else ["test_podman.py"]
 ROOT = Path(__file__).resolve().parents[2]
 WRAPPER = Path(sys.executable).parent / "branching-docker"
-LEFTOVER_WAIT_SECONDS = 15
+LEFTOVER_WAIT_SECONDS = 120
 BUILD_SECONDS_MAX = 1500
 
 
@@ -121,10 +125,18 @@ def leaves_nothing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[N
 
 def containers(client: docker.DockerClient, below: Path) -> list[str]:
     """Returns the containers that work on something below a directory."""
-    found = client.containers.list(all=True, ignore_removed=True)
-    of_wrapper = [one.name for one in found if one.labels.get(WORKSPACE_LABEL, "").startswith(str(below))]
-    of_session = [one.name for one in found if one.labels.get("org.testcontainers.session-id") == SESSION_ID]
-    return [*of_wrapper, *of_session]
+    of_wrapper = [
+        str(one["Names"])
+        for one in labelled(client, WORKSPACE_LABEL)
+        if Path(one["Labels"][WORKSPACE_LABEL]).is_relative_to(below)
+    ]
+    return [*of_wrapper, *(str(one["Names"]) for one in labelled(client, f"{LABEL_SESSION_ID}={SESSION_ID}"))]
+
+
+def labelled(client: docker.DockerClient, label: str) -> list[dict[str, Any]]:
+    """Returns the containers with a label, by one question: those of others may go before a second."""
+    found: list[dict[str, Any]] = client.api.containers(all=True, filters={"label": label})
+    return found
 
 
 def processes() -> list[str]:

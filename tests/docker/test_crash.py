@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tree import Project
 
 ROUNDS = int(os.environ.get("BRANCHING_CRASH_ROUNDS", "3"))
-SECONDS_MAX = 90
-pytestmark = pytest.mark.timeout(100 + 60 * ROUNDS)  # a round is some six containers, one after another
+SECONDS_MAX = 180
+pytestmark = pytest.mark.timeout(600 + 60 * ROUNDS)  # a round is some six containers, one after another
 FILES = 400
 # Every file again and again, each time with a number of its own; a mixture of two is neither old nor new.
 REWRITE = f"for i in $(seq {FILES}); do echo $1 >many/$i; done; rm -f only-*; touch only-$1"

@@ -105,7 +105,7 @@ def test_a_directory_is_judged_by_what_carries_it(kind: str, room: int, director
 def test_the_doctor_finds_this_machine_well(image: str, project: Project) -> None:
     before = project.tree()
     told = subprocess.run(
-        [WRAPPER, "--image", image, "-w", project.root, "doctor"], capture_output=True, text=True, timeout=90
+        [WRAPPER, "--image", image, "-w", project.root, "doctor"], capture_output=True, text=True, timeout=180
     )
     assert told.returncode == 0, told.stdout + told.stderr
     assert "ok       inside: mount: a directory was mounted, branched, committed and undone" in told.stdout
@@ -125,7 +125,7 @@ def test_the_doctor_finds_this_machine_well(image: str, project: Project) -> Non
 def test_the_doctor_says_what_is_missing(environ: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    told = subprocess.run([WRAPPER, "doctor"], capture_output=True, text=True, timeout=60)
+    told = subprocess.run([WRAPPER, "doctor"], capture_output=True, text=True, timeout=180)
     assert told.returncode == 1
     assert "missing  " in told.stdout
     assert said in told.stdout

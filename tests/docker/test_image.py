@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import subprocess
 import time
 from contextlib import contextmanager
@@ -14,7 +16,8 @@ from testcontainers.core.container import DockerContainer
 from conftest import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     import docker
     from docker.models.containers import Container
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 DEVICES = ["/dev/fuse"]
 CAPABILITIES = ["SYS_ADMIN"]
-END_SECONDS = 60
+END_SECONDS = 180
 HALF_DONE = "touch half-done; echo started; exec sleep 600"
 
 
@@ -90,10 +93,9 @@ def test_the_exit_code_is_the_commands(image: str, project: Project, command: st
     [
         ({"devices": []}, "has no /dev/fuse", "--device /dev/fuse"),
         ({"cap_add": []}, "lacks the capability SYS_ADMIN", "--cap-add SYS_ADMIN"),
-        ({"user": "1000:1000"}, "user 1000 may not open /dev/fuse", "leave --user away"),
         ({"user": "1001"}, "/src belongs to user 1000, and the container runs as 1001", "leave --user away"),
     ],
-    ids=["no device", "no capability", "a closed device", "another user"],
+    ids=["no device", "no capability", "another user"],
 )
 def test_a_missing_flag_is_named_and_nothing_runs(
     image: str, project: Project, changed: dict[str, object], message: str, hint: str
@@ -114,6 +116,93 @@ def test_a_missing_directory_is_named(image: str) -> None:
     assert "no directory is mounted at /src" in said
 
 
+@pytest.fixture
+def make_device(tmp_path: Path) -> Callable[[int], str]:
+    """Makes the device of the documented flag, with a mode that this machine's own may not have."""
+
+    def make(mode: int) -> str:
+        node = tmp_path / "fuse"
+        os.mknod(node, stat.S_IFCHR, os.makedev(10, 229))
+        node.chmod(mode)
+        return f"{node}:/dev/fuse"
+
+    return make
+
+
+PRIVILEGE = ["--cap-add", "SYS_ADMIN"]
+UNMASKED = ["--security-opt", "systempaths=unconfined"]
+
+
+def as_user(image: str, project: Project, device: str, *options: str, program: str) -> tuple[int, str]:
+    """Runs a program in the image as the project's owner, who is the container's user; by docker's command, for its
+    library does not know systempaths."""
+    flags = ["--user", f"{project.owner}:{project.owner}", "--device", device, "--mount"]
+    flags += [f"type=bind,src={project.root},dst=/src", "--security-opt", "apparmor:unconfined", *options]
+    command = ["docker", "run", "--rm", *flags, image, "run", "--", "sh", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=END_SECONDS)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "message", "hint"),
+    [
+        (0o600, [*PRIVILEGE, *UNMASKED], "user 1000 may not open /dev/fuse", "chmod 666 /dev/fuse"),
+        (0o666, PRIVILEGE, "parts of /proc are hidden from the container", "--security-opt systempaths=unconfined"),
+        (0o666, UNMASKED, "may not make a user namespace", "--cap-add SYS_ADMIN"),
+    ],
+    ids=["a closed device", "a masked /proc", "no capability"],
+)
+def test_a_user_without_what_it_takes_is_told_and_nothing_runs(
+    image: str,
+    project: Project,
+    make_device: Callable[[int], str],
+    mode: int,
+    options: list[str],
+    message: str,
+    hint: str,
+) -> None:
+    before = project.tree()
+    code, said = as_user(image, project, make_device(mode), *options, program="touch ran")
+    assert (code, project.tree()) == (125, before), said
+    assert message in said
+    assert "\nHint: " in said
+    assert hint in said
+
+
+WHO = "id -u >who; whoami >>who; test -d ~ && grep CapEff /proc/self/status >>who && make test"
+
+
+@pytest.mark.parametrize("read_only", [[], ["--read-only", "--network", "none"]], ids=["", "read-only"])
+@pytest.mark.parametrize("owner", [1000, 54321])
+def test_any_user_may_run_the_container_on_a_directory_of_theirs(
+    image: str,
+    make_project: Callable[..., Project],
+    make_device: Callable[[int], str],
+    owner: int,
+    read_only: list[str],
+) -> None:
+    """Root nowhere in the container: what mounts is the root of a user namespace."""
+    project = make_project(owner=owner)
+    code, said = as_user(image, project, make_device(0o666), *PRIVILEGE, *UNMASKED, *read_only, program=WHO)
+    assert code == 0, said
+    assert (project.root / "who").read_text() == f"{owner}\nbranching\nCapEff:\t0000000000000000\n"
+    assert {(uid, gid) for _, uid, gid, *_ in project.tree().values()} == {(owner, owner)}
+
+
+@pytest.mark.parametrize("driver", ["fuse", "overlay"])
+def test_a_read_only_image_without_a_network_has_all_that_a_command_needs(
+    image: str, project: Project, driver: str
+) -> None:
+    settings = {"read_only": True, "network_mode": "none", "cap_add": [*CAPABILITIES, "DAC_READ_SEARCH"]}
+    command = ["run", "--memory-limit", "100M", "--", "sh", "-c", WHO]
+    environment = {"BRANCHFS_DRIVER": driver}
+    with running(image, *command, project=project, environment=environment, **settings) as container:
+        code, said = ended(container)
+    assert code == 0, said
+    assert (project.root / "who").read_text() == "1000\nbranching\nCapEff:\t0000000000000000\n"
+    assert (project.root / "made.txt").stat().st_uid == project.owner
+
+
 @pytest.mark.parametrize("command", [[], ["--help"], ["--version"]], ids=["nothing", "--help", "--version"])
 def test_questions_about_the_command_need_no_flags(image: str, command: list[str]) -> None:
     with running(image, *command, devices=[], cap_add=[], security_opt=[]) as container:
@@ -124,11 +213,8 @@ def test_stopping_the_container_ends_the_command_and_drops_its_work(image: str, 
     before = project.tree()
     with running(image, "run", "--", "sh", "-c", HALF_DONE, project=project) as container:
         wait_for("started", container)
-        asked = time.monotonic()
-        container.stop(timeout=30)
-        seconds = time.monotonic() - asked
-        assert ended(container)[0] == 143
-    assert seconds < 10, "the entry point waited to be killed"
+        container.stop(timeout=END_SECONDS)
+        assert ended(container)[0] == 143, "the entry point waited to be killed"
     assert project.tree() == before
 
 
@@ -161,13 +247,6 @@ def test_the_image_says_what_it_is(image: str, engine: docker.DockerClient) -> N
     labels = engine.images.get(image).labels
     assert labels["org.opencontainers.image.version"] == "0.2.0"
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
-
-
-@pytest.mark.usefixtures("image")
-def test_building_again_leaves_one_image_and_the_cache_of_one_stage(engine: docker.DockerClient) -> None:
-    """The fixture has built at least once; a build of the same tree adds nothing."""
-    for stage, most in (("image", 0), ("build", 1)):
-        assert len(engine.images.list(filters={"dangling": True, "label": f"branching.stage={stage}"})) <= most
 
 
 def test_git_works_in_a_branch_and_its_repository_is_committed_whole(image: str, project: Project) -> None:

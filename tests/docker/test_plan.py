@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from branching_docker.errors import WorkspaceError
+from branching_docker.facts import EngineFacts, docker_facts, podman_facts
 from branching_docker.plan import (
     ContainerPlan,
     bind,
@@ -20,6 +21,7 @@ from branching_docker.plan import (
     kept_settings,
     plan_run,
     plan_warm,
+    probe_argv,
     refused_changes,
 )
 from branching_docker.settings import Settings
@@ -40,6 +42,7 @@ def test_the_whole_command_is_what_the_documentation_says(tmp_path: Path) -> Non
         *("--label", f"branching.workspace={tmp_path}"),
         *FLAGS,
         *("--mount", f"type=bind,src={tmp_path},dst=/src"),
+        *("--env", f"BRANCHING_HOST_WORKSPACE={tmp_path}"),
         *("branching", "run", "--", "make", "test"),
     ]
 
@@ -77,7 +80,7 @@ def test_arguments_reach_the_container_untouched(tmp_path: Path, arguments: list
         ({"root": True}, ["--env", "BRANCHING_ROOT=1"]),
         ({"driver": "overlay"}, ["--env", "BRANCHFS_DRIVER=overlay"]),
         ({"name": "mine"}, ["--name", "mine"]),
-        ({"engine": "podman"}, ["podman", "run"]),
+        ({"store": "kept"}, ["--env", "BRANCHING_STORE=/store"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -85,6 +88,73 @@ def test_each_setting_is_dockers_own_option(tmp_path: Path, settings: dict[str, 
     argv = plan(tmp_path, "run", settings=Settings(**settings)).argv()
     options = argv[: argv.index("branching")]
     assert any(options[start : start + len(words)] == words for start in range(len(options)))
+
+
+PODMAN = podman_facts(platform="linux", has_selinux=False)
+SELINUX = docker_facts({"SecurityOptions": ["name=seccomp,profile=default", "name=selinux"]}, platform="linux")
+MACOS = docker_facts({"OperatingSystem": "OrbStack"}, platform="darwin")
+DESKTOP = docker_facts({"OperatingSystem": "Docker Desktop"}, platform="linux")
+PODMAN_MACHINE = podman_facts(platform="darwin", has_selinux=False)
+LABELS = ["--security-opt", "label=disable"]
+MASKS = ["--security-opt", "systempaths=unconfined"]
+MASKS_OF_PODMAN = ["--security-opt", "unmask=ALL"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "start", "security", "has_volume"),
+    [
+        (docker_facts({}, platform="linux"), {}, ["docker", "run", "--rm", "--init"], [], False),
+        (PODMAN, {}, ["podman", "run", "--rm", "--interactive"], [], False),
+        (PODMAN, {"user": "1000"}, ["podman", "run", "--rm"], MASKS_OF_PODMAN, False),
+        (SELINUX, {}, ["docker", "run", "--rm", "--init"], LABELS, False),
+        (SELINUX, {"user": "1000:1000"}, ["docker"], [*LABELS, *MASKS], False),
+        (docker_facts({}, platform="linux"), {"user": "1000"}, ["docker"], MASKS, False),
+        (docker_facts({}, platform="linux"), {"user": "0:0"}, ["docker"], [], False),
+        (docker_facts({}, platform="linux"), {"store": "auto"}, ["docker"], [], True),
+        (MACOS, {}, ["docker", "run", "--rm", "--init"], [], True),
+        (MACOS, {"store": "mine"}, ["docker"], [], True),
+        (DESKTOP, {}, ["docker"], [], True),
+        (PODMAN_MACHINE, {}, ["podman", "run", "--rm", "--interactive"], LABELS, True),
+    ],
+    ids=[
+        *("docker", "podman", "podman, user", "selinux", "selinux, user", "user", "root", "store"),
+        *("macos", "macos, store", "desktop on linux", "podman on macos"),
+    ],
+)
+def test_a_plan_fits_its_engine(
+    tmp_path: Path,
+    facts: EngineFacts,
+    settings: dict[str, Any],
+    start: list[str],
+    security: list[str],
+    has_volume: bool,
+) -> None:
+    """Run, warm and probe alike; a volume for the store has the directory's name, or the one that was asked for."""
+    asked = Settings(**settings)
+    run = plan(tmp_path, "run", settings=asked, facts=facts).argv()
+    warm = plan_warm(workspace=tmp_path, settings=asked, facts=facts).argv()
+    probe = probe_argv(asked, tmp_path, docker=facts.kind, facts=facts)
+    assert run[: len(start)] == start
+    options = ["--security-opt", "apparmor:unconfined", *security]
+    for argv in (run, warm, probe):
+        assert [word for place in places(argv, "--security-opt") for word in argv[place : place + 2]] == options
+        assert ("--init" in argv) == (facts.kind == "docker")
+    stores = [
+        argv[place + 1] for argv in (run, warm) for place in places(argv, "--mount") if "volume" in argv[place + 1]
+    ]
+    assert len(stores) == (2 if has_volume else 0)
+    assert len(set(stores)) == len(stores) // 2
+    assert all(
+        f"src={settings.get('store', 'auto').replace('auto', 'branching-store-')}" in store
+        for store in stores
+        if settings
+    )
+    assert ("BRANCHING_STORE=/store" in run) == has_volume
+
+
+def places(argv: list[str], option: str) -> list[int]:
+    """Returns where an option stands."""
+    return [place for place, word in enumerate(argv) if word == option]
 
 
 def test_only_the_driver_fuse_goes_without_the_overlays_capability(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 errors      what can go wrong, each with its hint
 names       what the host, the engine and the image call the same
+facts       what a plan must know of the engine
 settings    flags, environment and configuration files to one set of settings
 plan        pure: settings to a frozen container plan, and the exact docker command
 endpoint    which engine is meant
@@ -9,6 +10,7 @@ api         questions to Docker over its socket
 engine      Docker or Podman: what is there, and the deeds that are its command's
 warm        a container that stays, one for a directory
 entry       a command in a warm container
+attach      its streams, over the engine's socket
 quick       the short way there
 doctor      what stands between a user and a command that works
 cli         the command line

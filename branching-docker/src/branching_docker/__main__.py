@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps in enums
 import os
-import signal
 import sys
 
 
@@ -11,8 +11,8 @@ def main() -> None:
     """Runs the command line and ends the process with its exit code."""
     # Until docker takes over there is nothing to tidy up: Ctrl-C ends us at once, and without a traceback.
     # What the caller has us ignore stays ignored.
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if _signal.getsignal(_signal.SIGINT) != _signal.SIG_IGN:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     from branching_docker.quick import quick
 
     if (code := quick(sys.argv[1:], os.environ)) is not None:

@@ -7,7 +7,7 @@ answers with the one it has.
 
 from __future__ import annotations
 
-import socket
+import _socket  # what `socket` wraps in enums and selectors, a third of a warm command's start
 
 TYPE_CHECKING = False  # see endpoint
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 60.0
 REMOVAL_TIMEOUT_SECONDS = 120.0
 NOT_FOUND = 404
 
@@ -39,25 +39,32 @@ def get(path: str, *, at: str) -> Json:
     return json.loads(request("GET", path, at=at) or b"null")  # type: ignore[no-any-return]
 
 
-def request(method: str, path: str, *, at: str, timeout_seconds: float = TIMEOUT_SECONDS) -> bytes:
-    """Sends one request and returns the reply's body; raises as `get` does."""
+def request(
+    method: str, path: str, *, at: str, body: bytes | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> bytes:
+    """Sends one request, with a body of JSON if there is one, and returns the reply's body; raises as `get` does."""
     reply = b""
+    sent = f"{method} {path} HTTP/1.0\r\nHost: docker\r\n"
+    if body is not None:
+        sent += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(timeout_seconds)
-            connection.connect(at)
-            connection.sendall(f"{method} {path} HTTP/1.0\r\nHost: docker\r\n\r\n".encode())
-            while more := connection.recv(1 << 16):
-                reply += more
+        connection.settimeout(timeout_seconds)
+        connection.connect(at)
+        connection.sendall(sent.encode() + b"\r\n" + (body or b""))
+        while more := connection.recv(1 << 16):
+            reply += more
     except OSError as error:
         raise unreachable(error, at) from error
-    head, _, body = reply.partition(b"\r\n\r\n")
+    finally:
+        connection.close()
+    head, _, content = reply.partition(b"\r\n\r\n")
     status = head.split(b" ", 2)[1:2]
     if not status or not status[0].isdigit():
         raise unreachable(OSError("its answer is not HTTP"), at)
     if int(status[0]) >= 300:
-        raise RefusedError(int(status[0]), explanation(body))
-    return body
+        raise RefusedError(int(status[0]), explanation(content))
+    return content
 
 
 def explanation(body: bytes) -> str:

@@ -16,6 +16,7 @@ import shlex
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from branching_docker import __version__
 from branching_docker.errors import ImageError, SettingsError, WorkspaceError, WrapperError
+from branching_docker.facts import EngineFacts
 from branching_docker.names import EXEC, VERSION_LABEL
 from branching_docker.plan import checked_workspace, enter_options, plan_run, plan_warm, refused_changes
 from branching_docker.settings import DRIVERS, ENGINES, IMAGE_DEFAULT, PULLS, Settings, gather
@@ -45,6 +47,7 @@ PASSED_ON = {
     "commit": "Commit a kept branch.",
     "abort": "Drop a kept branch.",
     "shell": "Enter a branch with a shell.",
+    "mcp": "Serve branches as tools of an agent.",
 }
 COMMAND_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
@@ -77,6 +80,7 @@ app = typer.Typer(
     add_completion=False,  # `completion` is a command
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain: the same text in a terminal, a file and docs/branching-docker.md
     help="Runs `branching` on a directory, in a container: what wins is written back, the rest leaves no trace.",
     epilog=EXAMPLE,
 )
@@ -120,6 +124,14 @@ def connect(settings: Settings) -> Engine:
     return engine.connect(settings.engine, environ=os.environ)
 
 
+def known_facts(settings: Settings) -> EngineFacts:
+    """Returns the facts of the engine, or of an ordinary one where there is none: a dry run needs none."""
+    try:
+        return connect(settings).facts()
+    except WrapperError:
+        return EngineFacts(kind=settings.engine or "docker")
+
+
 def option(*names: str, value: str, text: str) -> Any:
     """Declares an option that stands in front of the command."""
     return typer.Option(*names, metavar=value, help=text, show_default=False)
@@ -139,6 +151,14 @@ def front(
     env_file: Annotated[list[str] | None, option("--env-file", value="FILE", text="Set variables from a file.")] = None,
     volume: Annotated[
         list[str] | None, option("-v", "--volume", value="SOURCE:PLACE", text="Mount a volume or directory.")
+    ] = None,
+    store: Annotated[
+        str | None,
+        option(
+            "--store",
+            value="VOLUME|auto",
+            text="Keep branches in this volume; auto: in one for DIR.  [default: in DIR, on Linux]",
+        ),
     ] = None,
     publish: Annotated[list[str] | None, option("-p", "--publish", value="PORT", text="Publish a port.")] = None,
     network: Annotated[str | None, option("--network", value="NAME", text="Connect to a network, or none.")] = None,
@@ -178,6 +198,7 @@ def front(
         "env": env or None,
         "env_file": env_file or None,
         "volume": volume or None,
+        "store": store,
         "publish": publish or None,
         "network": network,
         "user": user,
@@ -237,17 +258,17 @@ def pass_on(
     with reported():
         workspace = given.place(words[0])
         settings = given.settings(workspace)
-        tty = sys.stdin.isatty() and sys.stdout.isatty()
-        plan = plan_run(
+        plan = partial(
+            plan_run,
             words,
             workspace=workspace,
             name=f"branching-{secrets.token_hex(4)}",
             environ=os.environ,
             settings=settings,
-            tty=tty,
+            tty=sys.stdin.isatty() and sys.stdout.isatty(),
         )
         if given.is_dry_run:
-            typer.echo(shlex.join(plan.argv()))
+            typer.echo(shlex.join(plan(facts=known_facts(settings)).argv()))
             return
         from branching_docker import engine, warm
 
@@ -257,7 +278,7 @@ def pass_on(
             enter(words, given=given, settings=settings, at=at, found=found)
         require_image(at, settings)
         sys.stdout.flush()
-        engine.become(plan, at, environ=os.environ)
+        engine.become(plan(facts=at.facts()), at, environ=os.environ)
 
 
 for name, summary in PASSED_ON.items():
@@ -280,7 +301,14 @@ def enter(words: list[str], *, given: Given, settings: Settings, at: Engine, fou
         raise typer.BadParameter("which command? exec -- CMD...", param_hint="CMD")
     options = enter_options(settings)
     raise typer.Exit(
-        entry.enter(inside, docker=at.command, container=found.identifier, environ=os.environ, options=options)
+        entry.enter(
+            inside,
+            docker=at.command,
+            container=found.identifier,
+            environ=os.environ,
+            options=options,
+            at=at.socket_path,
+        )
     )
 
 
@@ -312,8 +340,8 @@ def up(context: typer.Context) -> None:
                 "a warm container cannot have --user: docker exec would not come into its user namespace.",
                 hint="leave it away: commands run as the owner of the directory",
             )
-        plan = plan_warm(workspace=workspace, settings=settings)
         if given.is_dry_run:
+            plan = plan_warm(workspace=workspace, settings=settings, facts=known_facts(settings))
             typer.echo(shlex.join(plan.argv()))
             return
         from branching_docker import warm
@@ -329,6 +357,7 @@ def up(context: typer.Context) -> None:
                 )
         else:
             require_image(at, settings)
+            plan = plan_warm(workspace=workspace, settings=settings, facts=at.facts())
             warm.up(plan, docker=at.command, environ=os.environ)
         typer.echo(found.name if found else plan.name)
 
@@ -339,6 +368,9 @@ def execute(
 ) -> None:
     """Run any command in DIR's warm container, as DIR's owner. It sees what is committed; changes are not branched."""
     given: Given = context.obj
+    if (command or [])[:1] in (["-h"], ["--help"]):
+        typer.echo(context.get_help())
+        return
     with reported():
         workspace = given.place(EXEC)
         settings = given.settings(workspace)

@@ -69,16 +69,15 @@ def engine_facts(engine: Engine) -> dict[str, Any]:
         return {"name": "podman", "command": engine.command}
     from branching_docker import api
 
-    version = api.get("/version", at=engine.socket_path)
-    info = api.get("/info", at=engine.socket_path)
-    return {"name": "docker", "command": engine.command, "at": engine.socket_path, "version": version, "info": info}
+    version = api.get("/version", at=engine.at)
+    info = api.get("/info", at=engine.at)
+    return {"name": "docker", "command": engine.command, "at": engine.at, "version": version, "info": info}
 
 
 def judge_engine(facts: Mapping[str, Any]) -> list[Finding]:
     """Says what is to know about an engine."""
     if facts["name"] != "docker":
-        detail = f"{facts['command']}; nothing was tested with Podman yet"
-        return [Finding(name="engine", state="ok", detail=detail)]
+        return [Finding(name="engine", state="ok", detail=f"Podman at {facts['command']}")]
     version, info = facts["version"], facts["info"]
     system = str(info.get("OperatingSystem", ""))
     named = f"Docker {version.get('Version')} at {facts['at']}, {system}, kernel {info.get('KernelVersion')}"
@@ -97,14 +96,9 @@ def judge_engine(facts: Mapping[str, Any]) -> list[Finding]:
             Finding(name="users", state="warning", detail=detail, hint="if mounting fails: chmod 666 /dev/fuse")
         )
     if "selinux" in security:
-        found.append(
-            Finding(
-                name="SELinux",
-                state="warning",
-                detail="it may forbid the container the directory: not tried",
-                hint="docker run --security-opt label=disable ...; never :z on your own tree, which relabels it",
-            )
-        )
+        detail = "lifted for the container (label=disable), as the directory has no label for it: not tried"
+        hint = "if the directory cannot be read, report it; never :z on your own tree, which relabels it"
+        found.append(Finding(name="SELinux", state="warning", detail=detail, hint=hint))
     found.append(
         Finding(
             name="AppArmor",
@@ -139,7 +133,7 @@ def probe(settings: Settings, engine: Engine, workspace: Path | None, *, environ
 
     try:
         done = subprocess.run(
-            probe_argv(settings, workspace, docker=engine.command),
+            probe_argv(settings, workspace, docker=engine.command, facts=engine.facts()),
             capture_output=True,
             text=True,
             env=environ,
@@ -152,7 +146,7 @@ def probe(settings: Settings, engine: Engine, workspace: Path | None, *, environ
         return [Finding(name="container", state="missing", detail=detail, hint="docker ps; docker logs NAME")]
     except ValueError:
         said = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
-        hint = f"docker run --rm {settings.image} {PROBE_WORD}"
+        hint = f"{engine.facts().kind} run --rm {settings.image} {PROBE_WORD}"
         return [Finding(name="container", state="missing", detail=said[0], hint=hint)]
     return judge_container(told, workspace)
 

@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 from branching_docker import api
 from branching_docker.endpoint import endpoint
 from branching_docker.errors import EngineError, ImageError
-from branching_docker.names import STAGE_LABEL, WARM_LABEL, WORKSPACE_LABEL
+from branching_docker.facts import EngineFacts, docker_facts, podman_facts
+from branching_docker.names import NAME_LABEL, STAGE_LABEL, WARM_LABEL, WORKSPACE_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from branching_docker.plan import ContainerPlan
 
 # One stop for a running container (its entry point ends the command and unmounts), one removal for a created one.
-WATCHER = 'read -r _; "$1" stop --time 10 "$0"; "$1" rm --force "$0"'
+WATCHER = 'read -r _; "$1" stop --time 60 "$0"; "$1" rm --force "$0"'
+SELINUX = Path("/sys/fs/selinux/enforce")
 GONE_STATES = ("exited", "dead", "removing")
 
 
@@ -52,6 +55,11 @@ class Engine(Protocol):
 
     command: str
     """The path of its command."""
+    socket_path: str | None
+    """Where it answers; None where its command must be asked."""
+
+    def facts(self) -> EngineFacts:
+        """Returns what a plan must know."""
 
     def containers(self) -> list[Found]:
         """Lists the containers, of any directory, that have not ended."""
@@ -59,8 +67,11 @@ class Engine(Protocol):
     def image_labels(self, image: str) -> dict[str, str] | None:
         """Returns an image's labels, None where the engine has no such image."""
 
-    def drop_superseded(self) -> None:
-        """Removes what earlier builds left without a name, but for the newest build stage: the builder's cache."""
+    def drop_superseded(self, image: str) -> None:
+        """Removes what earlier builds of that name left without it, but for the newest stage: the builder's cache.
+
+        What others built, and whatever else lies about on the machine, stays.
+        """
 
 
 def connect(name: str | None, *, environ: Mapping[str, str]) -> Engine:
@@ -86,12 +97,18 @@ class Docker:
 
     def __init__(self, command: str, socket_path: str) -> None:
         self.command = command
-        self.socket_path = socket_path
+        self.socket_path: str | None = socket_path
+        self.at = socket_path
+
+    def facts(self) -> EngineFacts:
+        """Asks for them; some milliseconds."""
+        info = cast("dict[str, Any]", api.get("/info", at=self.at))
+        return docker_facts(info, platform=sys.platform)
 
     def containers(self) -> list[Found]:
         """Lists the containers that have not ended."""
         filters = api.quoted(json.dumps({"label": [WORKSPACE_LABEL]}))
-        listed = api.get(f"/containers/json?all=1&filters={filters}", at=self.socket_path)
+        listed = api.get(f"/containers/json?all=1&filters={filters}", at=self.at)
         return [
             Found(
                 identifier=one["Id"],
@@ -107,7 +124,7 @@ class Docker:
     def image_labels(self, image: str) -> dict[str, str] | None:
         """Returns an image's labels."""
         try:
-            found = api.get(f"/images/{api.quoted(image)}/json", at=self.socket_path)
+            found = api.get(f"/images/{api.quoted(image)}/json", at=self.at)
         except api.RefusedError as refused:
             if refused.status == api.NOT_FOUND:
                 return None
@@ -118,18 +135,19 @@ class Docker:
             ) from refused
         return cast("dict[str, dict[str, dict[str, str]]]", found)["Config"].get("Labels") or {}
 
-    def drop_superseded(self) -> None:
-        """Removes unnamed stages, the classic builder's."""
+    def drop_superseded(self, image: str) -> None:
+        """Removes unnamed images and stages, the classic builder's, by the label of what they were built for."""
         for stage, kept in (("image", 0), ("build", 1)):
-            filters = api.quoted(json.dumps({"dangling": ["true"], "label": [f"{STAGE_LABEL}={stage}"]}))
-            listed = cast("list[dict[str, int]]", api.get(f"/images/json?filters={filters}", at=self.socket_path))
-            listed.sort(key=lambda image: image["Created"])
-            for image in listed[: len(listed) - kept]:
+            labels = [f"{STAGE_LABEL}={stage}", f"{NAME_LABEL}={image}"]
+            filters = api.quoted(json.dumps({"dangling": ["true"], "label": labels}))
+            listed = cast("list[dict[str, int]]", api.get(f"/images/json?filters={filters}", at=self.at))
+            listed.sort(key=lambda one: one["Created"])
+            for one in listed[: len(listed) - kept]:
                 with suppress(api.RefusedError):  # a container still runs from it; a later build finds it again
                     api.request(
                         "DELETE",
-                        f"/images/{image['Id']}",
-                        at=self.socket_path,
+                        f"/images/{one['Id']}",
+                        at=self.at,
                         timeout_seconds=api.REMOVAL_TIMEOUT_SECONDS,
                     )
 
@@ -139,12 +157,17 @@ class Podman:
 
     def __init__(self, command: str, environ: Mapping[str, str]) -> None:
         self.command = command
+        self.socket_path: str | None = None
         self.environ = environ
         if host := environ.get("CONTAINER_HOST"):
             raise EngineError(
                 f"Podman is told to work on another machine ({host}), where the directory does not exist.",
                 hint="unset CONTAINER_HOST, or run branching-docker on that machine",
             )
+
+    def facts(self) -> EngineFacts:
+        """Looks for them itself: podman takes a tenth of a second to tell."""
+        return podman_facts(platform=sys.platform, has_selinux=SELINUX.exists())
 
     def containers(self) -> list[Found]:
         """Lists the containers that have not ended."""
@@ -167,7 +190,7 @@ class Podman:
             return None
         return json.loads(self.ask("image", "inspect", image).stdout)[0].get("Labels") or {}
 
-    def drop_superseded(self) -> None:
+    def drop_superseded(self, image: str) -> None:
         """Leaves that to Podman: its builder keeps stages as a cache of its own."""
 
     def ask(self, *arguments: str, allowed: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess[str]:
@@ -208,7 +231,7 @@ def build(engine: Engine, source: Path, image: str, *, environ: Mapping[str, str
         [source / "scripts" / "base-image"],
         stdout=subprocess.PIPE,
         text=True,
-        env=environ,
+        env={**environ, "CONTAINER_ENGINE": engine.command},
         check=False,
     )
     if base.returncode != 0:
@@ -223,6 +246,8 @@ def build(engine: Engine, source: Path, image: str, *, environ: Mapping[str, str
         image,
         "--build-arg",
         f"BASE_IMAGE={base.stdout.strip()}",
+        "--build-arg",
+        f"BRANCHING_NAME={image}",
         str(source),
     ]
     if (code := subprocess.run(command, env=environ, check=False).returncode) != 0:
@@ -230,7 +255,7 @@ def build(engine: Engine, source: Path, image: str, *, environ: Mapping[str, str
             f'the image "{image}" was not built: docker build ended with {code} (its reason is above).',
             hint="nothing was replaced; mend the reason and build again",
         )
-    engine.drop_superseded()
+    engine.drop_superseded(image)
 
 
 def pull(engine: Engine, image: str, *, environ: Mapping[str, str]) -> None:

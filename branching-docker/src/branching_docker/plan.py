@@ -4,15 +4,22 @@ Pure: settings in, a frozen `ContainerPlan` out, whose `argv()` is the exact com
 permissions, since a wrong one must be refused here, and nothing else.
 
 What every plan holds, and why:
-    --init                                      signals reach the command, and its exit code comes back, in any image
+    --init                                      signals reach the command, and its exit code comes back, in any image;
+                                                not with Podman, which needs a program for it: the image's own init does
     --device /dev/fuse, --cap-add SYS_ADMIN     BranchFS mounts inside the container; the mount needs both
     --cap-add DAC_READ_SEARCH                   without it the kernel's overlay gives up hard links in silence; it stays
                                                 with the container's root, no command gets it; not with the driver fuse
     --security-opt apparmor:unconfined          Docker's profile denies mount; does nothing where AppArmor is absent
+    --security-opt label=disable                where the engine has SELinux, which hides the directory from containers;
+                                                :z would relabel the user's whole tree
+    --security-opt systempaths=unconfined       with --user alone (Podman: unmask=ALL): a sandbox without root is in
+                                                a user namespace, where no /proc can be mounted if one is masked
     --mount type=bind                           not -v, which makes a missing directory, as root, instead of failing
     --rm, --name, --label                       the container goes when it ends, and can be found while it runs
     --interactive                               pipes and terminals alike; without it docker drops input in silence
     --tty                                       only between two terminals: docker refuses it on a pipe
+    --mount type=volume                         the store's place: asked for by --store, or where the engine is in a
+                                                virtual machine, on whose shared directories commits are not safe
 A warm container has the same surroundings and no command: it waits, and `docker exec` brings commands into it.
 """
 
@@ -26,7 +33,19 @@ from typing import TYPE_CHECKING
 
 from branching_docker.entry import presentation
 from branching_docker.errors import WorkspaceError
-from branching_docker.names import BASE_IN_CONTAINER, PROBE_WORD, ROOT_VARIABLE, WARM_LABEL, WARM_WORD, WORKSPACE_LABEL
+from branching_docker.facts import EngineFacts
+from branching_docker.names import (
+    BASE_IN_CONTAINER,
+    HOST_VARIABLE,
+    PROBE_WORD,
+    ROOT_VARIABLE,
+    STORE_AUTO,
+    STORE_IN_CONTAINER,
+    STORE_VARIABLE,
+    WARM_LABEL,
+    WARM_WORD,
+    WORKSPACE_LABEL,
+)
 from branching_docker.settings import Settings, idle_seconds
 
 if TYPE_CHECKING:
@@ -46,6 +65,7 @@ class ContainerPlan:
     name: str
     arguments: tuple[str, ...]
     settings: Settings = field(default_factory=Settings)
+    facts: EngineFacts = field(default_factory=EngineFacts)
     tty: bool = False
     environment: tuple[str, ...] = ()
     is_warm: bool = False
@@ -58,7 +78,7 @@ class ContainerPlan:
     def argv(self) -> list[str]:
         """Returns the docker command, ready to run or to paste."""
         settings = self.settings
-        command = [settings.engine or "docker", "run", "--rm", "--init"]
+        command = [self.facts.kind, "run", "--rm", *init(self.facts)]
         if not self.is_warm:
             command.append("--interactive")
         if self.tty:
@@ -66,8 +86,13 @@ class ContainerPlan:
         command += ["--name", self.name, "--label", f"{WORKSPACE_LABEL}={self.workspace}"]
         if self.is_warm:
             command += ["--label", f"{WARM_LABEL}={kept_settings(settings)}"]
-        command += privileges(settings)
+        command += privileges(settings, self.facts)
         command += ["--mount", bind(self.workspace, BASE_IN_CONTAINER)]
+        command += ["--env", f"{HOST_VARIABLE}={self.workspace}"]
+        if volume := store_volume(self.workspace, settings, self.facts):
+            label = f"volume-label={WORKSPACE_LABEL}={self.workspace}"
+            command += ["--mount", csv_line("type=volume", f"src={volume}", f"dst={STORE_IN_CONTAINER}", label)]
+            command += ["--env", f"{STORE_VARIABLE}={STORE_IN_CONTAINER}"]
         for name in PASSED_TO_DOCKER:
             if value := getattr(settings, name):
                 command += [f"--{name.replace('_', '-')}", value]
@@ -86,6 +111,7 @@ def plan_run(
     name: str,
     environ: Mapping[str, str],
     settings: Settings | None = None,
+    facts: EngineFacts | None = None,
     tty: bool = False,
 ) -> ContainerPlan:
     """Decides on the container that runs `branching` with these arguments on a checked directory."""
@@ -95,37 +121,62 @@ def plan_run(
         name=settings.name or name,
         arguments=tuple(arguments),
         settings=settings,
+        facts=facts or EngineFacts(),
         tty=tty,
         environment=(*driver_environment(settings), *root_environment(settings), *presentation(environ, tty=tty)),
     )
 
 
-def plan_warm(*, workspace: Path, settings: Settings) -> ContainerPlan:
+def plan_warm(*, workspace: Path, settings: Settings, facts: EngineFacts | None = None) -> ContainerPlan:
     """Decides on the container that stays for later commands on a checked directory.
 
     Its name follows from the directory: where two are made at the same moment, the engine refuses the second.
     """
-    digest = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:12]
     return ContainerPlan(
         workspace=workspace,
-        name=settings.name or f"branching-warm-{digest}",
+        name=settings.name or f"branching-warm-{digest(workspace)}",
         arguments=(WARM_WORD, str(idle_seconds(settings.idle))),
         settings=settings,
+        facts=facts or EngineFacts(),
         environment=driver_environment(settings),
         is_warm=True,
     )
 
 
-def privileges(settings: Settings) -> list[str]:
+def digest(workspace: Path) -> str:
+    """Returns a short name for a directory."""
+    return hashlib.sha256(os.fsencode(workspace)).hexdigest()[:12]
+
+
+def store_volume(workspace: Path, settings: Settings, facts: EngineFacts) -> str | None:
+    """Returns the volume that holds the directory's branches, None where they are in the directory itself."""
+    if settings.store in (None, STORE_AUTO):
+        is_wanted = facts.is_virtual or settings.store == STORE_AUTO
+        return f"branching-store-{digest(workspace)}" if is_wanted else None
+    return settings.store
+
+
+def init(facts: EngineFacts) -> list[str]:
+    """Returns the option for a first process that passes signals on."""
+    return [] if facts.kind == "podman" else ["--init"]
+
+
+def privileges(settings: Settings, facts: EngineFacts) -> list[str]:
     """Returns the options without which nothing can be mounted in a container."""
     overlay = ["--cap-add", "DAC_READ_SEARCH"] if settings.driver != "fuse" else []
-    return ["--device", "/dev/fuse", "--cap-add", "SYS_ADMIN", *overlay, "--security-opt", "apparmor:unconfined"]
+    security = ["apparmor:unconfined"]
+    if facts.has_selinux:
+        security.append("label=disable")
+    if settings.user and settings.user.partition(":")[0] not in ("0", "root"):
+        security.append("unmask=ALL" if facts.kind == "podman" else "systempaths=unconfined")
+    lifted = [word for value in security for word in ("--security-opt", value)]
+    return ["--device", "/dev/fuse", "--cap-add", "SYS_ADMIN", *overlay, *lifted]
 
 
-def probe_argv(settings: Settings, workspace: Path | None, *, docker: str) -> list[str]:
+def probe_argv(settings: Settings, workspace: Path | None, *, docker: str, facts: EngineFacts) -> list[str]:
     """Returns the command of a container that tells about itself, and about the directory if one is given."""
     place = ["--mount", bind(workspace, BASE_IN_CONTAINER)] if workspace else []
-    return [docker, "run", "--rm", "--init", *privileges(settings), *place, settings.image, PROBE_WORD]
+    return [docker, "run", "--rm", *init(facts), *privileges(settings, facts), *place, settings.image, PROBE_WORD]
 
 
 def enter_options(settings: Settings) -> list[str]:
@@ -206,11 +257,17 @@ def checked_workspace(directory: Path) -> Path:
 
 
 def bind(source: Path, destination: str) -> str:
-    """Returns the value of `--mount` for a bind.
+    """Returns the value of `--mount` for a bind."""
+    return csv_line("type=bind", f"src={source}", f"dst={destination}")
 
-    Docker reads it as one line of CSV, so a path with a comma, a quote or a line break is quoted as CSV quotes.
+
+def csv_line(*fields: str) -> str:
+    """Returns the fields as one line of CSV, which is how docker reads a `--mount`.
+
+    So a path with a comma, a quote or a line break is quoted as CSV quotes.
     """
-    field = f"src={source}"
-    if any(special in field for special in ',"\n\r'):
-        field = '"' + field.replace('"', '""') + '"'
-    return f"type=bind,{field},dst={destination}"
+    quoted = (
+        '"' + field.replace('"', '""') + '"' if any(special in field for special in ',"\n\r') else field
+        for field in fields
+    )
+    return ",".join(quoted)

@@ -1,4 +1,4 @@
-"""The short way into a warm container, for a command line as plain as `-w DIR COMMAND ...` where nothing is configured.
+"""The short way into a warm container, for a command line as plain as `-w DIR -e A=1 COMMAND ...`, nothing configured.
 
 It has to be: `docker exec` takes sixty milliseconds, and loading Typer alone as much again. What it does not understand
 at first sight it leaves to the long way, which decides everything anew; so here is no refusal and no message.
@@ -15,29 +15,38 @@ TYPE_CHECKING = False  # see endpoint
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+SHORT = {"-w": "w", "--workspace": "w", "-e": "e", "--env": "e", "-u": "u", "--user": "u"}
 CHANGES_A_COMMAND = ("BRANCHING_ENGINE", "BRANCHING_ROOT", "BRANCHING_USER")
 
 
 def quick(words: Sequence[str], environ: Mapping[str, str]) -> int | None:
     """Runs the command in the workspace's warm container and returns its exit code; None: not decided here."""
-    if len(words) < 3 or words[0] not in ("-w", "--workspace") or words[2].startswith("-"):
+    given: dict[str, list[str]] = {"w": [], "e": [], "u": []}
+    while len(words) > 2 and (option := SHORT.get(words[0])):
+        given[option].append(words[1])
+        words = words[2:]
+    if len(given["w"]) != 1 or not words or words[0].startswith("-") or "" in given["u"]:
         return None
-    if (words[2] in OURS and words[2] != EXEC) or any(environ.get(name) for name in CHANGES_A_COMMAND):
+    if (words[0] in OURS and words[0] != EXEC) or any(environ.get(name) for name in CHANGES_A_COMMAND):
         return None
-    workspace = path.realpath(words[1])
+    workspace = path.realpath(given["w"][0])
     configured = environ.get("XDG_CONFIG_HOME") or path.join(environ.get("HOME", ""), ".config")
     if any(path.exists(path.join(place, SETTINGS_FILE)) for place in (workspace, configured)):
         return None
     docker = find_program("docker", environ.get("PATH", ""))
     if docker is None or path.basename(path.realpath(docker)) != "docker":
         return None
-    container = find_warm(workspace, environ)
-    if container is None:
+    found = find_warm(workspace, environ)
+    if found is None:
         return None
     from branching_docker.entry import enter, inner_words
 
-    inside = inner_words(words[2:])
-    return None if inside is None else enter(inside, docker=docker, container=container, environ=environ)
+    inside = inner_words(words)
+    if inside is None:
+        return None
+    options = [word for user in given["u"][-1:] for word in ("--user", user)]
+    options += [word for assignment in given["e"] for word in ("--env", assignment)]
+    return enter(inside, docker=docker, container=found[0], environ=environ, options=options, at=found[1])
 
 
 def find_program(name: str, search: str) -> str | None:
@@ -49,8 +58,8 @@ def find_program(name: str, search: str) -> str | None:
     return None
 
 
-def find_warm(workspace: str, environ: Mapping[str, str]) -> str | None:
-    """Returns the id of the workspace's warm container."""
+def find_warm(workspace: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Returns the id of the workspace's warm container, and the engine's socket."""
     from branching_docker import api
     from branching_docker.endpoint import endpoint
 
@@ -58,9 +67,10 @@ def find_warm(workspace: str, environ: Mapping[str, str]) -> str | None:
         return None  # JSON by hand, below
     filters = f'{{"label":["{WARM_LABEL}","{WORKSPACE_LABEL}={workspace}"],"status":["running"]}}'
     try:
-        listed = api.request("GET", f"/containers/json?filters={api.quoted(filters)}", at=endpoint(environ))
+        at = endpoint(environ)
+        listed = api.request("GET", f"/containers/json?filters={api.quoted(filters)}", at=at)
     except Exception:  # whatever it is, the long way meets it again and says it
         return None
     # One container, and its id comes first: a parser would cost more than the question did.
     _, key, rest = listed.partition(b'[{"Id":"')
-    return rest[:64].decode() if key and b'{"Id":"' not in rest else None
+    return (rest[:64].decode(), at) if key and b'{"Id":"' not in rest else None

@@ -36,7 +36,7 @@ ENGINES = ("docker", "podman")
 PULLS = ("always", "missing", "never")
 CHOICES = {"driver": DRIVERS, "engine": ENGINES, "pull": PULLS}
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
-NOT_FOR_PROJECTS = ("user", "root", "pull", "publish", "engine", "name", "env_file")
+NOT_FOR_PROJECTS = ("store", "user", "root", "pull", "publish", "engine", "name", "env_file")
 # Root's own programs in the container read these before a command is isolated: what sudo takes away, and what is ours.
 NOT_FOR_PROJECTS_ENV = re.compile(
     r"(LD_|PYTHON|BASH|GIT_|BRANCH|RUST|GLIBC_|MALLOC_|DOCKER_).*"
@@ -56,6 +56,7 @@ class Settings:
     env_file: tuple[str, ...] = ()
     volume: tuple[str, ...] = ()
     publish: tuple[str, ...] = ()
+    store: str | None = None
     user: str | None = None
     root: bool = False
     memory: str | None = None

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from branching_docker.engine import Found
     from branching_docker.plan import ContainerPlan
 
-STOP_SECONDS = 20
-GONE_SECONDS_MAX = 30.0
+STOP_SECONDS = 60
+GONE_SECONDS_MAX = 120.0
 
 
 def find_warm(workspace: Path, found: Sequence[Found]) -> Found | None:
