@@ -256,7 +256,7 @@ def test_the_critique_reaches_the_next_attempt(wrapper: Wrapper, project: Projec
 
 def test_status_tells_about_the_workspace(wrapper: Wrapper, project: Project) -> None:
     told = json.loads(wrapper(project, "status", "--json").stdout)
-    assert (told["workspace"], told["fstype"], told["branches"]) == ("/workspace", "branchfs", [])
+    assert (told["workspace"], told["fstype"], told["branches"]) == ("/workspace", "overlay", [])
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(programs: Path, name: str) -> None:
-    lines = ["#!/bin/sh", f"{{ printf '<{name}>'; printf '<%s>' \"$@\"; echo; }} >>\"$TOLD\""]
+    # One write: several of them run at once.
+    lines = ["#!/bin/sh", f"line=$(printf '<%s>' {name} \"$@\")", 'echo "$line" >>"$TOLD"']
     (programs / name).write_text("\n".join(lines) + "\n")
     (programs / name).chmod(0o755)
 

@@ -115,11 +115,11 @@ class Tmux:
     def until_ended(self) -> int:
         """Waits until the program has ended; returns its exit code."""
         deadline = time.monotonic() + SECONDS_MAX
-        wanted = "#{pane_dead} #{pane_dead_status}"
         while True:
-            dead, _, status = self._run("display-message", "-p", "-t", "s", wanted).partition(" ")
-            if dead == "1":
-                return int(status.strip() or 0)
+            # tmux sees the terminal closed a moment before it knows how the program ended.
+            status = self._run("display-message", "-p", "-t", "s", "#{pane_dead_status}").strip()
+            if status:
+                return int(status)
             assert time.monotonic() < deadline, f"it does not end\n{self.screen()}"
             time.sleep(0.05)
 
