@@ -903,7 +903,11 @@ impl Workspace {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             entries => entries.at(root).map(|mut entries| entries.next().is_some()),
         };
-        if !self.lock().is_empty() || keeps(&self.store_path, "lost")? {
+        // Branches, what was saved of a damaged one, what candidates printed.
+        if !self.lock().is_empty()
+            || keeps(&self.store_path, "lost")?
+            || keeps(&self.store_path, "logs")?
+        {
             return Ok(());
         }
         let keep = KeptTimes::of(&self.base_path)?;

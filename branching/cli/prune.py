@@ -19,15 +19,20 @@ def prune(
     ] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Forget commits that could be undone, and give back the room they take.
+    """Forget commits that could be undone, and give back the room they take. Without --keep the
+    output of candidates that have ended is forgotten too.
 
     Branches that were kept are not touched: branching abort drops those.
 
     Example: branching prune --keep 3
     """
     with reported(json=json):
+        from branching.patterns.logbook import forget
+
         with opened_workspace(workspace) as space:
             removed, size = space.prune(keep)
+            if keep == 0 and space.store is not None:
+                forget(space.store / "logs")
         if json:
             print_json("prune", removed=removed, bytes=size)
         else:

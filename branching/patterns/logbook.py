@@ -4,8 +4,9 @@
     STORE/logs/speculate-1a2b3c4d-0.json    what became of it (see `Entry`)
     STORE/logs/9f3c2a1b.door                where the call can be steered (see `door`)
 
-A log has the name of its branch and outlives it. The directory belongs to the workspace's owner
-and goes with the store, when nothing of the workspace is kept. The newest `ENTRIES_MAX` are kept.
+A log has the name of its branch and outlives it. The directory belongs to the workspace's owner,
+and a store stays as long as there is one in it. The newest `ENTRIES_MAX` are kept, until
+`branching prune`.
 
 We may be root and the directory another's, who could put links in our way: so everything is
 opened relative to the directory's descriptor, new, and never through a link.
@@ -230,6 +231,22 @@ class _Log:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def forget(logs: Path) -> None:
+    """Removes the logs of candidates that have ended, and those of calls that were killed."""
+    sweep(logs)
+    for path in logs.glob("*.json"):
+        entry = read_entry(path)
+        is_running = entry is not None and entry.state in ("running", "paused")
+        if entry is not None and is_running and entry.door and (logs / entry.door).exists():
+            continue
+        path.with_suffix(".log").unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+    try:
+        logs.rmdir()
+    except OSError:
+        pass  # something runs, or there never was one
 
 
 def read_entries(logs: Path) -> list[Entry]:

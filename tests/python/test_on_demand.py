@@ -232,6 +232,16 @@ class TestCommand:
         assert entry["name"] == "kept"
         assert branching(base / "deep", "abort", "kept").code == 0
 
+    def test_what_candidates_printed_outlives_their_failure(self, base: Path) -> None:
+        for _ in range(2):
+            assert branching(base, "speculate", "-c", "echo why; exit 3").code == 1
+        first, second = branching(base, "log", "--json").document["candidates"]
+        for entry in (first, second):
+            assert branching(base, "log", entry["branch"]).out == "why\n"
+        assert branching(base, "prune").code == 0
+        assert branching(base, "log").out == ""
+        assert not (base / ".branching").exists()
+
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_unmounts_too(self, base: Path, number: signal.Signals) -> None:
         before = mounts_of_ours()

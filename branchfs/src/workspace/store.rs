@@ -108,7 +108,7 @@ pub(super) fn settle_marks(
 }
 
 /// What a store may have in it.
-const NAMES: [&str; 16] = [
+const NAMES: [&str; 17] = [
     ".gitignore",
     "base",
     "branches",
@@ -119,6 +119,7 @@ const NAMES: [&str; 16] = [
     "journal",
     "layers",
     "lock",
+    "logs",
     "lost",
     "marks",
     "probe",

@@ -115,11 +115,14 @@ class Tmux:
     def until_ended(self) -> int:
         """Waits until the program has ended; returns its exit code."""
         deadline = time.monotonic() + SECONDS_MAX
+        wanted = "#{pane_dead} #{pane_dead_status}"
         while True:
-            # tmux sees the terminal closed a moment before it knows how the program ended.
-            status = self._run("display-message", "-p", "-t", "s", "#{pane_dead_status}").strip()
-            if status:
+            dead, _, status = self._run("display-message", "-p", "-t", "s", wanted).partition(" ")
+            if dead == "1" and status.strip():
                 return int(status)
+            if dead == "1":
+                # tmux 3.3 misses the end of some programs until another one of its own ends.
+                self._run("run-shell", "true")
             assert time.monotonic() < deadline, f"it does not end\n{self.screen()}"
             time.sleep(0.05)
 
