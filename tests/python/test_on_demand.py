@@ -15,6 +15,7 @@ from support.branchfs import find_program, mounted
 from support.command import Running, branching
 
 from branching import MountError, Speculate, Workspace
+from branching.agent.store import SQLiteForkStateStore
 from branching.fs import on_demand
 from branching.fs.backend import Driver
 from branching.fs.mounts import read_mounts
@@ -231,6 +232,13 @@ class TestCommand:
         [entry] = branching(base / "deep", "ls", "--json").document["branches"]
         assert entry["name"] == "kept"
         assert branching(base / "deep", "abort", "kept").code == 0
+
+    def test_the_state_of_forks_goes_with_the_store(self, base: Path) -> None:
+        """A store that keeps no branch is removed whole, or it would be no store of ours."""
+        for _ in range(2):
+            with Workspace.open(base) as workspace:
+                SQLiteForkStateStore.beside(workspace).close()
+            assert not (base / ".branching").exists()
 
     def test_what_candidates_printed_outlives_their_failure(self, base: Path) -> None:
         for _ in range(2):

@@ -108,8 +108,9 @@ pub(super) fn settle_marks(
 }
 
 /// What a store may have in it.
-const NAMES: [&str; 17] = [
+const NAMES: [&str; 18] = [
     ".gitignore",
+    "agents",
     "base",
     "branches",
     "format",
