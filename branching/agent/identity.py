@@ -31,6 +31,11 @@ def identity(tree: Tree, path: str) -> str:
     return f"special {stat.S_IFMT(found.st_mode):o} {mode} {found.st_rdev}"
 
 
+def identity_of_file(mode: int, content: bytes) -> str:
+    """Returns the identity of a file whose content has been read."""
+    return f"file {stat.S_IMODE(mode):04o} sha256:{hashlib.sha256(content).hexdigest()}"
+
+
 def digest(tree: Tree, path: str) -> str:
     """Returns the SHA-256 of a file in hexadecimal."""
     whole, offset = hashlib.sha256(), 0

@@ -1,19 +1,18 @@
 """What the branches of a fork did, path by path, and where they agree.
 
-The file system tells what each branch changed, so the cost follows the changed files. Branches may
+The file system tells what each branch changed, so the cost follows the changed files: each is
+looked at and read once in each branch that changed it, and once as it was at the fork. Branches may
 go on writing meanwhile: a path that goes while it is read counts as deleted.
 """
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from branching.agent.diff.text import TEXT_BYTES_MAX, binary_label, text_of, unified
-from branching.agent.files import read_whole
-from branching.agent.identity import identity
+from branching.agent.diff.sight import Seen, Sight
+from branching.agent.diff.text import binary_label, text_of, unified
 from branching.agent.runtime import BranchRuntime
 from branching.agent.touched import touched
 from branching.agent.types import Agreement, BranchChange, BranchDiffReport, DiffSummary, PathDiff
@@ -34,8 +33,13 @@ def build_diff_report(
     BranchError if a branch cannot be read.
     """
     branches = list(runtimes.values() if isinstance(runtimes, Mapping) else runtimes)
+    bases: dict[Path, Sight] = {}  # the branches of a fork have one
     sides = {
-        runtime.id: _Side(runtime, runtime.branch, runtime.base_path)
+        runtime.id: _Side(
+            runtime,
+            runtime.branch,
+            bases.setdefault(runtime.base_path, Sight(Tree(runtime.base_path, runtime.owner))),
+        )
         for runtime in branches
         if runtime.branch is not None and runtime.base_path is not None
     }
@@ -50,62 +54,60 @@ def build_diff_report(
 
 
 class _Side:
-    """One branch: its tree, what it was forked from, and what it touched."""
+    """One branch: its files, what it was forked from, and what it touched."""
 
-    def __init__(self, runtime: BranchRuntime, branch: Branch, base: Path) -> None:
-        self.base = Tree(base, runtime.owner)
-        self.tree = Tree(branch.path, runtime.owner)
-        found = touched(branch.diff(), self.base, self.tree)
+    def __init__(self, runtime: BranchRuntime, branch: Branch, base: Sight) -> None:
+        self.base = base
+        self.now = Sight(Tree(branch.path, runtime.owner))
+        found = touched(branch.diff(), base.tree, self.now.tree)
         self.touched = {path for path in found if self._is_told(path)}
         self._renamed = self._renames()
 
     def _is_told(self, path: str) -> bool:
         """Directories are told where one comes or goes empty; else by the files in them."""
-        before, after = self.base.lstat(path), self.tree.lstat(path)
-        there = after or before
-        if there is None or not stat.S_ISDIR(there.st_mode):
-            return there is not None
-        if before is not None and after is not None and stat.S_ISDIR(before.st_mode):
+        before, after = self.base.at(path), self.now.at(path)
+        there = after if after.is_there else before
+        if not there.is_directory:
+            return there.is_there
+        if after.is_there and before.is_directory:
             return False  # its attributes
-        tree = self.tree if after is not None else self.base
+        tree = self.now.tree if after.is_there else self.base.tree
         return next(iter(tree.walk(path)), None) is None
 
     def _renames(self) -> dict[str, str]:
         """Pairs files that came with files of the same content that went. Empty ones do not."""
         gone: dict[str, list[str]] = {}
         for path in sorted(self.touched):
-            if self.tree.lstat(path) is None and (was := _content_of(self.base, path)):
+            if not self.now.at(path).is_there and (was := self.base.at(path).content_digest):
                 gone.setdefault(was, []).append(path)
         pairs = {}
         for path in sorted(self.touched) if gone else ():
-            came = _content_of(self.tree, path) if self.base.lstat(path) is None else None
+            came = None if self.base.at(path).is_there else self.now.at(path).content_digest
             if came and gone.get(came):
                 pairs[path] = gone[came].pop(0)
         return pairs
 
-    def told(self, untouched: BranchChange, path: str) -> BranchChange:
-        """Returns what the branch did to the path."""
+    def told(
+        self, untouched: BranchChange, path: str, diffs: dict[str, str | None]
+    ) -> BranchChange:
+        """Returns what the branch did to the path; `diffs` are those of equal results."""
         if path not in self.touched:
             return untouched
-        before, after = _bytes(self.base, path), _bytes(self.tree, path)
-        found = self.tree.lstat(path)
-        if found is None:
-            diff = _diff(before, b"", path)
+        before, after = self.base.at(path), self.now.at(path)
+        if after.identity not in diffs:
+            diffs[after.identity] = _diff(before, after, path)
+        diff = diffs[after.identity]
+        if not after.is_there:
             return replace(untouched, operation="deleted", unified_diff_vs_parent=diff)
-        text = None if after is None else text_of(after)
-        is_file = stat.S_ISREG(found.st_mode)
-        what = _identity(self.tree, path)
-        diff = _diff(before, after, path)
-        if after is None and is_file:
-            diff = f"[too big to be compared · {found.st_size} bytes · {what}]\n"
+        text = None if after.data is None else text_of(after.data)
         return replace(
             untouched,
-            operation="created" if self.base.lstat(path) is None else "modified",
+            operation="modified" if before.is_there else "created",
             new_content=text,
             unified_diff_vs_parent=diff,
-            size_bytes=found.st_size,
-            is_binary=is_file and text is None,
-            identity=what,
+            size_bytes=after.size,
+            is_binary=after.is_file and text is None,
+            identity=after.identity,
             renamed_from=self._renamed.get(path),
         )
 
@@ -114,14 +116,15 @@ def _path_diff(
     path: str, branches: Sequence[BranchRuntime], sides: Mapping[str, _Side]
 ) -> PathDiff:
     changes = {}
+    diffs: dict[str, str | None] = {}
     for branch in branches:
         change = BranchChange(
             branch_id=branch.id, branch_label=branch.spec.label, operation="untouched"
         )
         side = sides.get(branch.id)
-        changes[branch.id] = change if side is None else side.told(change, path)
+        changes[branch.id] = change if side is None else side.told(change, path, diffs)
     base = next((side.base for side in sides.values()), None)
-    before = None if base is None else _bytes(base, path)
+    before = None if base is None else base.at(path).data
     return PathDiff(
         path=path,
         parent_content=None if before is None else text_of(before),
@@ -158,39 +161,14 @@ def _summary(diffs: Iterable[PathDiff], branches: Sequence[BranchRuntime]) -> Di
     )
 
 
-def _diff(before: bytes | None, after: bytes | None, path: str) -> str | None:
-    texts = [None if data is None else text_of(data) for data in (before or b"", after)]
+def _diff(before: Seen, after: Seen, path: str) -> str | None:
+    if after.is_file and after.data is None:
+        return f"[too big to be compared · {after.size} bytes · {after.identity}]\n"
+    new = after.data if after.is_there else b""
+    texts = [None if data is None else text_of(data) for data in (before.data or b"", new)]
     if texts[0] is None or texts[1] is None:
-        return None if after is None else f"{binary_label(after)}\n"
+        return None if new is None else f"{binary_label(new)}\n"
     return unified(texts[0], texts[1], path)
-
-
-def _bytes(tree: Tree, path: str) -> bytes | None:
-    """A file's content, or a link's target; None of what is neither, not there, or too big."""
-    found = tree.lstat(path)
-    try:
-        if found is not None and stat.S_ISLNK(found.st_mode):
-            return tree.readlink(path).encode(errors="surrogateescape")
-        if found is not None and stat.S_ISREG(found.st_mode):
-            return read_whole(tree, path, most=TEXT_BYTES_MAX)
-    except OSError:
-        pass  # it went meanwhile, is too big, or may not be read: told by its identity alone
-    return None
-
-
-def _identity(tree: Tree, path: str) -> str:
-    try:
-        return identity(tree, path)
-    except OSError as error:
-        return f"unreadable {error.strerror}"
-
-
-def _content_of(tree: Tree, path: str) -> str | None:
-    """The digest of a file that is not empty."""
-    found = tree.lstat(path)
-    if found is None or not stat.S_ISREG(found.st_mode) or not found.st_size:
-        return None
-    return _identity(tree, path).rpartition(" ")[2]
 
 
 def _normal(path: str) -> str:

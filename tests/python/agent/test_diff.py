@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from branching.agent.diff import build_diff_report, diff_tool_calls
 from branching.agent.diff.text import DIFF_LINES_MAX, TEXT_BYTES_MAX, unified, with_hunks
 from branching.agent.protocols import ToolCall
 from branching.agent.types import BranchDiffReport, PathDiff
+from branching.fs.beneath import Tree
 
 SEED = "seed.txt"
 Change = Callable[[Path], object]
@@ -288,3 +290,45 @@ def test_hunks_are_taken_one_by_one() -> None:
     assert with_hunks(before, after, []) == before
     assert with_hunks(before, after, [0, 1]) == after
     assert with_hunks(before, after, [1]) == before.replace("25\n", "")
+
+
+def test_every_file_is_read_once_in_each_tree(
+    real: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cost follows the changed files: what was there at the fork is not read for each branch
+    again."""
+    (real.base / "gone").write_text("moved\n")
+    read: Counter[tuple[Path, str]] = Counter()
+    step = Tree.read
+
+    def counted(tree: Tree, path: str, **options: int) -> tuple[bytes, int]:
+        read[tree._directory, path] += 1
+        return step(tree, path, **options)
+
+    def moved(top: Path) -> None:
+        (top / "gone").unlink()
+        (top / "here").write_text("moved\n")
+
+    async def work() -> None:
+        with Workspace(real.root) as workspace:
+
+            async def script(runner: ScriptedRunner) -> None:
+                runner.write(SEED, runner.branch.spec.label)
+                moved(runner.branch.path or Path())
+                await runner.say("done")
+
+            labels = [f"b{number}" for number in range(4)]
+            made = coordinator(workspace, dict.fromkeys(labels, script))
+            await made.fork(specs(*labels))
+            try:
+                await all_ended(made)
+                monkeypatch.setattr(Tree, "read", counted)
+                assert len((await made.diff_branches()).paths) == 3
+            finally:
+                monkeypatch.undo()
+                await made.aclose()
+
+    run(work())
+    assert set(read.values()) == {1}
+    # The seed and the new file in each branch, and what was there at the fork of two of the three.
+    assert len(read) == 4 * 2 + 2
