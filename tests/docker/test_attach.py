@@ -141,7 +141,9 @@ HEAVY = {"typer", "enum", "re", "json", "subprocess", "pathlib", "typing", "sock
 def test_the_short_way_loads_little() -> None:
     """Each of these takes as long to load as the rest of a warm command. Without `site`, which loads what it likes."""
     source = os.path.dirname(os.path.dirname(branching_docker.__file__))  # noqa: PTH120
-    modules = ", ".join(f"branching_docker.{name}" for name in ("__main__", "quick", "endpoint", "entry", "attach"))
+    modules = ", ".join(
+        f"branching_docker.{name}" for name in ("__main__", "quick", "stamp", "endpoint", "entry", "attach")
+    )
     program = f"import {modules}, sys; print(*sys.modules)"
     told = subprocess.run(
         [sys.executable, "-S", "-c", program], capture_output=True, text=True, env={"PYTHONPATH": source}

@@ -13,11 +13,13 @@ import pytest
 
 from branching_docker.errors import WorkspaceError
 from branching_docker.facts import EngineFacts, docker_facts, podman_facts
+from branching_docker.names import SETTINGS_FILE
 from branching_docker.plan import (
     ContainerPlan,
     bind,
     checked_workspace,
     enter_options,
+    is_settled,
     kept_settings,
     plan_run,
     plan_warm,
@@ -25,6 +27,7 @@ from branching_docker.plan import (
     refused_changes,
 )
 from branching_docker.settings import Settings
+from branching_docker.stamp import stamp
 
 DEVICE = ["--device", "/dev/fuse", "--cap-add", "SYS_ADMIN"]
 FLAGS = [*DEVICE, "--cap-add", "DAC_READ_SEARCH", "--security-opt", "apparmor:unconfined"]
@@ -184,6 +187,35 @@ def test_a_warm_container_has_the_same_surroundings_and_waits(tmp_path: Path) ->
 def test_a_warm_containers_name_follows_from_its_directory(tmp_path: Path) -> None:
     names = {plan_warm(workspace=tmp_path / name, settings=Settings()).name for name in ("a", "b", "a")}
     assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (Settings(), True),
+        (Settings(env=("A=1", "B="), network="none"), True),
+        (Settings(env=("A=1", "B")), False),
+        (Settings(env_file=("f",)), False),
+        (Settings(root=True), False),
+    ],
+)
+def test_what_is_read_anew_for_each_command_is_not_settled(settings: Settings, expected: bool) -> None:
+    assert is_settled(settings) == expected
+
+
+def test_a_stamp_is_of_the_files_and_of_their_state(tmp_path: Path) -> None:
+    project, user = tmp_path / "project", tmp_path / "user"
+    environ = {"XDG_CONFIG_HOME": str(user)}
+    seen = [stamp(str(project), environ)]
+    for place, text in ((project, ""), (user, ""), (project, "a"), (user, "a")):
+        place.mkdir(exist_ok=True)
+        (place / SETTINGS_FILE).write_text(text)
+        seen.append(stamp(str(project), environ))
+    (project / SETTINGS_FILE).unlink()
+    seen.append(stamp(str(project), environ))
+    assert seen[0] == ""
+    assert len(set(seen)) == len(seen)
+    assert stamp(str(project), environ) == seen[-1]
 
 
 @pytest.mark.parametrize(

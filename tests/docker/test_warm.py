@@ -113,6 +113,26 @@ def test_options_of_one_command_are_its_own(shared: Project) -> None:
     assert wrapper(shared, "exec", "--", "sh", "-c", "echo ${WORD-none}").stdout == "none\n"
 
 
+def test_what_files_set_is_there_without_reading_them_again_until_they_change(project: Project) -> None:
+    """Python tells what it loads: neither the command line's library nor the parser, while the files are the same."""
+
+    def told(*options: str) -> tuple[str, bool]:
+        words = (*options, "exec", "--", "sh", "-c", 'echo "$WORD"')
+        done = wrapper(project, *words, PYTHONPROFILEIMPORTTIME="1")
+        return done.stdout, "typer" in done.stderr or "tomllib" in done.stderr
+
+    configured = project.root / "branching-docker.toml"
+    configured.write_text('env = ["WORD=one"]\n')
+    with warm(project):
+        assert told() == ("one\n", False)
+        assert told("-e", "WORD=other") == ("other\n", False)
+        configured.write_text('env = ["WORD=three"]\n')
+        assert told() == ("three\n", True)
+    with warm(project, "-e", "WORD=of the container"):
+        assert told() == ("three\n", True)
+    configured.unlink()
+
+
 def test_what_the_container_is_not_is_refused(shared: Project) -> None:
     done = wrapper(shared, "--network", "none", "-m", "1g", "exec", "--", "true")
     assert done.returncode == 125

@@ -3,6 +3,7 @@
 errors      what can go wrong, each with its hint
 names       what the host, the engine and the image call the same
 facts       what a plan must know of the engine
+stamp       which configuration files there are
 settings    flags, environment and configuration files to one set of settings
 plan        pure: settings to a frozen container plan, and the exact docker command
 endpoint    which engine is meant

@@ -27,8 +27,9 @@ from branching_docker import __version__
 from branching_docker.errors import ImageError, SettingsError, WorkspaceError, WrapperError
 from branching_docker.facts import EngineFacts
 from branching_docker.names import EXEC, VERSION_LABEL
-from branching_docker.plan import checked_workspace, enter_options, plan_run, plan_warm, refused_changes
+from branching_docker.plan import checked_workspace, enter_options, is_settled, plan_run, plan_warm, refused_changes
 from branching_docker.settings import DRIVERS, ENGINES, IMAGE_DEFAULT, PULLS, Settings, gather
+from branching_docker.stamp import stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -334,14 +335,18 @@ def up(context: typer.Context) -> None:
     given: Given = context.obj
     with reported():
         workspace = given.place("up")
-        settings = replace(given.settings(workspace), root=False)
+        # Before the files are read: what changes them meanwhile changes the stamp.
+        files = stamp(str(workspace), os.environ) if given.flags["env"] is None else ""
+        settings = given.settings(workspace)
+        files = files if is_settled(settings) else ""
+        settings = replace(settings, root=False)
         if settings.user:
             raise SettingsError(
                 "a warm container cannot have --user: docker exec would not come into its user namespace.",
                 hint="leave it away: commands run as the owner of the directory",
             )
         if given.is_dry_run:
-            plan = plan_warm(workspace=workspace, settings=settings, facts=known_facts(settings))
+            plan = plan_warm(workspace=workspace, settings=settings, facts=known_facts(settings), stamp=files)
             typer.echo(shlex.join(plan.argv()))
             return
         from branching_docker import warm
@@ -357,7 +362,7 @@ def up(context: typer.Context) -> None:
                 )
         else:
             require_image(at, settings)
-            plan = plan_warm(workspace=workspace, settings=settings, facts=at.facts())
+            plan = plan_warm(workspace=workspace, settings=settings, facts=at.facts(), stamp=files)
             warm.up(plan, docker=at.command, environ=os.environ)
         typer.echo(found.name if found else plan.name)
 

@@ -39,6 +39,7 @@ from branching_docker.names import (
     HOST_VARIABLE,
     PROBE_WORD,
     ROOT_VARIABLE,
+    STAMP_LABEL,
     STORE_AUTO,
     STORE_IN_CONTAINER,
     STORE_VARIABLE,
@@ -69,6 +70,8 @@ class ContainerPlan:
     tty: bool = False
     environment: tuple[str, ...] = ()
     is_warm: bool = False
+    stamp: str = ""
+    """Of a warm one that has all that its configuration files set: which files."""
 
     @property
     def image(self) -> str:
@@ -86,6 +89,8 @@ class ContainerPlan:
         command += ["--name", self.name, "--label", f"{WORKSPACE_LABEL}={self.workspace}"]
         if self.is_warm:
             command += ["--label", f"{WARM_LABEL}={kept_settings(settings)}"]
+        if self.stamp:
+            command += ["--label", f"{STAMP_LABEL}={self.stamp}"]
         command += privileges(settings, self.facts)
         command += ["--mount", bind(self.workspace, BASE_IN_CONTAINER)]
         command += ["--env", f"{HOST_VARIABLE}={self.workspace}"]
@@ -127,7 +132,9 @@ def plan_run(
     )
 
 
-def plan_warm(*, workspace: Path, settings: Settings, facts: EngineFacts | None = None) -> ContainerPlan:
+def plan_warm(
+    *, workspace: Path, settings: Settings, facts: EngineFacts | None = None, stamp: str = ""
+) -> ContainerPlan:
     """Decides on the container that stays for later commands on a checked directory.
 
     Its name follows from the directory: where two are made at the same moment, the engine refuses the second.
@@ -140,7 +147,16 @@ def plan_warm(*, workspace: Path, settings: Settings, facts: EngineFacts | None 
         facts=facts or EngineFacts(),
         environment=driver_environment(settings),
         is_warm=True,
+        stamp=stamp,
     )
+
+
+def is_settled(settings: Settings) -> bool:
+    """Tells whether a warm container gets all that these settings mean for a command, once and for all.
+
+    What is read anew for each command is not: a file of variables, a variable whose value is the caller's.
+    """
+    return not settings.root and not settings.env_file and all("=" in assignment for assignment in settings.env)
 
 
 def digest(workspace: Path) -> str:

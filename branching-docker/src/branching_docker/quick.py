@@ -1,4 +1,6 @@
-"""The short way into a warm container, for a command line as plain as `-w DIR -e A=1 COMMAND ...`, nothing configured.
+"""The short way into a warm container, for a command line as plain as `-w DIR -e A=1 COMMAND ...`.
+
+What configuration files set the container has, as long as they are those that it was made with.
 
 It has to be: `docker exec` takes sixty milliseconds, and loading Typer alone as much again. What it does not understand
 at first sight it leaves to the long way, which decides everything anew; so here is no refusal and no message.
@@ -9,7 +11,8 @@ from __future__ import annotations
 import os
 import os.path as path
 
-from branching_docker.names import EXEC, OURS, SETTINGS_FILE, WARM_LABEL, WORKSPACE_LABEL
+from branching_docker.names import EXEC, OURS, STAMP_LABEL, WARM_LABEL, WORKSPACE_LABEL
+from branching_docker.stamp import stamp
 
 TYPE_CHECKING = False  # see endpoint
 if TYPE_CHECKING:
@@ -30,9 +33,6 @@ def quick(words: Sequence[str], environ: Mapping[str, str]) -> int | None:
     if (words[0] in OURS and words[0] != EXEC) or any(environ.get(name) for name in CHANGES_A_COMMAND):
         return None
     workspace = path.realpath(given["w"][0])
-    configured = environ.get("XDG_CONFIG_HOME") or path.join(environ.get("HOME", ""), ".config")
-    if any(path.exists(path.join(place, SETTINGS_FILE)) for place in (workspace, configured)):
-        return None
     docker = find_program("docker", environ.get("PATH", ""))
     if docker is None or path.basename(path.realpath(docker)) != "docker":
         return None
@@ -65,7 +65,9 @@ def find_warm(workspace: str, environ: Mapping[str, str]) -> tuple[str, str] | N
 
     if not workspace.isprintable() or '"' in workspace or "\\" in workspace:
         return None  # JSON by hand, below
-    filters = f'{{"label":["{WARM_LABEL}","{WORKSPACE_LABEL}={workspace}"],"status":["running"]}}'
+    files = stamp(workspace, environ)
+    made_with = f',"{STAMP_LABEL}={files}"' if files else ""
+    filters = f'{{"label":["{WARM_LABEL}","{WORKSPACE_LABEL}={workspace}"{made_with}],"status":["running"]}}'
     try:
         at = endpoint(environ)
         listed = api.request("GET", f"/containers/json?filters={api.quoted(filters)}", at=at)
