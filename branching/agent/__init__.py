@@ -47,6 +47,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from branching.agent.budget import Ledger
     from branching.agent.checkpoint import Checkpoint, InMemoryCheckpointStore
+    from branching.agent.checkpoint_store import SQLiteCheckpointStore
     from branching.agent.codec import JsonCodec
     from branching.agent.coordinator import ForkCoordinator
     from branching.agent.diff import build_diff_report, diff_tool_calls
@@ -113,6 +114,7 @@ _HOME = {
     "MergeStrategy": "types",
     "ResolveOutcome": "types",
     "RunOutcome": "protocols",
+    "SQLiteCheckpointStore": "checkpoint_store",
     "SQLiteForkStateStore": "store",
     "TokenPrice": "projection",
     "ToolCall": "protocols",
@@ -153,6 +155,7 @@ __all__ = [
     "MergeStrategy",
     "ResolveOutcome",
     "RunOutcome",
+    "SQLiteCheckpointStore",
     "SQLiteForkStateStore",
     "TokenPrice",
     "ToolCall",

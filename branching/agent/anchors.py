@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import secrets
 import warnings
+from dataclasses import replace
 
 from branching.agent.checkpoint import Checkpoint, TreeMark
 from branching.agent.place import Place
 from branching.agent.protocols import CheckpointStore, ConversationCodec, History
 from branching.agent.runtime import now
 from branching.errors import BranchingError
+
+REWINDING = "rewinding:"
+BEFORE_REWIND = "before-rewind:"
 
 
 class Anchors:
@@ -27,14 +31,7 @@ class Anchors:
         """
         if self.store is None:
             return None
-        checkpoint = Checkpoint(
-            id=secrets.token_hex(8),
-            label=label,
-            created_at=now(),
-            history=self._codec.dump(history),
-            tree=_mark(label, place),
-            turn=self._codec.turns(history),
-        )
+        checkpoint = self._made(label, history, place)
         self.store.save(checkpoint)
         return checkpoint.id
 
@@ -45,13 +42,48 @@ class Anchors:
             raise ValueError(f"there is no checkpoint {checkpoint_id!r} (any more)")
         return checkpoint
 
-    def rewind(self, checkpoint_id: str, place: Place | None) -> History:
-        """Restores the files and returns the conversation. ValueError if there is no such one."""
+    def cut_off(self, place: Place | None) -> Checkpoint | None:
+        """Returns what a rewind of these files gave up that a process died in; None if none did.
+
+        The label says what to rewind to: `rewinding:<checkpoint id>`.
+        """
+        if self.store is None or place is None:
+            return None
+        newest = self.store.newest(place.name)
+        return newest if newest and newest.label.startswith(REWINDING) else None
+
+    def rewind(self, checkpoint_id: str, history: History, place: Place | None) -> History:
+        """Restores the files and returns the conversation. ValueError if there is no such one.
+
+        What is given up is kept first, with `history`, and marked until the rewind is done; if the
+        one before was cut off, what that one gave up is.
+        """
         checkpoint = self.check(checkpoint_id)
-        history = self._codec.load(checkpoint.history)
+        assert self.store is not None, "a checkpoint was found"
+        restored = self._codec.load(checkpoint.history)
+        label = f"{REWINDING}{checkpoint_id}"
+        given_up = self.cut_off(place) or self._made(label, history, place)
+        given_up = replace(given_up, label=label)
+        self.store.save(given_up)
         if place is not None and checkpoint.tree is not None:
-            place.restore(checkpoint.tree)
-        return history
+            try:
+                place.restore(checkpoint.tree)
+            except BranchingError:
+                if given_up.tree is None or place.is_at(given_up.tree):
+                    self.store.remove(given_up.id)
+                raise
+        self.store.save(replace(given_up, label=f"{BEFORE_REWIND}{checkpoint_id}"))
+        return restored
+
+    def _made(self, label: str, history: History, place: Place | None) -> Checkpoint:
+        return Checkpoint(
+            id=secrets.token_hex(8),
+            label=label,
+            created_at=now(),
+            history=self._codec.dump(history),
+            tree=_mark(label, place),
+            turn=self._codec.turns(history),
+        )
 
 
 def _mark(label: str, place: Place | None) -> TreeMark | None:

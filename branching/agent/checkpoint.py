@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 MAX_CHECKPOINTS = 20
-"""The oldest go first; so do the anchors of forks."""
+"""Of one place, which is main or a branch. The oldest go first; so do the anchors of forks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,8 @@ class Checkpoint:
 
     id: str
     label: str
-    """`fork:<fork id>`, `post-fork:<fork id>`, or what the caller said."""
+    """`fork:<fork id>`, `post-fork:<fork id>`, `before-rewind:<checkpoint id>`, or what the caller
+    said. `rewinding:<checkpoint id>` as long as that rewind is not done."""
     created_at: datetime
     history: bytes
     """As the codec dumps it."""
@@ -42,9 +43,14 @@ class Checkpoint:
     """None where the files are shared, or could not be kept."""
     turn: int = 0
 
+    @property
+    def branch(self) -> str | None:
+        """Whose files it has: the branch's name; None is main's, or nobody's."""
+        return None if self.tree is None else self.tree.branch
+
 
 class InMemoryCheckpointStore:
-    """Keeps the newest checkpoints in memory. Safe from any thread."""
+    """Keeps the newest checkpoints of each place in memory. Safe from any thread."""
 
     def __init__(self, max_checkpoints: int = MAX_CHECKPOINTS) -> None:
         self._kept: OrderedDict[str, Checkpoint] = OrderedDict()
@@ -55,11 +61,17 @@ class InMemoryCheckpointStore:
         with self._lock:
             self._kept[checkpoint.id] = checkpoint
             self._kept.move_to_end(checkpoint.id)
-            while len(self._kept) > self._most:
-                self._kept.popitem(last=False)
+            mine = [kept.id for kept in self._kept.values() if kept.branch == checkpoint.branch]
+            for oldest in mine[: -self._most]:
+                del self._kept[oldest]
 
     def get(self, checkpoint_id: str) -> Checkpoint | None:
         return self._kept.get(checkpoint_id)
+
+    def newest(self, branch: str | None) -> Checkpoint | None:
+        with self._lock:
+            mine = [kept for kept in self._kept.values() if kept.branch == branch]
+            return mine[-1] if mine else None
 
     def list_all(self) -> list[Checkpoint]:
         with self._lock:

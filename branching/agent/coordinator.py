@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from branching.agent.anchors import Anchors
+from branching.agent.anchors import REWINDING, Anchors
 from branching.agent.budget import Ledger, UnknownPrice
 from branching.agent.codec import JsonCodec
 from branching.agent.errors import ForkBranchLimitError, ForkDepthLimitError, ForkStateError
@@ -53,6 +53,7 @@ from branching.agent.types import (
 )
 from branching.agent.view import ForkView
 from branching.awaited import finished
+from branching.errors import BranchingError
 from branching.fs import Branch, Workspace
 
 
@@ -127,14 +128,15 @@ class ForkCoordinator(ForkView):
         """Forks the parent: all branches run when this returns.
 
         Raises ValueError for specs that are none, ForkBranchLimitError, ForkDepthLimitError,
-        ForkStateError while a fork is open, and what making branches raises; then there is no
-        branch, and the parent is not frozen.
+        ForkStateError while a fork is open or a rewind is half done, and what making branches
+        raises; then there is no branch, and the parent is not frozen.
         """
         check_specs(specs)
         if self.anchors.store is None:
             warnings.warn("there is no checkpoint store: this fork cannot be rewound", stacklevel=2)
         async with self._lock:
             self._check_limits(specs)
+            await self._check_files()
             total = aggregate_budget or Budget()
             usd = self._aggregate_usd if aggregate_budget_usd is None else aggregate_budget_usd
             total = Budget(
@@ -249,8 +251,10 @@ class ForkCoordinator(ForkView):
             override = Override(fork, winner) if is_automatic else None
             report = await session.merge(winner, options, override)
             self._override = override
-            await session.finish()
-            return await self._merged(winner, history, report)
+            try:
+                return await self._merged(winner, history, report)
+            finally:
+                await session.finish()
 
     async def override(self, branch_id: str) -> MergeResult:
         """Takes the last automatic merge back and merges this branch of the same fork instead.
@@ -271,9 +275,8 @@ class ForkCoordinator(ForkView):
         """Brings conversation and files back to a checkpoint; returns the conversation.
 
         What is given up is kept as a checkpoint itself, with `history` as its conversation, or the
-        one of the last merge or fork. ValueError for an unknown checkpoint,
-        ForkStateError while a fork is open, and what restoring files raises; nothing has changed
-        then.
+        one of the last merge or fork. ValueError for an unknown checkpoint, ForkStateError while a
+        fork is open, and what restoring files raises; nothing has changed then.
         """
         async with self._lock:
             if not self.is_resolved:
@@ -284,12 +287,13 @@ class ForkCoordinator(ForkView):
             elif history is None:
                 history = [] if self._fork is None else self._fork.parent_history
 
-            def rewind() -> History:
-                self.anchors.check(checkpoint_id)
-                self.anchors.keep(f"before-rewind:{checkpoint_id}", history, self._place)
-                return self.anchors.rewind(checkpoint_id, self._place)
+            return await finished(lambda: self.anchors.rewind(checkpoint_id, history, self._place))
 
-            return await finished(rewind)
+    async def cut_off_rewind(self) -> str | None:
+        """Returns the id of the checkpoint that a process was rewinding to when it died: the files
+        may be between the two. `rewind` to it, or to another one, goes on from there."""
+        given_up = await finished(lambda: self.anchors.cut_off(self._place))
+        return None if given_up is None else given_up.label.removeprefix(REWINDING)
 
     async def abort_fork(self, options: MergeOptions | None = None) -> list[str]:
         """Drops all branches; the parent keeps what it did itself. Returns the branches' ids.
@@ -358,10 +362,10 @@ class ForkCoordinator(ForkView):
         if fork.phase == "open":
             session.save()
             return made
-        await session.finish()
         if fork.winner is not None:
             winner = fork.branches[fork.winner]
             await made._merged(winner, winner.current_history(), FlushReport())
+        await session.finish()
         return made
 
     async def detach(self) -> None:
@@ -402,7 +406,11 @@ class ForkCoordinator(ForkView):
         self, winner: BranchRuntime, history: History, report: FlushReport
     ) -> MergeResult:
         label = f"post-fork:{winner.fork_id}"
-        await finished(lambda: self.anchors.keep(label, history, self._place))
+        try:
+            await finished(lambda: self.anchors.keep(label, history, self._place))
+        except BranchingError as error:
+            # The files have landed: what cannot be promised any more is said.
+            warnings.warn(f"there is no checkpoint {label}: {error.message}", stacklevel=2)
         self.last_merge = MergeResult(
             fork_id=winner.fork_id,
             winner_branch_id=winner.id,
@@ -421,6 +429,13 @@ class ForkCoordinator(ForkView):
             raise ForkBranchLimitError(f"{len(specs)} branches; at most {self.max_branches}")
         if self.depth >= self.max_depth:
             raise ForkDepthLimitError(f"the parent is {self.depth} forks deep, the most there is")
+
+    async def _check_files(self) -> None:
+        if (target := await self.cut_off_rewind()) is not None:
+            raise ForkStateError(
+                f"a process died while it rewound to checkpoint {target}: the files may be between",
+                hint="rewind to that checkpoint, or to another one, first",
+            )
 
     def _lineage(self) -> str:
         return os.environ.get(FORK_VARIABLE, "") if self._outer is None else self._outer.lineage

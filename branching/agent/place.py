@@ -19,6 +19,8 @@ from branching.fs.backend import Policy
 COARSE_CLOCK = 5
 """CLOCK_REALTIME_COARSE: what file systems stamp changes with. It ticks every few milliseconds."""
 _TICK_SECONDS = 0.001
+HISTORY_COMMITS = 10
+"""So many commits can be undone, unless the mount says otherwise."""
 
 
 class Place:
@@ -87,6 +89,11 @@ class Place:
             file.seek(0)
             return TreeMark(branch=self.branch.name, archive=file.read())
 
+    def is_at(self, mark: TreeMark) -> bool:
+        """Tells whether the files stand at the mark, as far as commits tell: a branch's change all
+        or nothing, so one that could not be restored does."""
+        return self.branch is not None or self.mark() == mark
+
     def restore(self, mark: TreeMark) -> list[Change]:
         """Brings the files back to the mark, all or nothing; returns what that changed.
 
@@ -107,12 +114,15 @@ class Place:
         """Undoes, or redoes, until this commit is the last one that stands."""
         changes: list[Change] = []
         done: list[Callable[[], object]] = []
+        known = [entry.id for entry in self.workspace.history()]
+        # Of a full history nobody knows what was there before its first commit.
+        reaches = commit_id in known if commit_id else len(known) < HISTORY_COMMITS
         while True:
             entries = self.workspace.history()
             last = max((entry.id for entry in entries if entry.undone is None), default=0)
             if last == commit_id:
                 return changes
-            if commit_id and commit_id not in [entry.id for entry in entries]:
+            if not reaches:
                 raise CommitError(
                     "the files are as they were: the history of commits does not reach back so far",
                     hint="mount with a longer history: branchfs mount --history N",
@@ -128,14 +138,17 @@ class Place:
 
     def _restore_archive(self, archive: bytes) -> list[Change]:
         assert self.branch is not None, "marks with an archive are of branches"
+        earlier_name, stage_name = f"{self.branch.name}.earlier", f"{self.branch.name}.restore"
+        for cut_off in (stage_name, earlier_name):
+            self.drop(cut_off)  # a process died in it
         outer = Workspace(self.path.parent if self.path.parent.exists() else self.path)
         try:
             with TemporaryFile() as file:
                 file.write(archive)
                 file.seek(0)
-                earlier = outer.load(f"{self.branch.name}.earlier", file)
+                earlier = outer.load(earlier_name, file)
             try:
-                stage = self.create(f"{self.branch.name}.restore")
+                stage = self.create(stage_name)
                 try:
                     paths = _paths(self.branch.diff()) | _paths(earlier.diff())
                     for path in sorted(paths, reverse=True):

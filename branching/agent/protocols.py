@@ -120,6 +120,9 @@ class CheckpointStore(Protocol):
 
     def save(self, checkpoint: Checkpoint) -> None: ...
     def get(self, checkpoint_id: str) -> Checkpoint | None: ...
+    def newest(self, branch: str | None) -> Checkpoint | None:
+        """Returns the newest one of a branch, or of main."""
+
     def list_all(self) -> list[Checkpoint]:
         """Lists them, the oldest first."""
 

@@ -1,27 +1,23 @@
-"""Where the state of forks is kept: in memory, or in a database beside the BranchFS store.
+"""Where the state of forks is kept: in memory, or in the database beside the BranchFS store.
 
-    STORE/agents/forks.sqlite       forks(fork_id, created, state)      JSON, no conversations
-                                    histories(fork_id, branch_id, data)
+    forks(fork_id, created, state)              JSON, no conversations
+    histories(fork_id, branch_id, data)
 
-The directory belongs to the base's owner, as all of the store does, and goes with it: the store
-stays while there is a branch, and an open fork has some. A conversation is written only when it is
-another one than before.
+An open fork has branches, so the store stays as long as it is open. A conversation is written only
+when it is another one than before.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from branching.agent.errors import ForkStoreError
+from branching.agent.database import Database, place_of_database
 from branching.agent.state import ForkState, KeptBranch
 from branching.agent.types import (
     BranchIsolation,
@@ -33,11 +29,14 @@ from branching.agent.types import (
 )
 from branching.fs import Workspace
 
-DIRECTORY = "agents"
 _PARENT = ""
 """The branch id under which the parent's conversation is kept."""
-BUSY_SECONDS_MAX = 30.0
-"""Another process may be writing."""
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS forks"
+    " (fork_id TEXT PRIMARY KEY, created TEXT NOT NULL, state TEXT NOT NULL);"
+    "CREATE TABLE IF NOT EXISTS histories"
+    " (fork_id TEXT, branch_id TEXT, data BLOB NOT NULL, PRIMARY KEY (fork_id, branch_id));"
+)
 
 
 class InMemoryForkStateStore:
@@ -68,35 +67,13 @@ class SQLiteForkStateStore:
 
     def __init__(self, path: Path, *, owner: tuple[int, int] | None = None) -> None:
         """Opens the file, or makes it. ForkStoreError if it is none of ours, or cannot be made."""
-        self._path = path
-        self._lock = threading.Lock()
         self._written: dict[tuple[str, str], bytes] = {}
-        with self._told("opened"):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._database = sqlite3.connect(
-                path, timeout=BUSY_SECONDS_MAX, check_same_thread=False, isolation_level=None
-            )
-            # A killed process loses nothing; a loss of power at most the last changes.
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=NORMAL")
-            self._database.executescript(
-                "CREATE TABLE IF NOT EXISTS forks"
-                " (fork_id TEXT PRIMARY KEY, created TEXT NOT NULL, state TEXT NOT NULL);"
-                "CREATE TABLE IF NOT EXISTS histories"
-                " (fork_id TEXT, branch_id TEXT, data BLOB NOT NULL,"
-                " PRIMARY KEY (fork_id, branch_id));"
-            )
-            if owner is not None and os.geteuid() == 0:
-                for made in (path.parent, *path.parent.glob(f"{path.name}*")):
-                    os.chown(made, *owner)
+        self._database = Database(path, _SCHEMA, owner=owner)
 
     @staticmethod
     def beside(workspace: Workspace) -> SQLiteForkStateStore:
         """Opens the one of a workspace."""
-        if workspace.store is None:
-            raise ForkStoreError(f"{workspace.root} keeps its branches in no directory")
-        path = workspace.store / DIRECTORY / "forks.sqlite"
-        return SQLiteForkStateStore(path, owner=workspace.owner)
+        return SQLiteForkStateStore(place_of_database(workspace), owner=workspace.owner)
 
     def close(self) -> None:
         self._database.close()
@@ -104,7 +81,7 @@ class SQLiteForkStateStore:
     def save(self, state: ForkState) -> None:
         histories = {branch.status.id: branch.history for branch in state.branches}
         histories[_PARENT] = state.parent_history
-        with self._told("written"), self._lock, self._transaction() as database:
+        with self._database.writing() as database:
             database.execute(
                 "INSERT INTO forks VALUES (?, ?, ?)"
                 " ON CONFLICT (fork_id) DO UPDATE SET state = excluded.state",
@@ -122,58 +99,38 @@ class SQLiteForkStateStore:
         self._written |= changed
 
     def get(self, fork_id: str) -> ForkState | None:
-        with self._told("read"), self._lock:
-            row = self._database.execute(
+        with self._database.reading() as database:
+            row = database.execute(
                 "SELECT state FROM forks WHERE fork_id = ?", (fork_id,)
             ).fetchone()
-            return None if row is None else self._loaded(row[0])
+            return None if row is None else _with_histories(row[0], database)
 
     def list_all(self) -> list[ForkState]:
-        with self._told("read"), self._lock:
-            rows = self._database.execute("SELECT state FROM forks ORDER BY created, rowid")
-            return [self._loaded(state) for (state,) in rows.fetchall()]
+        with self._database.reading() as database:
+            rows = database.execute("SELECT state FROM forks ORDER BY created, rowid").fetchall()
+            return [_with_histories(state, database) for (state,) in rows]
 
     def remove(self, fork_id: str) -> None:
-        with self._told("written"), self._lock, self._transaction() as database:
+        with self._database.writing() as database:
             for table in ("forks", "histories"):
                 database.execute(f"DELETE FROM {table} WHERE fork_id = ?", (fork_id,))
             self._written = {key: data for key, data in self._written.items() if key[0] != fork_id}
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            yield self._database
-        except BaseException:
-            self._database.execute("ROLLBACK")
-            raise
-        self._database.execute("COMMIT")
 
-    def _loaded(self, text: str) -> ForkState:
-        state = _loaded(json.loads(text))
-        rows = self._database.execute(
-            "SELECT branch_id, data FROM histories WHERE fork_id = ?", (state.fork_id,)
-        )
-        histories = {branch_id: bytes(data) for branch_id, data in rows.fetchall()}
-        return replace(
-            state,
-            parent_history=histories.get(_PARENT, b""),
-            branches=tuple(
-                replace(branch, history=histories.get(branch.status.id, b""))
-                for branch in state.branches
-            ),
-        )
-
-    @contextmanager
-    def _told(self, done: str) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError, KeyError, TypeError, ValueError) as error:
-            raise ForkStoreError(
-                f"the state of forks cannot be {done}: {error}",
-                hint="runs and files are as they were",
-                path=str(self._path),
-            ) from error
+def _with_histories(text: str, database: sqlite3.Connection) -> ForkState:
+    state = _loaded(json.loads(text))
+    rows = database.execute(
+        "SELECT branch_id, data FROM histories WHERE fork_id = ?", (state.fork_id,)
+    )
+    histories = {branch_id: bytes(data) for branch_id, data in rows.fetchall()}
+    return replace(
+        state,
+        parent_history=histories.get(_PARENT, b""),
+        branches=tuple(
+            replace(branch, history=histories.get(branch.status.id, b""))
+            for branch in state.branches
+        ),
+    )
 
 
 def _dumped(state: ForkState) -> str:

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,6 +19,7 @@ from support.agents import (
     ScriptedRunner,
     branch_of,
     coordinator,
+    died,
     forever,
     run,
     specs,
@@ -49,7 +46,6 @@ from branching.agent.types import (
 )
 
 PARENT = [{"role": "user", "content": "hi"}]
-SUPPORT = Path(__file__).parents[1]
 
 
 def state(fork_id: str, *, history: bytes = b"[]") -> ForkState:
@@ -132,7 +128,7 @@ class TestStore:
     def test_a_state_that_is_damaged_is_an_error(self, place: Path) -> None:
         opened = SQLiteForkStateStore(place / "forks.sqlite")
         opened.save(state("x"))
-        opened._database.execute("UPDATE forks SET state = '{}'")
+        opened._database.connection.execute("UPDATE forks SET state = '{}'")
         with pytest.raises(ForkStoreError, match="cannot be read"):
             opened.get("x")
         opened.close()
@@ -160,39 +156,8 @@ async def resumed(workspace: Workspace, fork_id: str) -> ForkCoordinator:
 
 
 def killed(real: Mounted, script: str) -> str:
-    """Runs a program that forks and prints `fork ID`; kills it once it says `now`."""
-    program = """
-        import asyncio, os, sys
-        from pathlib import Path
-        from support.agents import *
-        from branching import Workspace
-        from branching.agent.store import SQLiteForkStateStore
-        from branching.agent import session, fork as fork_module, place as place_module
-        workspace = Workspace(sys.argv[1])
-        store = SQLiteForkStateStore.beside(workspace)
-        def now():
-            print("now", flush=True)
-            import time
-            while True: time.sleep(1)
-    """
-    done = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program) + textwrap.dedent(script), str(real.root)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=SUPPORT,
-        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
-    )
-    assert done.stdout is not None
-    said: list[str] = []
-    for line in done.stdout:
-        said.append(line.strip())
-        if line == "now\n":
-            break
-    done.send_signal(signal.SIGKILL)
-    done.wait()
-    done.stdout.close()
-    assert said, "the program ended before its time"
-    assert said[-1] == "now", said
+    """See `died`; returns the id of the fork that is there."""
+    died(real.root, script)
     with Workspace(real.root) as workspace:
         store = SQLiteForkStateStore.beside(workspace)
         [kept] = store.list_all()

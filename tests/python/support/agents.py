@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 from branching.agent.checkpoint import InMemoryCheckpointStore
@@ -130,3 +136,44 @@ def branch_of(made: ForkCoordinator, label: str) -> BranchRuntime:
 async def all_ended(made: ForkCoordinator) -> None:
     """Waits until no branch runs."""
     await until(lambda: not any(branch.is_running for branch in made.branches.values()))
+
+
+_PROGRAM = """
+    import asyncio, os, sys
+    from pathlib import Path
+    from support.agents import *
+    from branching import Workspace
+    from branching.agent.checkpoint_store import SQLiteCheckpointStore
+    from branching.agent.store import SQLiteForkStateStore
+    from branching.agent import session, fork as fork_module, place as place_module
+    workspace = Workspace(sys.argv[1])
+    store = SQLiteForkStateStore.beside(workspace)
+    checkpoints = SQLiteCheckpointStore.beside(workspace)
+    def now():
+        print("now", flush=True)
+        import time
+        while True: time.sleep(1)
+"""
+
+
+def died(root: Path, script: str) -> None:
+    """Runs a program in the workspace at `root`; kills it once it says `now()`."""
+    tests = Path(__file__).parents[1]
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(_PROGRAM) + textwrap.dedent(script), str(root)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tests,
+        env={**os.environ, "PYTHONPATH": f"{tests}:{os.environ.get('PYTHONPATH', '')}"},
+    )
+    assert process.stdout is not None
+    said: list[str] = []
+    for line in process.stdout:
+        said.append(line.strip())
+        if line == "now\n":
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert said, "the program ended before its time"
+    assert said[-1] == "now", said

@@ -1,0 +1,95 @@
+"""The database of the agents, beside the BranchFS store: an SQLite file, opened by each store.
+
+    STORE/agents/forks.sqlite       forks and their conversations       (`store`)
+                                    checkpoints                         (`checkpoint_store`)
+
+The directory belongs to the base's owner, as all of the store does, and goes with it: the store
+stays while there is a branch or a commit that can be undone. Several processes may have it open; a
+killed one loses nothing, a loss of power at most the last changes. What is deleted leaves room that
+is used again, and `shrink` gives it back.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from branching.agent.errors import ForkStoreError
+from branching.fs import Workspace
+
+DIRECTORY = "agents"
+NAME = "forks.sqlite"
+BUSY_SECONDS_MAX = 30.0
+"""Another process may be writing."""
+
+
+def place_of_database(workspace: Workspace) -> Path:
+    """Returns where a workspace has its database. ForkStoreError if it keeps no directory."""
+    if workspace.store is None:
+        raise ForkStoreError(f"{workspace.root} keeps its branches in no directory")
+    return workspace.store / DIRECTORY / NAME
+
+
+class Database:
+    """One connection. Safe from any thread; what fails is a ForkStoreError."""
+
+    def __init__(self, path: Path, schema: str, *, owner: tuple[int, int] | None = None) -> None:
+        """Opens the file, or makes it. ForkStoreError if it is none of ours, or cannot be made."""
+        self._path = path
+        self._lock = threading.Lock()
+        with self._told("opened"):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.connection = sqlite3.connect(
+                path, timeout=BUSY_SECONDS_MAX, check_same_thread=False, isolation_level=None
+            )
+            try:
+                self.connection.execute("PRAGMA journal_mode=WAL")
+                self.connection.execute("PRAGMA synchronous=NORMAL")
+                self.connection.executescript(schema)
+            except BaseException:
+                self.connection.close()
+                raise
+            if owner is not None and os.geteuid() == 0:
+                for made in (path.parent, *path.parent.glob(f"{path.name}*")):
+                    os.chown(made, *owner)
+
+    def close(self) -> None:
+        self.connection.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        with self._told("read"), self._lock:
+            yield self.connection
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it, or nothing."""
+        with self._told("written"), self._lock:
+            self.connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self.connection
+            except BaseException:
+                self.connection.execute("ROLLBACK")
+                raise
+            self.connection.execute("COMMIT")
+
+    def shrink(self) -> None:
+        """Gives back the room of what was deleted."""
+        with self._told("written"), self._lock:
+            self.connection.execute("VACUUM")
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    @contextmanager
+    def _told(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError, KeyError, TypeError, ValueError) as error:
+            raise ForkStoreError(
+                f"the state of forks cannot be {done}: {error}",
+                hint="runs and files are as they were",
+                path=str(self._path),
+            ) from error
