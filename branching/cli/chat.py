@@ -51,6 +51,8 @@ def chat(
 
     Example: branching chat --model anthropic:claude-sonnet-4-5
     """
+    import asyncio
+
     with reported(json=False):
         check_terminal("chat", "branching fork runs agents without one")
         if agent is None and model is None:
@@ -63,9 +65,14 @@ def chat(
 
         talker = default_agent(None) if agent is None else load_agent(agent)
         with opened_workspace(workspace) as space:
-            session = open_session(
-                space, talker, model=model, judge_model=judge_model, test_command=test
-            )
-            app = Chat(session)
-            app.run()
-        raise typer.Exit(app.return_code or 0)
+
+            async def talk() -> int:
+                session = await open_session(
+                    space, talker, model=model, judge_model=judge_model, test_command=test
+                )
+                app = Chat(session)
+                await app.run_async()
+                return app.return_code or 0
+
+            code = asyncio.run(talk())
+        raise typer.Exit(code)

@@ -261,15 +261,22 @@ class Chat(App[None]):
     @work
     async def _ask_and_leave(self) -> None:
         if self.session.is_forked:
-            lines = ["A fork is open; its branches are dropped, with all they hold."]
-            if not await self.push_screen_wait(Question("Quit?", lines, [("y", "quit")])):
+            lines = ["A fork is open. What runs in it is stopped."]
+            answers = [("y", "drop its branches")]
+            if self.session.can_be_left:
+                answers.append(("k", "keep them for the next chat"))
+            answer = await self.push_screen_wait(Question("Quit?", lines, answers))
+            if not answer:
                 return
+            self._leave(0, leaves=answer == "k")
+            return
         self._leave(0)
 
     @work(exclusive=True, group="leave")
-    async def _leave(self, code: int) -> None:
+    async def _leave(self, code: int, *, leaves: bool = True) -> None:
+        """Closes the session. Who is told to end by a signal leaves an open fork for the next."""
         try:
-            await self.session.close()
+            await self.session.close(leaves=leaves)
         except (BranchingError, OSError) as error:
             self.exit(return_code=125, message=f"error: {error}")
             return

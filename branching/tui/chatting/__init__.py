@@ -3,6 +3,7 @@
     session     who said what, which tab is open, what may be done now; carries commands out
     commands    reading what was typed
     forking     the commands that settle how a fork is made
+    kept        where forks are kept for the next chat
     settings    what is remembered of that
     voice       who is talked with (a protocol), and what is heard
     agents      pydantic-ai's agents as voices; the only file that knows a model

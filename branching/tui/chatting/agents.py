@@ -31,6 +31,7 @@ from branching.agent.runtime import BranchRuntime
 from branching.agent.testing import BranchTester
 from branching.errors import BranchingError
 from branching.fs import Workspace
+from branching.tui.chatting.kept import KeptForks, opened
 from branching.tui.chatting.session import ChatSession
 from branching.tui.chatting.settings import SettingsFile
 from branching.tui.chatting.shell import Shell
@@ -75,7 +76,7 @@ def load_agent(name: str) -> Agent[Any, Any]:
     return found
 
 
-def open_session(
+async def open_session(
     space: Workspace,
     agent: Agent[Any, Any],
     *,
@@ -84,15 +85,18 @@ def open_session(
     test_command: str | None = None,
     settings: SettingsFile | None = None,
 ) -> ChatSession:
-    """Returns a chat with an agent that works in a workspace. It is closed by `session.close()`."""
+    """Returns a chat with an agent that works in a workspace, and with the fork that an earlier one
+    has left there. It is closed by `session.close()`."""
     ears = _Ears()
     options = RunnerOptions(on_event=ears.on_event, model=model, seen_at=space.seen_at)
 
     def runner(branch: BranchRuntime) -> AgentRunner:
-        return AgentRunner(agent, branch, options, coordinator=coordinator)
+        return AgentRunner(agent, branch, options, coordinator=ears.coordinator)
 
-    coordinator = ForkCoordinator(
-        agent,
+    kept = KeptForks(space)
+    found = await opened(
+        kept,
+        agent=agent,
         runner=runner,
         codec=MessagesCodec(),
         place=space,
@@ -100,14 +104,20 @@ def open_session(
         judge=Panel(model_judge=lambda name: model_judge(judge_model or name)),
         tester=BranchTester(test_command, seen_at=space.seen_at) if test_command else None,
     )
+    coordinator = ears.coordinator = found.coordinator
+    for branch in coordinator.branches.values():
+        branch.runner = runner(branch)  # the one it has was made before the coordinator was there
     session = ChatSession(
         coordinator,
         AgentVoice(agent, coordinator, space, model),
         settings=settings or SettingsFile(max_branches=coordinator.max_branches),
         shell=Shell(coordinator, seen_at=space.seen_at),
-        history=[],
+        history=found.history or [],
         log=ForkLog(coordinator, space, "chat").__enter__(),
+        kept=kept,
     )
+    for complaint in found.complaints:
+        session.note(complaint, "error")
     ears.session = session
     return session
 
@@ -175,9 +185,10 @@ class _Asking(AbstractCapability[Any]):
 
 
 class _Ears:
-    """Hands what branches say to the session, which is made after them."""
+    """Hands what branches say to the session, which is made after them, as their coordinator is."""
 
     session: ChatSession
+    coordinator: ForkCoordinator | None = None
 
     def on_event(self, branch: BranchRuntime, event: Any) -> None:
         if isinstance(event, FunctionToolCallEvent):

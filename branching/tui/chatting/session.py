@@ -31,6 +31,7 @@ from branching.tui.chatting.commands import (
     read,
 )
 from branching.tui.chatting.forking import SETTLING, settle
+from branching.tui.chatting.kept import KeptForks
 from branching.tui.chatting.settings import SettingsFile
 from branching.tui.chatting.voice import Line, Voice, Who
 from branching.tui.looks import money
@@ -66,8 +67,12 @@ class ChatSession:
         shell: Shell,
         history: Any = None,
         log: ForkLog | None = None,
+        kept: KeptForks | None = None,
     ) -> None:
-        """`log`, open, is where other processes see what goes on in branches; it is closed here."""
+        """`log`, open, is where other processes see what goes on in branches, `kept` where forks
+        are kept; both are closed here. A fork that is open already is one that an earlier chat has
+        left, and `history` its conversation.
+        """
         self.coordinator = coordinator
         self.voice = voice
         self.history = history
@@ -84,12 +89,14 @@ class ChatSession:
         self._file = settings
         self._shell = shell
         self._log = log
+        self._kept = kept
         self._run: asyncio.Task[None] | None = None
         self._own_approvals = Approvals(OVERVIEW)
         self._states: dict[str, str] = {}
         self._is_resolving = False
         if settings.complaint:
             self.note(settings.complaint, "error")
+        self._tell_what_was_left()
 
     # What there is.
 
@@ -356,6 +363,22 @@ class ChatSession:
         self.note(f"Forked: {labels}. Tab goes through them; /merge ends it.", tab=OVERVIEW)
         return True
 
+    def _tell_what_was_left(self) -> None:
+        """Says in what state an earlier chat has left its fork."""
+        if not self.is_forked:
+            if (merged := self.coordinator.last_merge) is not None:
+                self.note(f"An earlier chat had begun to merge: {merged.notice}")
+            return
+        for branch in self.branches:
+            self.note(branch.spec.steer, "you", branch.id)
+            if branch.status.last_message_preview:
+                self.heard(branch.id, f"{branch.status.last_message_preview}\n")
+        labels = ", ".join(branch.spec.label for branch in self.branches)
+        self.note(
+            f"The fork of an earlier chat is open still: {labels}. Tab goes through them; /merge "
+            "ends it, Escape drops it."
+        )
+
     async def merge(self) -> Wanted | None:
         """`/merge`: as the strategy says, a picker, an acceptance, or the merge itself."""
         if not self.is_forked:
@@ -442,18 +465,29 @@ class ChatSession:
         except (BranchingError, OSError) as error:
             self.note(_told(error), "error")
 
-    async def close(self) -> None:
-        """Ends the chat: what runs is stopped, an open fork dropped."""
+    @property
+    def can_be_left(self) -> bool:
+        """A fork that is open is there again for the next chat, if this one leaves it."""
+        return self._kept is not None and self._kept.outlives_us
+
+    async def close(self, *, leaves: bool = False) -> None:
+        """Ends the chat: what runs is stopped, an open fork dropped, or left for the next chat."""
         if self._run is not None:
             self._run.cancel()
             await asyncio.wait([self._run])
         try:
-            await self.coordinator.aclose()
+            if leaves and self.can_be_left:
+                await self.coordinator.detach()
+            else:
+                await self.coordinator.aclose()
         finally:
             if self._log is not None:
                 self._log.notice()
                 self._log.__exit__(None, None, None)
                 self._log = None
+            if self._kept is not None:
+                self._kept.close()
+                self._kept = None
 
     # Approvals.
 

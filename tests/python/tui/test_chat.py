@@ -620,7 +620,7 @@ def test_to_quit_with_an_open_fork_asks_and_leaves_nothing(room: Room) -> None:
     async def act(pilot: Pilot[Any]) -> None:
         await room.fork(one())
         await enter(pilot, "/quit")
-        await until_shown(pilot, "A fork is open; its branches are dropped")
+        await until_shown(pilot, "A fork is open. What runs in it is stopped.")
         await pilot.press("escape")
         await until_shown(pilot, "2 ● one")
         await enter(pilot, "/quit")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -145,7 +147,7 @@ def chatting(root: Path, settings: Path, **environment: str) -> Tmux:
     return Tmux(
         root,
         branching_argv("chat", "--agent", "talker:agent"),
-        PYTHONPATH=str(Path(__file__).parent),
+        PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         XDG_CONFIG_HOME=str(settings),
         **environment,
     )
@@ -192,25 +194,66 @@ def test_a_whole_chat_with_a_real_agent(real: Mounted, root: Path, place: Path) 
         assert terminal.until_ended() == 0
 
 
-def test_a_chat_whose_terminal_is_closed_leaves_no_branch(
-    real: Mounted, root: Path, place: Path
+@pytest.mark.parametrize("how", ["killed", "hung up", "left"])
+def test_the_fork_of_a_chat_that_ended_is_open_in_the_next(
+    real: Mounted, root: Path, place: Path, how: str
 ) -> None:
+    """One branch is done, the other at work; the next chat has both, and merges the first. What the
+    other one had started ends with the first chat."""
+    nap = f"sleep 9{os.getpid()}"
     with chatting(root, place / "settings", NO_COLOR="1") as terminal:
         terminal.until_shown("say something")
+        _enter(terminal, "hello")
+        terminal.until_shown("prompt 1 was: hello")
+        _enter(terminal, "/fork-strategy manual")
+        terminal.until_shown("the winner is chosen: manual")
         _enter(terminal, "/fork")
         terminal.until_shown("Fork: label")
-        terminal.type("one")
-        terminal.press("Tab")
-        terminal.type("run sleep 600")
+        for field in ("one", "run echo 1 >>seed.txt", "", "", "two"):
+            terminal.type(field)
+            terminal.press("Tab")
+        terminal.type(f"run {nap}")
         terminal.press("Enter")
-        terminal.until_shown("● one")
+        terminal.until_shown("✓ one", "● two")
         found = terminal.screen(with_colours=True)
         assert not re.search(r"\x1b\[[0-9;]*(3[0-8]|4[0-8])m", found)
         pid = terminal.pid()
-        terminal.hang_up()
+        if how == "killed":
+            os.kill(pid, signal.SIGKILL)
+        elif how == "hung up":
+            terminal.hang_up()
+        else:
+            _enter(terminal, "/quit")
+            terminal.until_shown("[k] keep them for the next chat")
+            terminal.press("k")
         _until_gone(pid)
+    with chatting(root, place / "settings") as terminal:
+        terminal.until_shown("fork of an earlier chat is open still: one, two", "✓ one", "⊘ two")
+        _enter(terminal, "hello")
+        terminal.until_shown("! a fork is open")
+        _enter(terminal, "/merge")
+        terminal.until_shown("which branch wins?", "1 ✓ one: done", "2 ⊘ two: terminated")
+        terminal.press("1")
+        terminal.until_shown("Merged: kept branch one")
+        assert (real.base / "seed.txt").read_text() == "seed\n1\n"
+        _enter(terminal, "and now?")
+        terminal.until_shown("prompt 3 was: and now?")
+        _enter(terminal, "/quit")
+        assert terminal.until_ended() == 0
     with Workspace(real.root) as space:
         assert space.branches() == []
+    assert nap not in _running()
+
+
+def test_a_second_chat_says_that_its_fork_is_not_kept(root: Path, place: Path) -> None:
+    with chatting(root, place / "settings") as first:
+        first.until_shown("say something")
+        with chatting(root, place / "settings") as second:
+            second.until_shown("if it is killed", "another chat is open here")
+            _enter(second, "/quit")
+            assert second.until_ended() == 0
+        _enter(first, "/quit")
+        assert first.until_ended() == 0
 
 
 def test_a_chat_says_what_it_lacks(root: Path) -> None:
@@ -228,6 +271,22 @@ def _enter(terminal: Tmux, line: str) -> None:
 
 def _until_gone(pid: int) -> None:
     deadline = time.monotonic() + SECONDS_MAX
-    while os.path.exists(f"/proc/{pid}"):  # noqa: PTH110
+    while _state(pid) not in ("", "Z"):  # tmux may be late to reap it
         assert time.monotonic() < deadline, "it lives on"
         time.sleep(0.05)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return ""
+
+
+def _running() -> list[str]:
+    """Returns the command lines of all processes."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(file.read_text(errors="replace").rstrip("\0").replace("\0", " "))
+    return found
