@@ -31,10 +31,10 @@ def log(
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the candidates whose output was kept, or print the output of one, or of one call.
+    """List what ran and what became of it, or print the output of one branch, or of one call.
 
-    The output of all commands that try candidates is kept, the newest 200 and 10 MiB of each, as
-    long as anything of the workspace is kept; that of `run` is not, for the terminal is its own.
+    The output of candidates, and of what was run, is kept with the workspace, also of branches
+    that were dropped: the newest 200 and 10 MiB of each, until branching prune.
 
     On a terminal only colours are let through of what would command it; a pipe gets all as it was.
 

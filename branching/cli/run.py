@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -82,6 +83,13 @@ def run(
         bool, typer.Option("-v", "--verbose", help="List each path that was committed.")
     ] = False,
     json: JsonOption = False,
+    no_log: Annotated[
+        bool,
+        typer.Option(
+            "--no-log",
+            help="Keep nothing of what the command prints; a terminal is lent to it as it is.",
+        ),
+    ] = False,
     *,
     limits: LimitOptions,
 ) -> None:
@@ -89,6 +97,9 @@ def run(
 
     The exit code is the command's own: 126 if it cannot be executed, 127 if it is not found,
     128+n if signal n killed it; 124 if the time was over.
+
+    What it prints goes where it would go without branching, and a copy is kept for branching log,
+    also when nothing is committed. On a terminal it has one of its own, with all keys.
 
     Example: branching run -- make test
     """
@@ -107,7 +118,8 @@ def run(
             setup=setup,
             select=tuple(select or ()),
             limits=limits.limits(),
-            stdout=sys.stderr.fileno() if json else None,
+            is_stdout_ours=json,
+            is_logged=not no_log,
         )
         code, action, how, changes = _run(plan, workspace)
         if json:
@@ -158,40 +170,55 @@ class _Plan:
     setup: str | None
     select: tuple[str, ...]
     limits: ResourceLimits | None
-    stdout: int | None
-    """Where the command's output goes, if not to ours."""
+    is_stdout_ours: bool
+    """The command's output goes to stderr, for stdout is for the document."""
+    is_logged: bool
 
 
 def _run(plan: _Plan, path: Path | None) -> tuple[int, str, str | None, list[Change]]:
     """Returns the exit code, what became of the branch, how the command ended, and what was
     committed."""
     from branching.cli.interrupt import interruptible
+    from branching.cli.kept_copy import kept_copy
+    from branching.patterns.logbook import COMMAND_SUFFIX
     from branching.patterns.program import Program, shell
     from branching.patterns.runner import Runner, Stopped
 
-    with owned_workspace(path) as (workspace, owner):
+    stdout = 2 if plan.is_stdout_ours else 1
+    with owned_workspace(path) as (workspace, owner), ExitStack() as stack:
         surroundings: dict[str, Any] = {"workspace": workspace.seen_at, "owner": owner}
         surroundings["tells_output"] = False
-        program = Program(plan.command, stdout=plan.stdout, inherit_stdin=True, **surroundings)
+        copy = stack.enter_context(kept_copy(workspace, owner, stdout)) if plan.is_logged else None
+        if copy is None:
+            outputs: dict[str, Any] = {"stdout": stdout}
+            on_stderr: dict[str, Any] = {"stdout": 2}
+        else:
+            relay = copy.relay
+            outputs = {"stdout": relay.stdout, "stderr": relay.stderr, "terminal": relay.terminal}
+            on_stderr = dict.fromkeys(("stdout", "stderr"), relay.pipe(2)) if plan.setup else {}
+        program = Program(plan.command, inherit_stdin=True, **outputs, **surroundings)
         setup = None
         if plan.setup:
-            setup = Program(shell(plan.setup), stdout=sys.stderr.fileno(), **surroundings)
+            setup = Program(shell(plan.setup), **on_stderr, **surroundings)
 
         def call() -> tuple[int, End, str | None, list[Change]] | None:
             with Runner(
                 workspace,
                 # After a setup the branch that stays is the one the setup was run in.
                 name=lambda purpose: (
-                    f"{plan.name}-command" if setup and purpose != "setup" else plan.name
+                    plan.name + COMMAND_SUFFIX if setup and purpose != "setup" else plan.name
                 ),
                 timeout=plan.timeout,
                 setup=setup,
                 only=plan.select,
                 limits=plan.limits,
+                on_event=None if copy is None else copy.on_event,
             ) as runner:
                 attempt = runner.start(program)
                 try:
                     runner.finish(attempt)
+                    if copy is not None:
+                        runner.consult(attempt, copy.relay.finish)
                 except Stopped:
                     if runner.is_cancelled:
                         raise

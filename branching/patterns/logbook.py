@@ -1,4 +1,4 @@
-"""The output of candidates, kept for `branching log`.
+"""The output of candidates, and of commands that are run, kept for `branching log`.
 
     STORE/logs/speculate-1a2b3c4d-0.log     what the candidate printed
     STORE/logs/speculate-1a2b3c4d-0.json    what became of it (see `Entry`)
@@ -40,6 +40,9 @@ ENTRIES_MAX = 200
 LOG_BYTES_MAX = 10 << 20
 """Of one candidate. What comes after is shown but not kept, and the log says so."""
 
+COMMAND_SUFFIX = "-command"
+"""Of the branch of a `run` that has a setup: the setup's is named as the user said."""
+
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -68,6 +71,8 @@ class Entry:
     @property
     def call(self) -> str:
         """The name that all candidates of one call have in common."""
+        if self.command == "run":  # its user names the branch
+            return self.branch.removesuffix(COMMAND_SUFFIX)
         return self.branch.rpartition("-")[0]
 
 
@@ -107,6 +112,11 @@ class Logbook:
             listener(event)
 
         return on_event
+
+    @property
+    def is_open(self) -> bool:
+        """Something can be written down: the store is in sight, and nothing has failed so far."""
+        return self._directory is not None
 
     def steered(self) -> AbstractContextManager[None]:
         """Returns a context in which what is called can be steered from other processes."""
@@ -165,13 +175,12 @@ class Logbook:
         age = {name: os.lstat(name, dir_fd=directory).st_mtime for name in names}
         for name in sorted(names, key=age.__getitem__)[: 1 - ENTRIES_MAX]:
             for gone in (name.removesuffix(".json") + ".log", name):
-                try:
-                    os.unlink(gone, dir_fd=directory)
-                except FileNotFoundError:
-                    pass  # another call makes room too
+                _remove(gone, directory)
 
     def _write(self, directory: int, event: Event) -> None:
         if event.kind == "started":
+            # Of branches of one name, one after the other, the last one's is kept.
+            _remove(f"{event.branch}.log", directory)
             file = os.open(f"{event.branch}.log", _NEW, 0o600, dir_fd=directory)
             self._logs[event.branch] = _Log(file)
             self._give(file)
@@ -211,6 +220,13 @@ class Logbook:
     def _give(self, file: int) -> None:
         if os.geteuid() == 0:
             os.fchown(file, *self._owner)
+
+
+def _remove(name: str, directory: int) -> None:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        pass  # it never was, or another call makes room too
 
 
 class _Log:

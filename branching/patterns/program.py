@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from branching.errors import BranchingError, ProcessBranchError
 from branching.fs import Branch
@@ -50,6 +50,9 @@ from branching.process import (
 from branching.process.environment import inherited_environment
 from branching.process.ports import lent_ports
 from branching.process.scratch import scratch_directory
+
+if TYPE_CHECKING:
+    from branching.process.own_terminal import OwnTerminal
 
 FEEDBACK_BYTES_MAX = 100_000
 """The kernel refuses a variable of 128 KiB. Of a longer feedback the end is kept: that is where
@@ -82,6 +85,7 @@ class BranchCommand:
         stderr: Sink = None,
         tells_output: bool = True,
         inherit_stdin: bool = False,
+        terminal: OwnTerminal | None = None,
         score: bool = False,
         label: str | None = None,
         isolation: Isolation = "sandbox",
@@ -102,6 +106,7 @@ class BranchCommand:
         self._stderr = stderr
         self._tells_output = tells_output
         self._inherit_stdin = inherit_stdin
+        self._terminal = terminal
         self._score = score
 
     def _run(
@@ -151,6 +156,7 @@ class BranchCommand:
                 stdout=teller if stdout is None else stdout,
                 stderr=teller if stderr is None else stderr,
                 inherit_stdin=self._inherit_stdin,
+                terminal=self._terminal,
                 score=self._score,
                 scope=limited.scope,
             )

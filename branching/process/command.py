@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from branching.errors import ForkError
 from branching.process.attendance import Attendance, Process
@@ -34,6 +35,9 @@ from branching.process.sandbox import Sandbox
 from branching.process.sandbox.client import Refused
 from branching.process.sandboxed import SandboxedProcess
 from branching.process.terminal import Terminal
+
+if TYPE_CHECKING:
+    from branching.process.own_terminal import OwnTerminal
 
 SCORE_FD = 3
 
@@ -54,8 +58,11 @@ class Command:
         inherit_stdin: bool = False,
         score: bool = False,
         scope: Scope | None = None,
+        terminal: OwnTerminal | None = None,
     ) -> None:
-        """`scope` is the control group that the program runs in, from its first instruction on."""
+        """`scope` is the control group that the program runs in, from its first instruction on;
+        `terminal` is one of its own, which stands for ours.
+        """
         if not argv:
             raise ValueError("a command needs at least the name of a program")
         self._argv = list(argv)
@@ -68,7 +75,8 @@ class Command:
         self._inherit_stdin = inherit_stdin
         self._wants_score = score
         self._scope = scope
-        self._terminal = Terminal.ours() if inherit_stdin else None
+        self._own_terminal = terminal
+        self._terminal = terminal or (Terminal.ours() if inherit_stdin else None)
 
         self._attendance = Attendance()
 
@@ -99,6 +107,8 @@ class Command:
         with ExitStack() as stack:
             pipes = stack.enter_context(Pipes(self._sinks, self._owner, self._wants_score))
             stack.enter_context(self._attendance)
+            if self._own_terminal is not None:
+                stack.enter_context(self._own_terminal.lent())
             if self._attendance.is_kill_asked:
                 reason = "killed before it was started"
                 return Ended(exit_code=EXIT_KILLED, how="cancelled", reason=reason)
@@ -120,8 +130,8 @@ class Command:
     def _start(self, pipes: Pipes) -> Process | Ended:
         if self._sandbox is not None:
             return self._start_sandboxed(self._sandbox, pipes)
-        if self._scope is not None:
-            # It must be held at a gate until the limits are on it.
+        if self._scope is not None or self._own_terminal is not None:
+            # It must be held at a gate until the limits are on it, or led by another on a terminal.
             return self._start_sandboxed(Sandbox.of(self._cwd, at=self._cwd), pipes)
         try:
             return PlainProcess(
@@ -131,7 +141,7 @@ class Command:
                 owner=self._owner,
                 pipes=pipes,
                 inherit_stdin=self._inherit_stdin,
-                terminal=self._terminal,
+                terminal=Terminal.ours() if self._inherit_stdin else None,
             )
         except OSError as error:
             # The name of the program stands in the error only when it was exec that failed.
@@ -145,6 +155,8 @@ class Command:
     def _start_sandboxed(self, sandbox: Sandbox, pipes: Pipes) -> SandboxedProcess | Ended:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         descriptors = {0: 0 if self._inherit_stdin else nothing}
+        if self._own_terminal is not None and self._own_terminal.takes_keys:
+            descriptors[0] = self._own_terminal.slave
         for number in (1, 2):
             end = pipes.child_end(number)
             descriptors[number] = number if end is None else end

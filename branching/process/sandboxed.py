@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from branching.errors import ProcessBranchError
 from branching.process.end import REAP_SECONDS_MAX, Exit
 from branching.process.owner import Owner
 from branching.process.sandbox import Isolation, Sandbox, client
 from branching.process.sandbox.request import Request
-from branching.process.terminal import Terminal
+
+if TYPE_CHECKING:
+    from branching.process.own_terminal import OwnTerminal
+    from branching.process.terminal import Terminal
 
 
 class SandboxedProcess:
@@ -26,7 +30,7 @@ class SandboxedProcess:
         descriptors: Mapping[int, int],
         isolation: Isolation = "sandbox",
         argv: Sequence[str] = (),
-        terminal: Terminal | None = None,
+        terminal: Terminal | OwnTerminal | None = None,
         admit: Callable[[int], None] | None = None,
         wall_seconds: float | None = None,
         call: bytes = b"",
@@ -44,7 +48,8 @@ class SandboxedProcess:
             numbers=tuple(descriptors),
             ignored_signals=_ignored_signals(),
             umask=_umask(),
-            has_terminal=terminal is not None,
+            terminal=None if terminal is None else terminal.number,
+            is_terminal_own=terminal is not None and terminal.is_own,
             wall_seconds=wall_seconds,
             argv=tuple(argv),
             call=call,

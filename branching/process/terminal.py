@@ -10,16 +10,22 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+_STOP_SECONDS = 0.005
 
 
 class Terminal:
     """The terminal on standard input, while our process group is the one in front."""
 
+    is_own = False
+
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self.number = descriptor
+        """The descriptor of the command's that is this terminal."""
         self._group = os.getpgrp()
 
     @staticmethod
@@ -59,23 +65,37 @@ class Terminal:
     def stop_along(self, leader: int) -> None:
         """Stops our own group, for the group of `leader` was; once woken, puts that in front."""
         self.take_back()
-        # In a session without a shell above us nobody could wake us; the kernel then drops it.
-        os.killpg(self._group, signal.SIGTSTP)
-        if os.tcgetpgrp(self._descriptor) == self._group:
+        stop_own_group()
+        if os.tcgetpgrp(self.number) == self._group:
             self._set_front(leader)
 
     def _set_front(self, group: int) -> None:
-        with _without_sigttou():
+        with without_stops():
             try:
-                os.tcsetpgrp(self._descriptor, group)
+                os.tcsetpgrp(self.number, group)
             except OSError:
                 pass  # the terminal is gone (hung up): the command will see that itself
 
 
+def stop_own_group() -> None:
+    """Stops our process group, and returns when it goes on; at once in a session without a shell
+    above us: nobody could wake us there, and the kernel drops the signal.
+    """
+    # Held off this thread it goes to the main one, and we see when that has taken it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
+    try:
+        os.killpg(os.getpgrp(), signal.SIGTSTP)
+        while signal.SIGTSTP in signal.sigpending():
+            time.sleep(_STOP_SECONDS)
+        time.sleep(_STOP_SECONDS)  # all threads are stopped in here
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @contextmanager
-def _without_sigttou() -> Iterator[None]:
-    # Who is not in front is stopped by SIGTTOU for asking to be, unless it is blocked.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+def without_stops() -> Iterator[None]:
+    """Who is not in front is stopped for using the terminal, unless these are blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTIN, signal.SIGTTOU})
     try:
         yield
     finally:

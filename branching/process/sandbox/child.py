@@ -26,8 +26,8 @@ def run(request: Request, gate_descriptor: int, descriptors: list[int]) -> NoRet
     try:
         os.umask(request.umask)
         _reset_signals(request)
-        if request.has_terminal:
-            _take_terminal()
+        if request.terminal is not None:
+            _take_terminal(request.terminal)
         else:
             os.setsid()
         gate.send(b"here")
@@ -73,7 +73,7 @@ def _reset_signals(request: Request) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def _take_terminal() -> None:
+def _take_terminal(terminal: int) -> None:
     """Puts us in front on the terminal, as a shell does, before the program can say a word.
 
     Were it left to the caller, a key that is struck at the first output would still go to the
@@ -82,7 +82,7 @@ def _take_terminal() -> None:
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
     try:
-        os.tcsetpgrp(0, os.getpgrp())
+        os.tcsetpgrp(terminal, os.getpgrp())
     except OSError:
         pass  # the terminal is gone (hung up): the program will see that itself
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTTOU])

@@ -17,12 +17,14 @@ Its end is the end of everything: it is process 1 of the namespace.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
 import select
 import signal
 import socket
+import termios
 import time
 from typing import Any, NoReturn
 
@@ -132,6 +134,13 @@ class _Init:
         # Nobody inside may look at us or trace us, though we are the same user: said before there
         # is anybody. A program that is executed becomes visible to itself again.
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        if self._request.is_terminal_own:
+            self.step = "making a session on the terminal"
+            # We lead it, so that the child, in a group of its own beside us, can be stopped by a
+            # key: the kernel stops nobody whom nobody in the session could wake.
+            os.setsid()
+            place = self._request.numbers.index(self._request.terminal or 0)
+            fcntl.ioctl(self._descriptors[place], termios.TIOCSCTTY, 0)
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)

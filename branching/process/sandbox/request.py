@@ -29,8 +29,10 @@ class Request:
     """Of the descriptors that are sent along: the numbers they are to have."""
     ignored_signals: tuple[int, ...]
     umask: int
-    has_terminal: bool
-    """Descriptor 0 is the caller's terminal, and the child is to be in front on it."""
+    terminal: int | None
+    """Number of the descriptor that is a terminal on which the child is to be in front."""
+    is_terminal_own: bool
+    """It is nobody else's: the sandbox is a session of its own on it."""
     wall_seconds: float | None = None
     argv: tuple[str, ...] = ()
     """The command; () for a function."""

@@ -1,0 +1,193 @@
+"""What `branching run` prints: where it goes, byte by byte, and the copy that is kept."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+import termios
+from pathlib import Path
+
+import pytest
+from conftest import NAME_FROM, Mounted
+from support.command import SECONDS_MAX, OnTerminal, branching, branching_argv
+
+PRINTS = r"printf '\377\000a\r\n'; printf 'err\r' >&2; printf end"
+
+
+@pytest.fixture
+def root(real: Mounted) -> Path:
+    return real.root
+
+
+def logged(root: Path, name: str) -> str:
+    return branching(root, "log", name).out
+
+
+class TestInPipes:
+    def test_each_byte_goes_where_it_would_go(self, root: Path) -> None:
+        done = subprocess.run(
+            branching_argv("run", "-q", "-b", "mine", "--", "sh", "-c", PRINTS),
+            cwd=root,
+            capture_output=True,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+        assert (done.stdout, done.stderr) == (b"\xff\0a\r\nend", b"err\r")
+        assert sorted(logged(root, "mine").splitlines()) == ["end", "err", "\ufffd\0a"]
+
+    def test_one_output_for_both_keeps_the_order(self, root: Path) -> None:
+        script = "for i in 1 2 3 4 5 6; do echo out $i; echo err $i >&2; done"
+        done = subprocess.run(
+            branching_argv("run", "-q", "-b", "mine", "--", "sh", "-c", script),
+            cwd=root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+        lines = [f"{name} {i}" for i in range(1, 7) for name in ("out", "err")]
+        assert done.stdout.splitlines() == lines
+        assert logged(root, "mine").splitlines() == lines
+
+    def test_a_flood_comes_through_whole(self, root: Path) -> None:
+        size = 3_000_000
+        done = branching(root, "run", "-q", "--", "sh", "-c", f"yes | head -c {size}; touch made")
+        assert done.out == "y\n" * (size // 2)
+        assert (root / "made").exists()
+
+    def test_what_failed_is_kept_too_and_told_as_such(self, root: Path) -> None:
+        done = branching(root, "run", "-b", "mine", "--", "sh", "-c", "echo why >&2; exit 3")
+        assert (done.code, done.err) == (3, "why\n")
+        [entry] = branching(root, "log", "--json", "mine").document["candidates"]
+        assert (entry["command"], entry["state"], entry["output"]) == ("run", "failed", "why\n")
+
+    def test_of_one_name_the_last_is_kept(self, root: Path) -> None:
+        for word in ("first", "second"):
+            assert branching(root, "run", "-b", "mine", "--", "echo", word).code == 0
+        assert logged(root, "mine") == "second\n"
+
+    def test_the_setup_is_kept_beside_the_command(self, root: Path) -> None:
+        words = ["-b", "mine", "--setup", "echo prepared", "--", "echo", "ran"]
+        done = branching(root, "run", "-q", *words)
+        assert (done.out, done.err) == ("ran\n", "prepared\n")
+        assert logged(root, "mine") == "[-1] prepared\n[0] ran\n"
+
+    def test_the_document_is_alone_on_stdout(self, root: Path) -> None:
+        done = branching(root, "run", "--json", "--", "sh", "-c", "echo out; echo err >&2")
+        assert done.document["action"] == "committed"
+        assert sorted(done.err.splitlines()) == ["err", "out"]
+
+    def test_without_a_log_nothing_is_kept(self, root: Path) -> None:
+        done = branching(root, "run", "-q", "--no-log", "--", "echo", "secret")
+        assert done.out == "secret\n"
+        assert branching(root, "log").out == ""
+
+    def test_who_reads_no_more_ends_the_command(self, root: Path) -> None:
+        words = " ".join(branching_argv("run", "-b", "mine", "--", "sh", "-c", "'touch made; yes'"))
+        done = subprocess.run(
+            ["bash", "-c", f"{words} | head -1; echo ${{PIPESTATUS[0]}}"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+        # Its own code is 141; that nobody hears the last words either is our failure.
+        assert done.stdout.splitlines()[0] == "y"
+        assert done.stdout.splitlines()[1] in ("141", "125")
+        assert [entry.name for entry in root.iterdir()] == [NAME_FROM]
+
+    def test_what_cannot_be_written_is_a_failure_and_not_committed(self, root: Path) -> None:
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                branching_argv("run", "--", "sh", "-c", "touch made; echo x"),
+                cwd=root,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=SECONDS_MAX,
+                check=False,
+            )
+        assert (done.returncode, "could not be written: No space left" in done.stderr) == (
+            125,
+            True,
+        )
+        assert [entry.name for entry in root.iterdir()] == [NAME_FROM]
+
+
+class TestOnATerminal:
+    def test_what_is_shown_is_kept(self, root: Path) -> None:
+        script = "test -t 0 && test -t 1 && test -t 2 && printf 'a\\nb'"
+        done = OnTerminal(root, ["run", "-q", "-b", "mine", "--", "sh", "-c", script]).done()
+        assert (done.code, done.out) == (0, "a\nb")
+        assert logged(root, "mine") == "a\nb\n"
+
+    def test_keys_go_through_and_the_end_of_input_too(self, root: Path) -> None:
+        run = OnTerminal(
+            root, ["run", "-q", "-b", "mine", "--", "sh", "-c", "echo up; cat; echo e"]
+        )
+        run.wait_for("up\n")
+        run.type("typed\n\x04")
+        assert run.done().out == "up\ntyped\ntyped\ne\n"
+        assert logged(root, "mine") == "up\ntyped\ntyped\ne\n"
+
+    def test_its_settings_are_its_own_and_ours_are_as_before(self, root: Path) -> None:
+        run = OnTerminal(
+            root, ["run", "-q", "--", "sh", "-c", "echo up; read x; stty -echo; exit 4"]
+        )
+        before = termios.tcgetattr(run.master)
+        run.wait_for("up\n")
+        run.type("x\n")
+        while not run._has_ended():
+            run._read(0.05)
+        assert termios.tcgetattr(run.master) == before
+        assert run.done().code == 4
+
+    def test_a_new_size_reaches_the_command(self, root: Path) -> None:
+        script = "trap 'stty size; exit 5' WINCH; echo up; while :; do sleep 0.05; done"
+        run = OnTerminal(root, ["run", "-q", "--", "sh", "-c", script])
+        run.wait_for("up\n")
+        fcntl.ioctl(run.master, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
+        run.wait_for("33 77\n")
+        assert run.done().code == 5
+
+    def test_input_from_elsewhere_stays_from_there(self, root: Path) -> None:
+        words = " ".join(
+            branching_argv("run", "-q", "--", "sh", "-c", "'cat; test -t 1 && echo t'")
+        )
+        run = OnTerminal(root, ["-c", f"echo piped | {words}"], program=["bash"])
+        assert run.done().out == "piped\nt\n"
+
+    def test_in_the_background_it_prints_and_in_front_it_takes_keys(self, root: Path) -> None:
+        run = OnTerminal(root, [], program=["bash", "--norc", "--noprofile", "-i"], PS1="in> ")
+        run.wait_for("in> ")
+        words = " ".join(branching_argv("run", "-q", "-w", f"'{root}'", "--", "sh", "-c"))
+        run.type(f"{words} 'echo u''p; read x; echo got $x' &\n")
+        run.wait_for("up\n")
+        run.type("fg\n")
+        run.wait_for("read x; echo got $x'")  # bash repeats the command
+        run.type("keys\n")
+        run.wait_for("got keys\n")
+        run.seen = ""
+        run.wait_for("in> ")
+        run.type("exit 5\n")
+        assert run.done().code == 5
+
+    def test_without_a_log_the_terminal_is_lent(self, root: Path) -> None:
+        run = OnTerminal(root, ["run", "-q", "--no-log", "--", "sh", "-c", "test -t 1 && echo t"])
+        assert run.done().out == "t\n"
+        assert branching(root, "log").out == ""
+
+
+def test_nothing_is_left_open_by_a_relay() -> None:
+    from branching.process.relay import Relay
+
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    kept: list[bytes] = []
+    with Relay(lambda: kept.append, owner=None) as relay:
+        os.write(relay.pipe(2), b"x\n")
+    assert b"".join(kept) == b"x\n"
+    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
