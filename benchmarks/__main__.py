@@ -13,9 +13,10 @@ from pathlib import Path
 
 from .contestants import everybody
 from .field.figures import RUNS_MIN
+from .field.page import figures, fill
 from .field.picture import bars
 from .field.race import race
-from .field.report import document, machine, table
+from .field.report import document, machine
 from .field.sizes import SIZES
 from .workloads import ALL
 
@@ -40,8 +41,17 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample here")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write a picture here")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="fill the place for figures in this page"
+    )
+    parser.add_argument(
+        "--read", type=Path, metavar="FILE", help="measure nothing, take what --json wrote here"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
     options = parser.parse_args(arguments)
+    if options.read:
+        _write(json.loads(options.read.read_text()), options)
+        return 0
 
     size = SIZES[options.mode]
     if options.runs is not None:
@@ -68,16 +78,21 @@ def main(arguments: list[str] | None = None) -> int:
     # git must not find anybody's settings, and a path in a socket's name must be short.
     os.environ["GIT_CONFIG_GLOBAL"] = os.environ["GIT_CONFIG_SYSTEM"] = os.devnull
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # by way of `finally`
-    about = machine()
+    about = machine(options.place or Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix="bb-", dir=options.place) as place:
         result = race(workloads, contestants, size, Path(place), tell)
-    data = document(result, [one.name for one in contestants], size, about)
-    if options.json:
+    _write(document(result, [one.name for one in contestants], size, about), options)
+    return 0
+
+
+def _write(data: dict[str, object], options: argparse.Namespace) -> None:
+    if options.json:  # before all else: a page without a place must not cost the run
         options.json.write_text(json.dumps(data, indent=1) + "\n")
     if options.svg:
         options.svg.write_text(bars(data))
-    print(table(data))
-    return 0
+    if options.page:
+        fill(options.page, data)
+    print(figures(data))
 
 
 if __name__ == "__main__":

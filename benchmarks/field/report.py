@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import time
 from pathlib import Path
 
 from .figures import RUNS_MIN, Spread, ratios
@@ -17,8 +19,8 @@ from .sizes import Size
 FORMAT = 1
 
 
-def machine() -> dict[str, object]:
-    """Returns what the figures depend on."""
+def machine(place: Path) -> dict[str, object]:
+    """Returns what the figures depend on; `place` is where the disk is measured."""
     model = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -31,7 +33,16 @@ def machine() -> dict[str, object]:
         "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024**2,
         "load_before": list(os.getloadavg()),
         "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d %H:%M %Z"),
+        "commit": _said("git", "describe", "--always", "--dirty"),
+        "file_system": _said("stat", "--file-system", "--format=%T", place),
     }
+
+
+def _said(*command: str | Path) -> str:
+    here = Path(__file__).parent
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def document(
@@ -120,7 +131,7 @@ def table(document: dict[str, object]) -> str:
                 notes.setdefault(said, []).append(figure["row"])
                 continue
             values = [
-                _readable(figure[key], figure["unit"]) for key in ("minimum", "median", "maximum")
+                readable(figure[key], figure["unit"]) for key in ("minimum", "median", "maximum")
             ]
             ratio = figure.get("ratio")
             compared = (
@@ -145,7 +156,8 @@ def table(document: dict[str, object]) -> str:
     return "\n".join(lines)
 
 
-def _readable(value: float, unit: str) -> str:
+def readable(value: float, unit: str) -> str:
+    """Returns a figure in the unit that fits."""
     if unit == "B":
         return f"{value / 1024**2:.1f} MiB"
     for factor, name in ((1, "s"), (1e3, "ms"), (1e6, "µs")):

@@ -16,9 +16,10 @@ from support.branchfs import find_program
 from benchmarks.__main__ import main
 from benchmarks.field.contestant import Cannot, Contestant
 from benchmarks.field.figures import Spread, TooFewRuns, ratios
+from benchmarks.field.page import BEGIN, END, NoPlace, figures, fill
 from benchmarks.field.picture import bars
 from benchmarks.field.race import Result, Turn, Workload, race
-from benchmarks.field.report import document, table
+from benchmarks.field.report import document, machine, table
 from benchmarks.field.sizes import TINY
 
 REPOSITORY = Path(__file__).parents[2]
@@ -85,7 +86,8 @@ def raced(scratch: Path) -> Callable[..., tuple[Result, dict[str, object]]]:
 
         workload = Workload(name="work", base=lambda *_: None, work=work, pinned=False)
         result = race([workload], list(contestants), TINY, scratch, lambda _: None)
-        return result, document(result, [one.name for one in contestants], TINY, {})
+        about = machine(scratch)
+        return result, document(result, [one.name for one in contestants], TINY, about)
 
     return run
 
@@ -115,6 +117,60 @@ def test_who_fails_has_no_figure_but_a_reason(
     assert "- no figure of other: it is tired (late)" in table(data)
 
 
+def _measured(*found: tuple[str, str, float, float | None]) -> dict[str, object]:
+    """Returns a document of rows: name, contestant, median in seconds, ratio to native."""
+    rows = []
+    for row, contestant, median, ratio in found:
+        samples = {"minimum": median, "median": median, "maximum": median}
+        figure: dict[str, object] = {"row": row, "contestant": contestant, "unit": "s", **samples}
+        if ratio is not None:
+            figure["ratio"] = {"minimum": ratio, "median": ratio, "maximum": ratio}
+        rows.append(figure)
+    empty: dict[str, object] = {"not_run": None, "refused": {}, "fuse_requests": {}}
+    workload = {"name": "work", "pinned": True, "figures": rows, **empty}
+    about = machine(Path("/"))
+    return {"mode": "tiny", "runs": 2, "machine": about, "workloads": [workload]}
+
+
+def test_a_goal_that_is_missed_is_marked_and_so_is_a_peer_that_is_ahead() -> None:
+    said = figures(
+        _measured(
+            ("walk, warm", "ours, overlay", 1.31, 1.31),
+            ("walk, warm", "ours, fuse", 1.2, 1.2),
+            ("walk, warm", "fuse-overlayfs", 1.25, 1.25),
+            ("drop 100 files of 4 KiB", "ours, overlay", 0.0011, None),
+            ("drop 100 files of 4 KiB", "ours, fuse", 0.0009, None),
+            ("one byte in 1024 MiB, open to close", "ours, overlay", 1.0, 2000.0),
+        )
+    )
+    assert "| walk, warm | **1.31, missed:** 1.3 | 1.20 (1.2) |" in said
+    assert "| drop 100 files of 4 KiB | **1.1 ms, missed:** 1 ms | 900 µs (1 ms) |" in said
+    assert said.count("missed") == 2
+    ahead = [line for line in said.splitlines() if line.startswith("- walk, warm")]
+    assert ahead == ["- walk, warm: ours, overlay takes 1.0 times fuse-overlayfs"]
+
+
+def test_a_page_keeps_what_is_around_its_figures(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    data = _measured(("walk, warm", "ours, fuse", 1.0, 2.0))
+    fill(page, data)
+    assert page.read_text() == f"before\n{BEGIN}\n{figures(data)}\n{END}\nafter\n"
+    fill(page, data)
+    assert page.read_text().count(BEGIN) == 1
+    page.write_text(f"{END}\n{BEGIN}\n")
+    with pytest.raises(NoPlace, match=r"page\.md"):
+        fill(page, data)
+    assert page.read_text() == f"{END}\n{BEGIN}\n"
+
+
+def test_the_page_of_the_documents_has_a_place_for_figures(tmp_path: Path) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text((REPOSITORY / "docs/benchmarks.md").read_text())
+    fill(page, _measured(("walk, warm", "ours, fuse", 1.0, 2.0)))
+    assert "at commit" in page.read_text()
+
+
 def test_the_benchmark_runs_and_leaves_nothing(place: Path) -> None:
     (place / "disk").mkdir()
     command = [sys.executable, "-m", "benchmarks", "--mode", "tiny", "--only", "content"]
@@ -137,3 +193,10 @@ def test_the_benchmark_runs_and_leaves_nothing(place: Path) -> None:
     assert workload["fuse_requests"]["open"] > 0
     assert ElementTree.parse(place / "bars.svg").getroot().tag.endswith("svg")
     assert list((place / "disk").iterdir()) == []
+    # The picture, the tables and a page again, from the figures alone.
+    again = place / "again.svg"
+    page = place / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    assert main(["--read", f"{place}/figures.json", "--svg", str(again), "--page", str(page)]) == 0
+    assert again.read_text() == (place / "bars.svg").read_text()
+    assert done.stdout in page.read_text()
