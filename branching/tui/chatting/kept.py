@@ -15,10 +15,11 @@ from typing import Any
 
 from branching.agent.codec import JsonCodec
 from branching.agent.coordinator import ForkCoordinator
+from branching.agent.database import place_of_database
 from branching.agent.errors import ForkStateError
 from branching.agent.protocols import ForkStateStore
 from branching.agent.state import ForkState
-from branching.agent.store import DIRECTORY, InMemoryForkStateStore, SQLiteForkStateStore
+from branching.agent.store import InMemoryForkStateStore, SQLiteForkStateStore
 from branching.errors import BranchingError
 from branching.fs import Workspace
 
@@ -40,10 +41,9 @@ class KeptForks:
             self.complaint = f"a fork of this chat goes with it if it is killed: {error}"
 
     def _open(self, space: Workspace) -> None:
-        if space.store is None:
-            raise BranchingError("the workspace keeps its branches in no directory")
-        kept = SQLiteForkStateStore(space.store / DIRECTORY / FILE, owner=space.owner)
-        lock = os.open(space.store / DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        path = place_of_database(space).with_name(FILE)
+        kept = SQLiteForkStateStore(path, owner=space.owner)
+        lock = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
