@@ -154,8 +154,8 @@ class Runner:
 
         def work() -> Answer:
             answer = _with_end(read(self._call(candidate, task, args)), task)
-            if answer.success and wins_at_once:
-                return answer
+            if task.is_cancelled or (answer.success and wins_at_once):
+                return answer  # who was cancelled has lost: the winner does not wait for more
             return replace(answer, changes=_summary(attempt.branch))
 
         self._waiting.append((attempt, work, task))

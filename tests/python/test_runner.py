@@ -25,6 +25,7 @@ from branching import (
     SpeculationOutcome,
     Workspace,
 )
+from branching.fs import Branch, Change
 from branching.patterns import Event
 from branching.patterns.program import FEEDBACK_BYTES_MAX, Lines, Program, Reader, shell
 from branching.patterns.scope import Scope
@@ -47,6 +48,33 @@ def test_events_tell_the_whole_story_in_order(workspace: Workspace) -> None:
         ("committed", "", "won", None),
     ]
     assert {event.branch for event in events} == {events[0].branch}
+
+
+def test_who_has_lost_is_not_compared_with_its_parent(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The winner would wait for it. A failure before there was a winner is compared."""
+    compared: list[str] = []
+    diff = Branch.diff
+
+    def noted(branch: Branch) -> list[Change]:
+        compared.append(branch.name.rpartition("-")[2])
+        return diff(branch)
+
+    monkeypatch.setattr(Branch, "diff", noted)
+    failed = threading.Event()
+
+    def winner(_: Path) -> bool:
+        return failed.wait(60)
+
+    def on_event(event: Event) -> None:
+        if event.state == "failed":
+            failed.set()
+
+    losers = [program(workspace, "exit 3"), program(workspace, "sleep 300")]
+    outcome = Speculate([*losers, winner], on_event=on_event)(workspace)
+    assert [result.state for result in outcome.all_results] == ["failed", "cancelled", "won"]
+    assert compared == ["0"]
 
 
 def test_a_listener_that_raises_ends_the_call(workspace: Workspace) -> None:
@@ -220,7 +248,7 @@ class TestSurroundingsThatFail:
             space.close()
             return True
 
-        with pytest.raises(CommitError, match="daemon of .* is gone") as caught:
+        with pytest.raises(CommitError, match=r"daemon of .* is gone") as caught:
             Speculate([candidate])(space)
         assert isinstance(caught.value, BranchingError)
         assert caught.value.hint
