@@ -40,6 +40,7 @@ class Attendant:
         if branch.task is not None:
             branch.partial_history = history  # an earlier turn is not lost when this one is stopped
         branch.ending = None
+        branch.pause.end()
         branch.touch(state="running", error=None)
         branch.task = asyncio.create_task(
             self._attend(branch, prompt, history), name=f"branch {branch.spec.label}"

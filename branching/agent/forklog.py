@@ -3,8 +3,8 @@
 There `branching log` finds them, and `branching watch`, which also steers them.
 
 A branch's entry has its state, what it has cost, and what it said. From another process a run can
-be stopped, and told something, which is steered into it; it cannot be paused: its requests are
-under way at somebody else's.
+be stopped, told something, which is steered into it, and paused before its next model request, if
+its runner looks for that.
 
 Belongs to the event loop of the fork; only what comes through the door comes from another thread.
 """
@@ -66,14 +66,14 @@ class ForkLog:
             self._tell("committed", winner, state="won")
 
     def _notice(self, branch: BranchRuntime) -> None:
-        state, cost = branch.status.state, branch.cost_tracker.usd
+        state, cost = _state(branch), branch.cost_tracker.usd
         before = self._states.get(branch.id)
         if before == (state, cost):
             return
         self._states[branch.id] = (state, cost)
         if before is None:
             self._tell("started", branch)
-        if state == "running":
+        if branch.is_running:
             self._steer(branch)
             self._tell("spent", branch, state=state, cost_usd=cost)
             return
@@ -113,6 +113,10 @@ class ForkLog:
         self._book.__exit__(kind, error, traceback)
 
 
+def _state(branch: BranchRuntime) -> str:
+    return "paused" if branch.is_running and branch.pause.is_on else branch.status.state
+
+
 class _Run:
     """A branch's run, as it is reached from another thread."""
 
@@ -131,9 +135,15 @@ class _Run:
             self._coordinator.terminate_branch(self._branch.id), self._loop
         )
 
-    def pause(self, *, is_on: bool = True) -> None:  # noqa: ARG002
-        name = self._branch.spec.label
-        raise BranchError(f"{name} cannot be paused: it is an agent's run; it can be stopped")
+    def pause(self, *, is_on: bool = True) -> None:
+        if not getattr(self._branch.runner, "can_pause", False):
+            name = self._branch.spec.label
+            raise BranchError(f"{name} cannot be paused by what runs it; it can be stopped")
+
+        async def pause() -> None:
+            (self._branch.pause.begin if is_on else self._branch.pause.end)()
+
+        self._await(pause())
 
     def tell(self, text: str) -> None:
         async def steer() -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from branching.agent.budget import Ledger, Reservation
 from branching.agent.edits import EditWatch
+from branching.agent.pause import Pause
 from branching.agent.protocols import Answer, BranchRunner, ConversationCodec, History
 from branching.agent.requests import ApprovalRequest, Approvals
 from branching.agent.types import (
@@ -112,6 +113,8 @@ class BranchRuntime:
             id=branch_id, label=spec.label, state="running", last_activity_at=now()
         )
         self.approvals = Approvals(branch_id)
+        self.pause = Pause()
+        """For runners that wait for its end before each request (`can_pause`)."""
         self.test_pass_ratio: float | None = None
         self.ending: tuple[BranchState, str | None] | None = None
         """What it is being stopped for."""

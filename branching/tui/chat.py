@@ -325,5 +325,6 @@ def _facts(branch: BranchRuntime, cost: str) -> str:
     budget = branch.budget.usd
     spent = f"{cost or '?'} of {money(budget)}" if budget is not None else cost
     said = status.error or branch.final_message or status.last_message_preview
-    facts = [f"{status.current_turn} turns", spent, plain(said)]
+    paused = "paused" if branch.is_running and branch.pause.is_on else ""
+    facts = [paused, f"{status.current_turn} turns", spent, plain(said)]
     return " · " + " · ".join(filter(None, facts))

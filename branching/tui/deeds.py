@@ -34,7 +34,7 @@ class Deeds:
         return f"{sight.name} is told to end"
 
     def tell(self, sight: Sight, text: str) -> str:
-        """Adds a line to its steer file."""
+        """Adds a line to its steer file, or to an agent's conversation."""
         ask(self._door(sight), "tell", sight.name, text)
         return f"told {sight.name}, if it reads BRANCHING_STEER"
 

@@ -11,17 +11,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic_ai import Agent, AgentRunResult
+from pydantic_ai import Agent, AgentRunResult, RunContext
+from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.usage import UsageLimits
 
+from branching.agent.pause import Pause
 from branching.agent.pydantic_ai.workspace import BranchWorkspace
 from branching.agent.sandbox import BranchSandbox
 from branching.errors import ProcessBranchError
 from branching.patterns.attempt import Task
+from branching.patterns.helm import Helm
 from branching.patterns.outcome import Answer
 
 Prompt = str | Callable[..., str]
@@ -41,11 +46,17 @@ class AgentCandidate:
     def __call__(self, path: Path, *arguments: Any) -> Answer:
         task = Task.of_caller()
         sandbox = BranchSandbox(Path(path))
-        run = _Run(self._coroutine(sandbox, self._prompt(path, arguments)))
+        ear = _Ear()
+        run = _Run(self._coroutine(sandbox, self._prompt(path, arguments), ear), ear)
+        helm = Helm.current()
         if task is not None:
             task.on_cancel(run.cancel)
         try:
-            result = run()
+            with ExitStack() as stack:
+                if task is not None and helm is not None:
+                    name = task.attempt.branch.name
+                    stack.enter_context(helm.steering(name, run, None, tell=run.tell))
+                result = run()
         finally:
             if task is not None:
                 task.forget(run.cancel)
@@ -61,8 +72,11 @@ class AgentCandidate:
     def _prompt(self, path: Path, arguments: tuple[Any, ...]) -> str:
         return self.prompt if isinstance(self.prompt, str) else self.prompt(path, *arguments)
 
-    async def _coroutine(self, sandbox: BranchSandbox, prompt: str) -> AgentRunResult[Any]:
+    async def _coroutine(
+        self, sandbox: BranchSandbox, prompt: str, ear: _Ear
+    ) -> AgentRunResult[Any]:
         options = {"usage_limits": UsageLimits(), **self.options}
+        options["capabilities"] = [*(options.get("capabilities") or ()), ear]
         return await self.agent.run(prompt, workspace=BranchWorkspace(sandbox), **options)
 
 
@@ -83,11 +97,33 @@ def agent_candidate(
     return AgentCandidate(agent, prompt, success, score, options)
 
 
-class _Run:
-    """A coroutine in the event loop of all agents, waited for here; may be cancelled from there."""
+class _Ear(AbstractCapability[Any]):
+    """Where a run hears what it is told, and waits while it is paused."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def __init__(self) -> None:
+        self.pause = Pause()
+        self._untold: list[str] = []
+
+    def tell(self, text: str) -> None:
+        """Puts it into the conversation before the next request."""
+        self._untold.append(text)
+
+    async def before_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        await self.pause.over()
+        while self._untold:
+            ctx.enqueue(self._untold.pop(0))
+        return request_context
+
+
+class _Run:
+    """A coroutine in the event loop of all agents, waited for here; may be cancelled, paused and
+    told something from there."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], ear: _Ear) -> None:
         self._coroutine = coroutine
+        self._ear = ear
         self._loop = _loop()
         self._ended = threading.Event()
         self._lock = threading.Lock()  # guards the next two
@@ -116,6 +152,17 @@ class _Run:
             self._is_cancelled = True
             if self._task is not None:
                 self._loop.call_soon_threadsafe(self._task.cancel)
+
+    kill = cancel
+
+    def pause(self, *, is_on: bool = True) -> None:
+        """Holds the run up before its next request, or lets it go on."""
+        pause = self._ear.pause
+        self._loop.call_soon_threadsafe(pause.begin if is_on else pause.end)
+
+    def tell(self, text: str) -> None:
+        """Says something to the run, before its next request."""
+        self._loop.call_soon_threadsafe(self._ear.tell, text)
 
 
 _starting = threading.Lock()

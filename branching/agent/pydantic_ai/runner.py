@@ -59,6 +59,15 @@ class Meter(AbstractCapability[Any]):
         self._price = price
         self._home = home
 
+    async def before_model_request(
+        self,
+        ctx: RunContext[Any],  # noqa: ARG002
+        request_context: ModelRequestContext,
+    ) -> ModelRequestContext:
+        # Here, so that what is said to the run meanwhile is in this request.
+        await self._branch.pause.over()
+        return request_context
+
     async def wrap_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: Any
     ) -> ModelResponse:
@@ -104,6 +113,8 @@ class RunnerOptions:
 
 class AgentRunner:
     """Runs the agent in one branch, for all its turns."""
+
+    can_pause = True
 
     def __init__(
         self,

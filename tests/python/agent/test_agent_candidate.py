@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from branching import (
     BeamSearch,
     BestOfN,
+    BranchError,
     Cascaded,
     Reflexion,
     Speculate,
@@ -19,7 +23,10 @@ from branching import (
     TreeOfThoughts,
     Workspace,
 )
+from branching.agent.pause import Pause
 from branching.agent.pydantic_ai import agent_candidate
+from branching.patterns import Event
+from branching.patterns.helm import Helm
 
 from .loopback import Call, Reply, served
 from .scripted import call, model_of, prompts, returned, say, since_prompt, working_agent
@@ -105,6 +112,60 @@ def test_an_agent_that_is_not_needed_ends_with_what_it_runs(real_workspace: Work
     assert outcome.winner is not None
     assert outcome.winner.branch_index == 1
     assert outcome.all_results[0].state == "cancelled"
+
+
+def when_it_runs(deed: Callable[[], None]) -> None:
+    """Does it as soon as the candidate is at the helm."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return deed()
+        except (BranchError, KeyError):
+            assert time.monotonic() < deadline, "it never runs"
+            time.sleep(0.01)
+
+
+def test_an_agent_at_the_helm_is_paused_told_and_stopped(
+    real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `branching watch` does it: pause, a word, resume of the first; stop of the second."""
+    helm = Helm()
+    begun: dict[int, str] = {}
+    is_held = threading.Event()
+    over = Pause.over
+
+    async def noted(pause: Pause) -> None:
+        if pause.is_on:
+            is_held.set()
+        await over(pause)
+
+    monkeypatch.setattr(Pause, "over", noted)
+
+    def model(messages: list[ModelMessage]) -> ModelResponse:
+        told = prompts(messages)[-1]
+        return call("shell", command="sleep 0.2") if told.startswith("work") else say(told)
+
+    def note(event: Event) -> None:
+        if event.kind == "started":
+            begun[event.index] = event.branch
+
+    def hand() -> None:
+        when_it_runs(lambda: helm.pause(begun[0]))
+        when_it_runs(lambda: helm.stop(begun[1]))
+        assert is_held.wait(60)
+        helm.tell(begun[0], "turn left")
+        helm.pause(begun[0], is_on=False)
+
+    agent = working_agent(model_of(model))
+    candidates = [agent_candidate(agent, "work"), agent_candidate(agent, "work on")]
+    hands = threading.Thread(target=hand)
+    with helm.manned():
+        hands.start()
+        outcome = BestOfN(candidates, on_event=note)(real_workspace)
+        hands.join()
+    first, second = outcome.all_results
+    assert (first.success, first.return_value) == (True, "turn left")
+    assert not second.success
 
 
 def test_an_agent_that_raises_is_a_failed_candidate(real_workspace: Workspace) -> None:

@@ -265,6 +265,41 @@ def test_a_running_branch_can_be_steered() -> None:
     in_time(work())
 
 
+def test_a_paused_branch_sends_no_request_and_hears_what_it_is_told_meanwhile() -> None:
+    """It waits before its next request; what it is told is in that. A stop ends a pause."""
+
+    def model(messages: list[ModelMessage]) -> ModelResponse:
+        return call("wait") if prompts(messages)[-1] == "go" else say(prompts(messages)[-1])
+
+    agent = ticking(model_of(model))
+    coordinator = coordinated(agent)
+    waits = asyncio.Event()
+
+    @agent.tool_plain
+    async def wait() -> str:
+        for branch in coordinator.branches.values():
+            branch.pause.begin()
+        waits.set()
+        return "waited"
+
+    async def work() -> None:
+        await coordinator.fork([BranchSpec("one", "go"), BranchSpec("two", "go")])
+        one, two = coordinator.branches.values()
+        await waits.wait()
+        for _ in range(100):  # as often as the run would have to get on
+            await asyncio.sleep(0)
+        assert (one.is_running, one.cost_tracker.requests) == (True, 1)
+        await coordinator.terminate_branch(two.id)
+        assert two.status.state == "terminated"
+        coordinator.steer(one.id, "turn left")
+        one.pause.end()
+        await ended(coordinator)
+        assert (one.final_message, one.cost_tracker.requests) == ("turn left", 2)
+        await coordinator.aclose()
+
+    in_time(work())
+
+
 def test_what_is_said_before_the_run_has_begun_is_not_lost() -> None:
     agent = ticking(model_of(lambda messages: say(prompts(messages)[-1])))
 

@@ -60,6 +60,8 @@ class Script:
 class ScriptedRunner:
     """One branch's."""
 
+    can_pause = True
+
     def __init__(self, script: Script, branch: BranchRuntime) -> None:
         self._script = script
         self._branch = branch

@@ -659,8 +659,17 @@ def test_a_fork_is_seen_and_steered_from_another_process(room: Room) -> None:
         assert (first.command, first.state, first.cost_usd) == ("chat", "running", 0.02)
         assert first.branch in {record.name for record in room.space.branches()}
         door = logs / first.door
+        runner = room.session.branches[0].runner
+        await asyncio.to_thread(ask, door, "pause", first.branch)
+        await until(pilot, lambda: entries()["one"].state == "paused", "it is paused")
+        await until_shown(pilot, "paused")
+        assert room.session.branches[0].pause.is_on
+        await asyncio.to_thread(ask, door, "resume", first.branch)
+        await until(pilot, lambda: entries()["one"].state == "running", "it goes on")
+        room.session.branches[0].runner = None
         with pytest.raises(BranchError, match="cannot be paused"):
             await asyncio.to_thread(ask, door, "pause", first.branch)
+        room.session.branches[0].runner = runner
         await asyncio.to_thread(ask, door, "tell", first.branch, "try the cache")
         assert room.script.steered == [("one", "try the cache")]
         await asyncio.to_thread(ask, door, "stop", first.branch)

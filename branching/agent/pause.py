@@ -1,0 +1,32 @@
+"""A pause of an agent's run: it waits before its next model request, until it may go on.
+
+The request that is under way is answered first, and what a tool has started ends by itself: neither
+is ours to hold up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Pause:
+    """One run's. Belongs to the event loop of the run."""
+
+    def __init__(self) -> None:
+        self._over = asyncio.Event()
+        self._over.set()
+
+    @property
+    def is_on(self) -> bool:
+        """The run waits, or will at its next request."""
+        return not self._over.is_set()
+
+    def begin(self) -> None:
+        self._over.clear()
+
+    def end(self) -> None:
+        self._over.set()
+
+    async def over(self) -> None:
+        """Waits until there is no pause."""
+        await self._over.wait()
