@@ -38,6 +38,7 @@ class SandboxedProcess:
         path: Sequence[str] = (),
     ) -> None:
         self._terminal = terminal
+        umask, ignored = _inherited()
         request = Request(
             sandbox=sandbox,
             owner=None if owner is None else (owner.uid, owner.gid),
@@ -46,8 +47,8 @@ class SandboxedProcess:
             is_user_namespace=isolation == "sandbox" and client.needs_user_namespace(),
             environment=dict(environment),
             numbers=tuple(descriptors),
-            ignored_signals=_ignored_signals(),
-            umask=_umask(),
+            ignored_signals=ignored,
+            umask=umask,
             terminal=None if terminal is None else terminal.number,
             is_terminal_own=terminal is not None and terminal.is_own,
             wall_seconds=wall_seconds,
@@ -134,20 +135,16 @@ class SandboxedProcess:
         )
 
 
-def _ignored_signals() -> tuple[int, ...]:
-    """What we ignore because our caller did (nohup); Python itself ignores SIGPIPE and SIGXFSZ."""
+def _inherited() -> tuple[int, tuple[int, ...]]:
+    """Returns what a program inherits: the umask, and the signals that we ignore because our
+    caller did (nohup). Python itself ignores SIGPIPE and SIGXFSZ.
+
+    Both from where reading changes nothing: os.umask() can only be read by setting it, which other
+    threads would notice.
+    """
+    with open("/proc/self/status", "rb") as status:  # noqa: PTH123
+        words = dict(row.split(b":", 1) for row in status)
+    ignored = int(words[b"SigIgn"], 16)
+    numbers = (number for number in range(1, signal.NSIG) if ignored >> (number - 1) & 1)
     pythons = (signal.SIGPIPE, signal.SIGXFSZ)
-    return tuple(
-        number
-        for number in signal.valid_signals()
-        if number not in pythons and signal.getsignal(number) == signal.SIG_IGN
-    )
-
-
-def _umask() -> int:
-    # os.umask() can only be read by setting it, which other threads would notice.
-    with open("/proc/self/status") as status:  # noqa: PTH123
-        for row in status:
-            if row.startswith("Umask:"):
-                return int(row.split()[1], 8)
-    return 0o022
+    return int(words[b"Umask"], 8), tuple(number for number in numbers if number not in pythons)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import NoReturn
@@ -28,6 +29,7 @@ def run(request: Request) -> NoReturn:
 
 
 def _call(request: Request) -> int:
+    gc.enable()
     sys.path[:] = request.path
     os.environ.clear()
     os.environ.update(request.environment)

@@ -11,6 +11,7 @@ import fcntl
 import os
 import signal
 import socket
+from functools import cache
 from typing import NoReturn
 
 from branching.process.sandbox import kernel
@@ -61,15 +62,19 @@ def _place(request: Request, gate: int, descriptors: list[int]) -> socket.socket
     return socket.socket(fileno=gate)
 
 
+@cache
+def changed_signals() -> tuple[int, ...]:
+    """Lists the signals that this process does not treat in the default way. To be asked first
+    when all handlers are set: looking at each of them takes its time.
+    """
+    return tuple(n for n in signal.valid_signals() if signal.getsignal(n) != signal.SIG_DFL)
+
+
 def _reset_signals(request: Request) -> None:
-    for number in signal.valid_signals():
-        if number in (signal.SIGKILL, signal.SIGSTOP):
-            continue
-        ignored = number in request.ignored_signals
-        try:
-            signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
-        except (OSError, ValueError):
-            continue  # one of those that the C library keeps for itself
+    for number in (*changed_signals(), signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    for number in request.ignored_signals:
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from branching.process.sandbox import mounts
 
@@ -39,9 +39,10 @@ def find(top: str, globs: Sequence[str]) -> list[str]:
 class Watch:
     """Looks after the covers, which are mounts of this process's table."""
 
-    def __init__(self, covers: Iterable[int]) -> None:
-        self._covers = frozenset(covers)
+    def __init__(self, before: set[int]) -> None:
+        """The covers are all that is mounted now and was not `before`."""
         self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self._covers = mounts.ids(self._table) - before
 
     def fileno(self) -> int:
         """A descriptor that polls POLLPRI when the mount table has changed."""

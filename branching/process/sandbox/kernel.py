@@ -53,6 +53,8 @@ _LANDLOCK_RULE_PATH_BENEATH = 1
 
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
+_libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
 MACHINE = platform.machine()
 
@@ -89,7 +91,7 @@ def mount(
         None if source is None else os.fsencode(source),
         os.fsencode(target),
         None if fstype is None else fstype.encode(),
-        ctypes.c_ulong(flags),
+        flags,
         data.encode() if data else None,
     )
     if done != 0:
@@ -104,8 +106,7 @@ def unmount(target: str) -> None:
 
 def prctl(option: int, *arguments: int) -> None:
     """Changes an attribute of this process."""
-    padded = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
-    _check("prctl", _libc.prctl(option, *padded))
+    _check("prctl", _libc.prctl(option, *(*arguments, 0, 0, 0, 0)[:4]))
 
 
 def drop_capabilities() -> None:

@@ -11,9 +11,13 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from branching.process.sandbox import kernel
 
+_LINE = re.compile(rb"\d+ \d+ (\S+) (\S+) (\S+) (\S+)(?: \S+)*? - (\S+) (\S*)")
+"""36 35 98:0 /root /point rw,noatime [shared:1 …] - fstype source …: what is the same in each copy
+of a table."""
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 _FLAGS = {
     "nosuid": kernel.MS_NOSUID,
@@ -24,6 +28,8 @@ _FLAGS = {
     "relatime": os.ST_RELATIME,
 }
 _SOURCES = (b"branchfs", b"branchfs-branch")
+LINES_KEPT_MAX = 4096
+"""Of mount tables: from one sandbox to the next hardly any changes."""
 _OUT_OF_REACH = (errno.EINVAL, errno.ENOENT, errno.EACCES, errno.ENOTCONN, errno.ENOTDIR)
 """What a mount that lies hidden under another, or whose server is dead, answers."""
 
@@ -32,7 +38,6 @@ _OUT_OF_REACH = (errno.EINVAL, errno.ENOENT, errno.EACCES, errno.ENOTCONN, errno
 class Mount:
     """One line of the table."""
 
-    id: int
     device: str
     """The file system, as major:minor."""
     root: str
@@ -47,7 +52,7 @@ class Mount:
 def read() -> list[Mount]:
     """Lists the mounts of this process, the oldest first. It reads /proc."""
     with open("/proc/self/mountinfo", "rb") as table:
-        return [_parse(line) for line in table]
+        return [_mount(*_fields(line)) for line in table]
 
 
 def ids(table: int) -> set[int]:
@@ -87,13 +92,13 @@ def make_read_only(mounts: list[Mount]) -> None:
 def places_of(path: str, mounts: list[Mount]) -> Iterator[str]:
     """Lists where else `path` can be reached: a file system may be mounted more than once."""
     own = around(path, mounts)
-    within = _join(own.root, os.path.relpath(path, own.point))
+    within = _join(own.root, _below(path, own.point))
     yield path
     for mount in mounts:
         if mount.device != own.device:
             continue
         if is_beneath(within, mount.root):
-            place = _join(mount.point, os.path.relpath(within, mount.root))
+            place = _join(mount.point, _below(within, mount.root))
             if place != path and os.path.lexists(place):
                 yield place
         elif is_beneath(mount.root, within):
@@ -110,8 +115,12 @@ def around(path: str, mounts: list[Mount]) -> Mount:
 
 
 def _join(directory: str, relative: str) -> str:
-    # normpath leaves two slashes at the beginning alone, and `//opt` is not equal to `/opt`.
-    return os.path.normpath(os.path.join(directory, relative))
+    return f"{directory.rstrip('/')}/{relative}".rstrip("/") or "/"
+
+
+def _below(path: str, directory: str) -> str:
+    """The way from a directory to a path that lies in it."""
+    return path[len(directory) :].strip("/")
 
 
 def is_beneath(path: str, directory: str) -> bool:
@@ -119,16 +128,21 @@ def is_beneath(path: str, directory: str) -> bool:
     return directory in ("/", path) or path.startswith(f"{directory}/")
 
 
-def _parse(line: bytes) -> Mount:
-    # 36 35 98:0 /root /point rw,noatime [optional fields] - fstype source options
-    words = line.split(b" ")
-    fstype, source = words[words.index(b"-") + 1 :][:2]
-    options = words[5].decode().split(",")
+def _fields(line: bytes) -> tuple[bytes, ...]:
+    found = _LINE.match(line)
+    assert found is not None, f"no line of a mount table: {line!r}"
+    return found.groups()
+
+
+@lru_cache(maxsize=LINES_KEPT_MAX)
+def _mount(
+    device: bytes, root: bytes, point: bytes, flags: bytes, fstype: bytes, source: bytes
+) -> Mount:
+    options = flags.decode().split(",")
     return Mount(
-        id=int(words[0]),
-        device=words[2].decode(),
-        root=_text(words[3]),
-        point=_text(words[4]),
+        device=device.decode(),
+        root=_text(root),
+        point=_text(point),
         flags=sum(_FLAGS.get(option, 0) for option in options),
         is_read_only="ro" in options,
         has_branches=fstype == b"fuse.branchfs" or source in _SOURCES,

@@ -42,7 +42,7 @@ class Sandbox:
     """Where it may keep things: writable, if it exists."""
     beside: tuple[tuple[Path, Path], ...] = ()
     """Other directories to look at, read-only, each with the place where it is seen."""
-    keep: tuple[Path, ...] = ()
+    keep: tuple[str, ...] = ()
     """Seen, read-only, even below a directory that is private or replaced by an empty one."""
 
     @staticmethod
@@ -105,7 +105,22 @@ def _mount_of(place: Path) -> tuple[Path, tuple[Path, ...]]:
     return place, ()
 
 
-def _interpreter() -> tuple[Path, ...]:
-    """Returns where this interpreter, its modules and the programs on PATH lie."""
-    places = [sys.prefix, sys.base_prefix, *sys.path, *os.get_exec_path()]
-    return tuple(dict.fromkeys(Path(place) for place in places if place.startswith("/")))
+def _interpreter() -> tuple[str, ...]:
+    """Returns where this interpreter, its modules and the programs on PATH really lie."""
+    named = dict.fromkeys([sys.prefix, sys.base_prefix, *sys.path, *os.get_exec_path()])
+    places = [_real(place) for place in named if place.startswith("/")]
+    return tuple(dict.fromkeys(place for place in places if place is not None))
+
+
+def _real(path: str) -> str | None:
+    """Returns where a path leads to, None for nowhere. The kernel knows it without a look at each
+    directory on the way.
+    """
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return None  # named, on PATH for instance, but not there
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)

@@ -84,10 +84,14 @@ def _serve(caller: socket.socket, parent_end: int, woken: int, wake: int) -> Non
 
 
 def _start(flags: int, descriptors: list[int], own: list[int]) -> int:
-    from branching.process.sandbox import init, kernel
+    from branching.process.sandbox import init, kernel, mounts
     from branching.process.sandbox.request import Request
 
     _prepare()
+    # What is read here, a fork need not read again: its memory would have to be copied for that.
+    request = _read(descriptors[0])
+    assert isinstance(request, Request)
+    mounts.read()
     try:
         pid = kernel.clone(flags)
     except OSError as error:
@@ -97,10 +101,8 @@ def _start(flags: int, descriptors: list[int], own: list[int]) -> int:
         return pid
     try:
         signal.set_wakeup_fd(-1)
-        for descriptor in own:
+        for descriptor in (*own, descriptors[0]):
             os.close(descriptor)
-        request = _read(descriptors[0])
-        assert isinstance(request, Request)
         init.run(request, descriptors[1:])
     finally:
         os._exit(init.EXIT_KILLED)
@@ -111,11 +113,12 @@ def _prepare() -> None:
     """Does once what each of those that are forked would do for itself."""
     import pickle  # noqa: F401
 
+    from branching.process.sandbox import child, kernel
     from branching.process.sandbox import filter as call_filter
-    from branching.process.sandbox import kernel
 
     call_filter.program(kernel.MACHINE)
-    gc.freeze()  # a collection in a fork would copy all that it looks at
+    child.changed_signals()
+    gc.disable()  # a collection in a fork would copy all that it looks at
 
 
 def _load_for_calls() -> None:
@@ -127,7 +130,7 @@ def _load_for_calls() -> None:
 def _read(descriptor: int) -> object:
     import pickle
 
-    with open(descriptor, "rb") as file:
+    with open(descriptor, "rb", closefd=False) as file:
         return pickle.load(file)
 
 

@@ -127,22 +127,22 @@ class View:
     def _kept(self) -> Iterator[list[tuple[int, str]]]:
         """Opens what lies below a directory that is covered and must be seen all the same."""
         kept: list[tuple[int, str]] = []
-        run = [f"/run/{name}" for name in _OF_RUN]
-        covers = [*_REPLACED, *map(str, self._sandbox.private)]
-        wanted = [*run, *(os.path.realpath(path) for path in self._sandbox.keep)]
+        private = [*map(str, self._sandbox.private)]
+        covers = [*_REPLACED, *private]
+        wanted = {*(f"/run/{name}" for name in _OF_RUN), *self._sandbox.keep}
         try:
-            for path in sorted(set(wanted)):
+            for path in sorted(wanted):
                 is_covered = any(path.startswith(f"{cover}/") for cover in covers)
-                if not is_covered and path not in map(str, self._sandbox.private):
+                if not is_covered and path not in private:
                     continue
-                if any(path == place or path.startswith(f"{place}/") for _, place in kept):
+                if any(mounts.is_beneath(path, place) for _, place in kept):
                     continue
-                if path == self._at or path.startswith(f"{self._at}/"):
+                if mounts.is_beneath(path, self._at):
                     continue
                 try:
                     descriptor = os.open(self._in_branch(path), os.O_PATH | os.O_CLOEXEC)
                 except OSError:
-                    continue  # named, on PATH for instance, but not there
+                    continue  # gone meanwhile, or the branch has not got it
                 kept.append((descriptor, path))
             yield kept
         finally:
@@ -192,7 +192,9 @@ class View:
         options = "ptmxmode=0666,mode=620"
         kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
         kernel.mount("tmpfs", "/dev/shm", "tmpfs", _ORDINARY, "mode=1777")
-        self._covers.append("/dev")
+        _touch(_COVER)
+        os.chmod(_COVER, 0)
+        _seal("/dev")
 
     def _make_home(self) -> list[str]:
         """Makes the home that was lent, where the place for it is our own."""
@@ -207,14 +209,15 @@ class View:
     def _hide(self) -> None:
         if not self._sandbox.hide:
             return
-        before = {mount.id for mount in mounts.read()}
+        with open("/proc/self/mountinfo", "rb") as table:
+            before = mounts.ids(table.fileno())
         for place in hidden.find(self._at, self._sandbox.hide):
             if os.path.isdir(place):
                 kernel.mount("tmpfs", place, "tmpfs", _SEALED, "mode=000,size=64k")
                 _seal(place)
             else:
                 self._cover_file(place)
-        self.watch = hidden.Watch({mount.id for mount in mounts.read()} - before)
+        self.watch = hidden.Watch(before)
 
     def _make_proc(self) -> None:
         kernel.mount("proc", "/proc", "proc", _SEALED)
@@ -233,12 +236,10 @@ class View:
                 self._cover_file(place)
 
     def _cover_file(self, place: str) -> None:
-        """Puts an empty file that nobody may open in front of another."""
-        if not os.path.exists(_COVER):
-            _touch(_COVER)
-            os.chmod(_COVER, 0)
+        """Puts an empty file that nobody may open in front of another: a piece of our /dev, and
+        so as read-only as that.
+        """
         kernel.mount(_COVER, place, None, kernel.MS_BIND)
-        _seal(place)
 
 
 def _told(point: str) -> list[str]:
