@@ -10,14 +10,18 @@ import ctypes
 import errno
 import os
 import re
+import select
+import signal
 import struct
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from conftest import Mounted
 from support.cell import OWNER, Cell
+from support.groups import until
 from support.sandbox import run_in
 
 from branching import BranchContext, ProcessBranchError, Workspace
@@ -133,15 +137,27 @@ def test_a_function_has_no_capability_either(real_workspace: Workspace) -> None:
         assert f"Cap{name}:\t{0:016x}" in rows
 
 
-def test_no_group_of_the_callers_is_taken_along(outside: Path) -> None:
+IN_CONTEXT = "with BranchContext(['id', '-G'], sys.argv[1], isolation='{}') as one: one.wait()"
+AS_COMMAND = """
+with Owner.of(*map(int, sys.argv[2:])) as owner:
+    Command(["id", "-G"], cwd=Path(sys.argv[1]), environment=os.environ, owner=owner).run()
+"""
+
+
+@pytest.mark.parametrize(
+    "way",
+    [IN_CONTEXT.format("sandbox"), IN_CONTEXT.format("none"), AS_COMMAND],
+    ids=["sandbox", "no sandbox", "command without one"],
+)
+def test_no_group_of_the_callers_is_taken_along(outside: Path, way: str) -> None:
     os.chown(outside, *OWNER)
     script = (
-        "import os, sys; from branching import BranchContext\n"
-        "os.setgroups([4, 6])\n"
-        "with BranchContext(['id', '-G'], sys.argv[1]) as context: context.wait()"
+        "import os, sys; from pathlib import Path; from branching import BranchContext\n"
+        "from branching.process import Command, Owner\n"
+        f"os.setgroups([4, 6])\n{way}"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, str(outside)],
+        [sys.executable, "-c", script, str(outside), *map(str, OWNER)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -287,5 +303,28 @@ def test_the_death_of_the_one_that_starts_them_ends_all(real: Mounted) -> None:
             server._process.kill()
             with pytest.raises(ProcessBranchError):
                 context.wait(60)
+        branch.abort()
+    space.close()
+
+
+def test_without_a_sandbox_it_ends_all_too(real: Mounted) -> None:
+    """The first process of it is told, and ends those that no process namespace ends."""
+    space = Workspace(real.root)
+    with space.branch("b", on_success=None) as branch:
+        script = "setsid sleep 600 & echo $! >new && mv new pid; exec sleep 600"
+        with BranchContext(["sh", "-c", script], branch, isolation="none") as context:
+            until((branch.path / "pid").exists, "the process that has left")
+            left = os.pidfd_open(int((branch.path / "pid").read_text()))
+            server = client._server
+            assert server is not None
+            server._process.kill()
+            with pytest.raises(ProcessBranchError):
+                context.wait(60)
+        try:
+            assert select.select([left], [], [], 60)[0], "it runs on"
+        finally:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(left, signal.SIGKILL)
+            os.close(left)
         branch.abort()
     space.close()

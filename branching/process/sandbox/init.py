@@ -116,7 +116,6 @@ class _Init:
             os.setgroups([])
             os.setresgid(request.owner[1], request.owner[1], request.owner[1])
             os.setresuid(request.owner[0], request.owner[0], request.owner[0])
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         self.step = "entering the workspace"
         os.chdir(request.sandbox.view)
 
@@ -130,6 +129,11 @@ class _Init:
         self._woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake)
+        if not self._request.is_sandboxed:
+            # Nobody dies with us: told of the server's death, we still have to end the others.
+            signal.signal(signal.SIGTERM, lambda *_: None)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
         self._started = time.monotonic()
         # Nobody inside may look at us or trace us, though we are the same user: said before there
         # is anybody. A program that is executed becomes visible to itself again.
@@ -171,7 +175,8 @@ class _Init:
                 timed_out, deadline = True, time.monotonic() + TIMEOUT_GRACE_SECONDS
                 self._tell_all(signal.SIGTERM)
             if self._woken in ready:
-                os.read(self._woken, 4096)
+                if signal.SIGTERM in os.read(self._woken, 4096):
+                    self._exit(EXIT_KILLED)
                 self._reap(pid, timed_out=timed_out)
             if self._line.fileno() in ready:
                 word = self._line.recv(16)
