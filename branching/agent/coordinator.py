@@ -112,7 +112,7 @@ class ForkCoordinator(ForkView):
         self._unknown_price: UnknownPrice = unknown_price
         self._mirror_root = materializer_root
         self._outer = outer
-        self._override: Override | None = None
+        self._overridable: ForkSession | None = None
         self._lock = asyncio.Lock()
 
     async def fork(
@@ -248,9 +248,9 @@ class ForkCoordinator(ForkView):
             history = _winning_history(winner)
             await session.check_conflicts(winner, options)
             await session.quiet()
-            override = Override(fork, winner) if is_automatic else None
-            report = await session.merge(winner, options, override)
-            self._override = override
+            report = await session.merge(winner, options, is_automatic=is_automatic)
+            if is_automatic and (winner.branch is None or session.override is not None):
+                self._overridable = session
             try:
                 return await self._merged(winner, history, report)
             finally:
@@ -263,13 +263,18 @@ class ForkCoordinator(ForkView):
         have changed the files since. Nothing has changed then.
         """
         async with self._lock:
-            if not self.is_resolved or self._override is None or self._fork is None:
+            if not self.is_resolved or self._overridable is None:
                 raise ForkStateError("there is no automatic merge to override")
-            override, branch = self._override, self._known(branch_id)
-            history = _winning_history(branch)
-            report = await finished(lambda: override.take(branch))
+            session, branch = self._overridable, self._known(branch_id)
+            if branch_id == session.fork.winner:
+                raise ForkStateError(f"branch {branch_id} is what was merged")
+            history, override = _winning_history(branch), session.override
+            report = FlushReport()
+            if override is not None:
+                report = await finished(lambda: override.take(branch_id))
+            merged = await self._merged(branch, history, report)
             self._forget_override()
-            return await self._merged(branch, history, report)
+            return merged
 
     async def rewind(self, checkpoint_id: str, *, history: History = None) -> History:
         """Brings conversation and files back to a checkpoint; returns the conversation.
@@ -340,10 +345,10 @@ class ForkCoordinator(ForkView):
 
         Runs that were under way are `terminated`, with the conversation as it was at their last
         request. A merge that was decided is done (`last_merge`), and a fork that was not yet made
-        is dropped: `is_resolved`. `place` is what was forked, if the workspace is mounted elsewhere
-        by now; budgets are as they were, but for `aggregate_budget`; `options` are those of the
-        class. ValueError for an unknown fork, and what opening
-        the workspace raises.
+        is dropped: `is_resolved`. Of one that a judge has merged `override` is left. `place` is
+        what was forked, if the workspace is mounted elsewhere by now; budgets are as they were, but
+        for `aggregate_budget`; `options` are those of the class. ValueError for an unknown fork,
+        and what opening the workspace raises.
         """
         state = await finished(lambda: store.get(fork_id))
         if state is None:
@@ -357,6 +362,13 @@ class ForkCoordinator(ForkView):
         )
         session = made._new_session(fork)
         made._begin(session)
+        if state.phase == "resolved":
+            session.close()
+            session.override = Override.find(fork_id, made._place, store.home)
+            if session.override is None:
+                raise ForkStateError(f"fork {fork_id} is over, and cannot be overridden")
+            made._overridable = session
+            return made
         for branch in fork.branches.values():
             branch.runner = runner(branch)
         if fork.phase == "open":
@@ -379,7 +391,8 @@ class ForkCoordinator(ForkView):
         """Ends it all: an open fork is aborted. May be called again."""
         if not self.is_resolved:
             await self.abort_fork()
-        self._forget_override()
+        if self.store.home is None:
+            self._forget_override()
         if self._place is not None:
             self._place.close()
 
@@ -398,9 +411,9 @@ class ForkCoordinator(ForkView):
         return self._handle
 
     def _forget_override(self) -> None:
-        if self._override is not None:
-            self._override.close()
-            self._override = None
+        session, self._overridable = self._overridable, None
+        if session is not None:
+            session.forget_override()
 
     async def _merged(
         self, winner: BranchRuntime, history: History, report: FlushReport

@@ -24,6 +24,8 @@ from branching.agent.types import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from branching.agent.checkpoint import Checkpoint
     from branching.agent.runtime import BranchRuntime
     from branching.agent.state import ForkState
@@ -105,6 +107,9 @@ class ConversationCodec(Protocol):
 
 class ForkStateStore(Protocol):
     """Keeps the state of forks, by fork id. Each call is whole or raises ForkStoreError."""
+
+    home: Path | None
+    """Directory of what is kept beside the states; None where all is in memory."""
 
     def save(self, state: ForkState) -> None: ...
     def get(self, fork_id: str) -> ForkState | None: ...

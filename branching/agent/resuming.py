@@ -2,7 +2,8 @@
 
 What was being made is dropped. A merge that was under way is done if the branch is gone whose
 commit decided it, and else was not begun. Runs that were under way are over: their branches keep
-the conversation as it was at the last request, and can win.
+the conversation as it was at the last request, and can win. A fork that is over was merged by a
+judge: its branches have their conversations, and no files but those kept for an override.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def take_up(
         ledger.open(kept.status.id, kept.spec.limits, kept.usage)
         branch = fork.add(kept.status.id, kept.spec, deps=deps, on_change=lambda: None)
         _restore(branch, kept, codec)
+    if state.phase == "resolved":
+        return fork
     kill_marked(FORK_VARIABLE, f"{fork.fork_id}/")  # what the dead process has left running
     is_merged = place is not None and state.carrier is not None and not place.find(state.carrier)
     if state.phase == "making" or is_merged:

@@ -15,7 +15,7 @@ from branching.agent.attending import Attendant
 from branching.agent.errors import ForkStateError
 from branching.agent.fork import Fork
 from branching.agent.mirror import Mirror
-from branching.agent.override import Override
+from branching.agent.override import Override, kept
 from branching.agent.protocols import ForkStateStore, RunnerFactory
 from branching.agent.runtime import BranchRuntime
 from branching.agent.types import FlushReport, ForkHandle, MergeOptions
@@ -36,6 +36,8 @@ class ForkSession:
         self._mirror = Mirror(mirror_root, fork.fork_id) if mirror_root else None
         self._keeps_mirror = keeps_mirror
         self.attendant: Attendant | None = None
+        self.override: Override | None = None
+        """Of the merge, if it was automatic and brought files."""
 
     async def make(self, anchors: Anchors, runner: RunnerFactory) -> None:
         """Makes the branches and what is to run in them: all of it, or nothing."""
@@ -93,7 +95,7 @@ class ForkSession:
             await finished(lambda: files.refuse_conflicts(branch, options))
 
     async def merge(
-        self, winner: BranchRuntime, options: MergeOptions, override: Override | None
+        self, winner: BranchRuntime, options: MergeOptions, *, is_automatic: bool
     ) -> FlushReport:
         """Lands the parent's files and the winner's. The runs are quiet."""
         fork = self.fork
@@ -106,15 +108,15 @@ class ForkSession:
             return FlushReport()
 
         def merge() -> FlushReport:
-            if override is None:
+            if not is_automatic:
                 return files.merge(branch, options, self._decide)
+            override = Override.prepare(fork, winner, self._store.home)
             try:
-                override.prepare()
                 report = files.merge(branch, options, self._decide)
             except BaseException:
-                override.close()
+                override.forget()
                 raise
-            override.settle()
+            self.override = override if override.settle() else None
             return report
 
         return await finished(merge)
@@ -130,20 +132,46 @@ class ForkSession:
         self.fork.carrier, self.fork.phase = carrier, "open" if carrier is None else "merging"
         self.save()
 
+    def close(self) -> None:
+        """Nothing runs any more, nor will."""
+        if self.attendant is not None:
+            self.attendant.close()
+
     async def finish(self) -> None:
         """Drops what is left of the fork; from here on another one may be made."""
         self.fork.phase = "resolved"
-        if self.attendant is not None:
-            self.attendant.close()
+        self.close()
         if self._keeps_mirror:
             await finished(self._refresh)
         left = await finished(self.fork.drop_files)
         if self._mirror is not None and not self._keeps_mirror:
             await finished(self._mirror.remove)
-        if not left:
+        if self.override is not None:
+            await finished(self._forget_earlier)
+            self.save()
+        elif not left:
             self._store.remove(self.fork.fork_id)
         for reason in left:
             warnings.warn(f"a branch of fork {self.fork.fork_id} is left: {reason}", stacklevel=2)
+
+    def forget_override(self) -> None:
+        """Gives up what was kept for an override. ForkStoreError if that fails."""
+        if self.override is not None:
+            self.override.forget()
+            self.override = None
+            self._store.remove(self.fork.fork_id)
+
+    def _forget_earlier(self) -> None:
+        """One override is kept for each place: the last."""
+        place, home = self.fork.place, self._store.home
+        if place is None or home is None:
+            return
+        for fork_id, branch in list(kept(home)):
+            if branch == place.name and fork_id != self.fork.fork_id:
+                earlier = Override.find(fork_id, place, home)
+                if earlier is not None:
+                    earlier.forget()
+                self._store.remove(fork_id)
 
     def save(self) -> None:
         """Keeps the state. ForkStoreError if that fails."""

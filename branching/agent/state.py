@@ -5,7 +5,8 @@
                  └─────────┘ the merge was refused
 
 Each phase is saved before the step that it announces, so that whoever finds the state can tell from
-the branches that are there which side of the step the process died on.
+the branches that are there which side of the step the process died on. What is resolved is kept
+only as long as its merge can be overridden.
 """
 
 from __future__ import annotations

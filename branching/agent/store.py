@@ -42,6 +42,8 @@ _SCHEMA = (
 class InMemoryForkStateStore:
     """Keeps the state of forks in memory. Safe from any thread."""
 
+    home: Path | None = None
+
     def __init__(self) -> None:
         self._kept: dict[str, ForkState] = {}
         self._lock = threading.Lock()
@@ -67,6 +69,7 @@ class SQLiteForkStateStore:
 
     def __init__(self, path: Path, *, owner: tuple[int, int] | None = None) -> None:
         """Opens the file, or makes it. ForkStoreError if it is none of ours, or cannot be made."""
+        self.home: Path | None = path.parent / "overrides"
         self._written: dict[tuple[str, str], bytes] = {}
         self._database = Database(path, _SCHEMA, owner=owner)
 

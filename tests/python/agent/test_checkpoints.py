@@ -229,8 +229,6 @@ def test_killed_in_the_middle_of_a_rewind(
             left = [record.name for record in workspace.branches()]
             assert left == (["session"] if in_branch else [])
             await made.aclose()
-            made.store.close()  # type: ignore[attr-defined]
-            made.anchors.store.close()  # type: ignore[union-attr]
             if isinstance(place, Branch):
                 place.abort()
 

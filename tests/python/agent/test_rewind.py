@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from conftest import Mounted
 from support.agents import (
+    Runners,
     ScriptedRunner,
     all_ended,
     branch_of,
     coordinator,
+    died,
     run,
     specs,
     writing,
@@ -24,6 +27,7 @@ from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError, MergeConflictError
 from branching.agent.protocols import Judgement, Question
 from branching.agent.runtime import now
+from branching.agent.store import SQLiteForkStateStore
 from branching.agent.types import ConfidenceSignals, MergeStrategy
 
 PARENT = [{"role": "user", "content": "hi"}]
@@ -282,6 +286,154 @@ class TestOverride:
             await made.aclose()
 
         run(_in(real, in_branch, work))
+
+
+@pytest.mark.parametrize("in_branch", [False, True], ids=["main", "branch"])
+class TestOverrideByAnotherProcess:
+    """L19: the judge's merge was made by a process that has ended."""
+
+    def merged(self, real: Mounted, in_branch: bool, label: str = "a") -> str:
+        """Has the branch `label` of two merged automatically; returns the fork's id."""
+        died(
+            real.root,
+            f"""
+            from agent.test_rewind import Picking, MergeStrategy
+            async def main():
+                place = workspace
+                if {in_branch}:
+                    place = place_module.Place(workspace).find("session")
+                    place = place or workspace.branch("session", None, None).__enter__()
+                scripts = {{name: writing(**{{name: name, "seed.txt": name}}) for name in "ab"}}
+                made = coordinator(place, scripts, store=store, judge=Picking({label!r}))
+                await made.fork(specs("a", "b"), parent_history=[dict(role="user", content="hi")])
+                (made.parent_path / "own").write_text("parent")
+                await all_ended(made)
+                await made.resolve(MergeStrategy(kind="auto"))
+                await made.aclose()
+            asyncio.run(main())
+            now()
+            """,
+        )
+        with Workspace(real.root) as workspace:
+            store = SQLiteForkStateStore.beside(workspace)
+            [kept] = store.list_all()
+            store.close()
+        assert kept.phase == "resolved"
+        return kept.fork_id
+
+    def overridden(
+        self, real: Mounted, in_branch: bool, fork_id: str, check: Callable[..., Awaitable[None]]
+    ) -> None:
+        async def work() -> None:
+            with Workspace(real.root) as workspace:
+                place = workspace.reopen("session") if in_branch else workspace
+                store = SQLiteForkStateStore.beside(workspace)
+                made = await ForkCoordinator.resume(
+                    fork_id, store=store, runner=Runners({}), place=place
+                )
+                try:
+                    await check(made, store, place.path)
+                finally:
+                    await made.aclose()
+                    store.close()
+                    if isinstance(place, Branch):
+                        place.abort()
+
+        run(work())
+
+    def test_another_branch_wins_after_all(self, real: Mounted, in_branch: bool) -> None:
+        async def check(made: ForkCoordinator, store: SQLiteForkStateStore, top: Path) -> None:
+            assert (top / SEED).read_text() == "a"
+            with pytest.raises(ForkStateError, match="is what was merged"):
+                await made.override(branch_of(made, "a").id)
+            merged = await made.override(branch_of(made, "b").id)
+            said = [message["content"] for message in merged.history_after_merge]
+            assert said == ["hi", "go b", "done"]
+            assert merged.applied_paths == ("b", SEED)
+            assert (top / SEED).read_text() == "b"
+            assert not (top / "a").exists()
+            assert (top / "own").read_text() == "parent"
+            assert store.list_all() == []
+            assert store.home is not None
+            assert list(store.home.iterdir()) == []
+
+        self.overridden(real, in_branch, self.merged(real, in_branch), check)
+
+    def test_not_over_what_was_done_since(self, real: Mounted, in_branch: bool) -> None:
+        async def check(made: ForkCoordinator, store: SQLiteForkStateStore, top: Path) -> None:
+            (top / "a").write_text("since")
+            with pytest.raises(ConflictError):
+                await made.override(branch_of(made, "b").id)
+            assert (top / "a").read_text() == "since"
+            assert (top / SEED).read_text() == "a"
+
+        self.overridden(real, in_branch, self.merged(real, in_branch), check)
+
+    def test_a_process_that_dies_in_it_leaves_it_to_be_taken_again(
+        self, real: Mounted, in_branch: bool
+    ) -> None:
+        fork_id = self.merged(real, in_branch)
+        died(
+            real.root,
+            f"""
+            from branching.agent import override
+            from branching.agent.coordinator import ForkCoordinator
+            place = workspace.reopen("session") if {in_branch} else workspace
+            report_of = override.report_of
+            def dying(*arguments):
+                now()
+            override.report_of = dying
+            async def main():
+                made = await ForkCoordinator.resume(
+                    {fork_id!r}, store=store, runner=Runners({{}}), place=place
+                )
+                await made.override(branch_of(made, "b").id)
+            asyncio.run(main())
+            """,
+        )
+
+        async def check(made: ForkCoordinator, store: SQLiteForkStateStore, top: Path) -> None:
+            assert not (top / "a").exists()
+            assert not (top / "b").exists()
+            await made.override(branch_of(made, "b").id)
+            assert (top / SEED).read_text() == "b"
+            assert (top / "own").read_text() == "parent"
+            assert not (top / "a").exists()
+
+        self.overridden(real, in_branch, fork_id, check)
+
+    def test_a_merge_that_was_undone_is_overridden_too(
+        self, real: Mounted, in_branch: bool
+    ) -> None:
+        fork_id = self.merged(real, in_branch)
+        if in_branch:
+            with Workspace(real.root) as workspace:
+                session = workspace.reopen("session")
+                (session.path / "a").unlink()  # by hand: nobody knows that this is an undo
+
+            async def refused(made: ForkCoordinator, *_: object) -> None:
+                with pytest.raises(ConflictError, match="changed since the merge"):
+                    await made.override(branch_of(made, "b").id)
+
+            self.overridden(real, in_branch, fork_id, refused)
+            return
+        with Workspace(real.root) as workspace:
+            workspace.undo()
+
+        async def check(made: ForkCoordinator, _: SQLiteForkStateStore, top: Path) -> None:
+            await made.override(branch_of(made, "b").id)
+            assert (top / SEED).read_text() == "b"
+            assert not (top / "a").exists()
+
+        self.overridden(real, in_branch, fork_id, check)
+
+    def test_of_each_place_the_last_one_is_kept(self, real: Mounted, in_branch: bool) -> None:
+        first = self.merged(real, in_branch)
+        second = self.merged(real, in_branch, label="b")
+        assert first != second  # and there is one, which `merged` has looked at
+        if in_branch:
+            with Workspace(real.root) as workspace:
+                workspace.reopen("session").abort()
 
 
 async def _in(real: Mounted, in_branch: bool, work) -> None:  # type: ignore[no-untyped-def]
