@@ -6,13 +6,12 @@ import secrets
 import warnings
 from dataclasses import replace
 
-from branching.agent.checkpoint import Checkpoint, TreeMark
+from branching.agent.checkpoint import REWINDING, Checkpoint, TreeMark
 from branching.agent.place import Place
 from branching.agent.protocols import CheckpointStore, ConversationCodec, History
 from branching.agent.runtime import now
 from branching.errors import BranchingError
 
-REWINDING = "rewinding:"
 BEFORE_REWIND = "before-rewind:"
 
 

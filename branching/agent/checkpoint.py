@@ -15,6 +15,9 @@ from datetime import datetime
 MAX_CHECKPOINTS = 20
 """Of one place, which is main or a branch. The oldest go first; so do the anchors of forks."""
 
+REWINDING = "rewinding:"
+"""Begins the label of what a rewind gives up, until it is done."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TreeMark:

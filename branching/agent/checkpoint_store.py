@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from branching.agent.checkpoint import MAX_CHECKPOINTS, Checkpoint, TreeMark
+from branching.agent.checkpoint import MAX_CHECKPOINTS, REWINDING, Checkpoint, TreeMark
 from branching.agent.database import Database, place_of_database
 from branching.fs import Workspace
 
@@ -80,6 +80,20 @@ class SQLiteCheckpointStore:
     def remove(self, checkpoint_id: str) -> None:
         with self._database.writing() as database:
             database.execute("DELETE FROM checkpoints WHERE id = ?", (checkpoint_id,))
+
+    def prune(self, kept: set[str | None], branches: set[str]) -> int:
+        """Forgets all but the `kept`, those of these branches, and what a rewind needs that was cut
+        off; gives the room back. Returns how many there were."""
+        with self._database.writing() as database:
+            rows = database.execute("SELECT id, label, branch FROM checkpoints").fetchall()
+            gone = [
+                (name,)
+                for name, label, branch in rows
+                if name not in kept and branch not in branches and not label.startswith(REWINDING)
+            ]
+            database.executemany("DELETE FROM checkpoints WHERE id = ?", gone)
+        self._database.shrink()
+        return len(gone)
 
     def _found(self, where: str, *values: str | None) -> list[Checkpoint]:
         with self._database.reading() as database:

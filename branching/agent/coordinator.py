@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from branching.agent.anchors import REWINDING, Anchors
+from branching.agent.anchors import Anchors
 from branching.agent.budget import Ledger, UnknownPrice
+from branching.agent.checkpoint import REWINDING
 from branching.agent.codec import JsonCodec
 from branching.agent.errors import ForkBranchLimitError, ForkDepthLimitError, ForkStateError
 from branching.agent.fork import Fork, check_specs, new_fork_id

@@ -20,7 +20,7 @@ def prune(
     json: JsonOption = False,
 ) -> None:
     """Forget commits that could be undone, and give back the room they take. Without --keep the
-    output of candidates that have ended is forgotten too.
+    output of candidates that have ended is forgotten too, and the checkpoints of agents.
 
     Branches that were kept are not touched: branching abort drops those.
 
@@ -33,6 +33,10 @@ def prune(
             removed, size = space.prune(keep)
             if keep == 0 and space.store is not None:
                 forget(space.store / "logs")
+                if (space.store / "agents").exists():
+                    from branching.agent.pruning import prune as forget_checkpoints
+
+                    forget_checkpoints(space)
         if json:
             print_json("prune", removed=removed, bytes=size)
         else:
