@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -26,7 +27,7 @@ from branching.fs.beneath import Tree
 from branching.mcp.work import step
 from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
 from branching.process import Owner, ResourceLimits
-from branching.process.sandbox.hidden import glob_pattern
+from branching.process.sandbox.hidden import find, glob_pattern
 
 MAIN = "main"
 """How the workspace itself is named where a branch is asked for."""
@@ -159,17 +160,25 @@ class Desk:
 
     # Files.
 
-    async def tree(self, name: str) -> Tree:
-        """Returns the files of a branch, or of the workspace."""
-        path = self.workspace.path if name == MAIN else (await self.find(name)).path
-        return Tree(path, self.workspace.owner)
+    async def tree(self, name: str, path: str) -> Tree:
+        """Returns the files of a branch, or of the workspace, to do something at `path`.
 
-    def check_visible(self, path: str) -> None:
-        """Raises PermissionError for a file that the rules hide."""
+        PermissionError if the rules hide that: its name, or a file that it is another name of.
+        """
+        top = self.workspace.path if name == MAIN else (await self.find(name)).path
+        if self._hidden:
+            await step(partial(self._check_visible, top, path))
+        return Tree(top, self.workspace.owner)
+
+    def _check_visible(self, top: Path, path: str) -> None:
         parts = [part for part in path.split("/") if part not in ("", ".")]
-        for length in range(1, len(parts) + 1):
-            within = "/".join(parts[:length])
-            if any(pattern.fullmatch(within) for pattern in self._hidden):
+        if ".." in parts:
+            raise OSError(errno.EXDEV, "a path goes down only, where files are hidden", path)
+        names = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
+        covered = set(find(str(top.resolve()), self.rules.hide))
+        for within in names:
+            by_name = any(pattern.fullmatch(within) for pattern in self._hidden)
+            if by_name or f"{top.resolve()}/{within}" in covered:
                 raise PermissionError(errno.EACCES, "hidden by the rules of this server", path)
 
     # Opening and closing.

@@ -31,8 +31,7 @@ async def branch_read(
     limit: Annotated[int, Field(ge=1, le=READ_BYTES_MAX, description="Bytes to read")] = 64 << 10,
 ) -> FileContent:
     """Read a file as it is in a branch, or in the workspace."""
-    desk.check_visible(path)
-    tree = await desk.tree(branch)
+    tree = await desk.tree(branch, path)
     data, size = await step(partial(tree.read, path, offset=offset, limit=limit))
     text = _text(data, is_cut=offset + len(data) < size)
     if text is not None:
@@ -64,14 +63,13 @@ async def branch_write(
     """Write a whole file in a branch, making the directories on the way. A file that was there
     keeps its mode.
     """
-    desk.check_visible(path)
     data = base64.b64decode(content, validate=True) if is_base64 else content.encode()
     if branch == MAIN:
         raise BranchError(
             "the workspace itself is not written to: it changes by commits alone",
             hint="branch_create makes a branch to write in",
         )
-    tree = await desk.tree(branch)
+    tree = await desk.tree(branch, path)
     created = await step(partial(tree.write, path, data, is_executable=executable))
     return FileWritten(branch=branch, path=path, created=created, size=len(data))
 
@@ -79,8 +77,7 @@ async def branch_write(
 @told
 async def branch_files(desk: AllowedDesk, branch: BranchOrMain, path: FilePath = ".") -> Listing:
     """List a directory as it is in a branch, or in the workspace."""
-    desk.check_visible(path)
-    tree = await desk.tree(branch)
+    tree = await desk.tree(branch, path)
     entries, is_all = await step(partial(tree.entries, path, limit=ENTRIES_MAX))
     return Listing(
         branch=branch,

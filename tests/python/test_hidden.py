@@ -31,6 +31,24 @@ def test_a_link_is_followed_and_one_to_nothing_hides_nothing(tmp_path: Path) -> 
     assert hidden.find(str(tmp_path), ["*.env"]) == [str(tmp_path / "real")]
 
 
+def test_other_names_of_the_same_file_are_hidden_too(tmp_path: Path) -> None:
+    """Hard links, of a file and of what is in a hidden directory; a copy is another file."""
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "deep").mkdir()
+    for name in (".env", "secrets/key", "plain"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "deep" / "env.txt").hardlink_to(tmp_path / ".env")
+    (tmp_path / "key.txt").hardlink_to(tmp_path / "secrets" / "key")
+    (tmp_path / "plain2").hardlink_to(tmp_path / "plain")
+    found = hidden.find(str(tmp_path), [".env", "secrets"])
+    assert sorted(os.path.relpath(path, tmp_path) for path in found) == [
+        ".env",
+        "deep/env.txt",
+        "key.txt",
+        "secrets",
+    ]
+
+
 def test_a_name_that_is_listed_and_gone_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

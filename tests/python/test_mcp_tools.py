@@ -307,6 +307,42 @@ async def test_hidden_files_keys_and_the_network_are_kept_from_commands(
             assert raced["winner"] is None
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "secrets/key",
+        "copy.txt",
+        "sub/../secrets/key",
+        "./secrets//key",
+        "sub/link",
+        "linked/key",
+        "named.txt",
+        "secrets/new",
+    ],
+)
+async def test_what_is_hidden_is_hidden_by_every_name(real_workspace: Workspace, path: str) -> None:
+    """By `..`, a symbolic link, a link on the way, a hard link, and as what a hidden link leads to:
+    neither the file tools nor commands read it, and nothing is written there."""
+    base = real_workspace.base
+    (base / "secrets").mkdir()
+    (base / "sub").mkdir()
+    (base / "secrets" / "key").write_text("SECRET\n")
+    (base / "copy.txt").hardlink_to(base / "secrets" / "key")
+    (base / "sub" / "link").symlink_to("../secrets/key")
+    (base / "linked").symlink_to("secrets")
+    (base / "named.txt").write_text("SECRET\n")
+    (base / "own.key").symlink_to("named.txt")
+    async with connected(served(real_workspace, hide=("secrets", "*.key"))) as agent:
+        await agent.call("branch_create", name="b")
+        for branch in ("b", "main"):
+            assert "SECRET" not in await agent.refused("branch_read", branch=branch, path=path)
+        await agent.refused("branch_write", branch="b", path=path, content="x")
+        ran = await agent.call("branch_run", branch="b", command=f"cat {path}; echo x >{path}")
+        assert "SECRET" not in ran["output"]
+        assert (await agent.call("branch_diff", branch="b"))["changes"] == []
+        assert (await agent.call("branch_read", branch="b", path="seed.txt"))["content"]
+
+
 async def test_what_others_changed_is_not_overwritten_unasked(real_workspace: Workspace) -> None:
     seed = real_workspace.base / "seed.txt"
     async with connected(served(real_workspace)) as agent:

@@ -10,15 +10,19 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Sequence
+import stat
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from branching.process.sandbox import mounts
 
+_VANISHED = "it is listed, and gone when it is to be hidden: somebody changes it meanwhile"
 _LEADS_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def find(top: str, globs: Sequence[str]) -> list[str]:
-    """Returns the places below `top` to be covered. Cost: every directory is listed.
+    """Returns the places below `top` to be covered: what the globs match, what matching links lead
+    to, and the other names of the same files. Cost: every directory is listed; where one of them
+    has other names, every file is looked at too.
 
     OSError when a directory cannot be listed, or a name is gone again: what cannot be looked at
     cannot be hidden either.
@@ -33,7 +37,8 @@ def find(top: str, globs: Sequence[str]) -> list[str]:
                 found.append(path)
                 if name in names:
                     names.remove(name)
-    return list(dict.fromkeys(place for path in found for place in _place_of(path)))
+    places = dict.fromkeys(place for path in found for place in _place_of(path))
+    return [*places, *_other_names(top, places)]
 
 
 class Watch:
@@ -53,6 +58,41 @@ class Watch:
         return self._covers <= mounts.ids(self._table)
 
 
+def _other_names(top: str, places: Collection[str]) -> list[str]:
+    """Finds the hard links to the places, and to what is in them."""
+    known = set()
+    for place in places:
+        if not os.path.isdir(place):
+            known.add(_identity(place))
+        elif place.startswith(f"{top}/"):
+            # Where we may not look, nobody in the sandbox may either.
+            known.update(map(_identity, _files_in(place, None)))
+    known.discard(None)
+    if not known:
+        return []
+    covered = tuple(f"{place}/" for place in places)
+    return [
+        path
+        for path in _files_in(top, _give_up)
+        if path not in places and not path.startswith(covered) and _identity(path) in known
+    ]
+
+
+def _files_in(directory: str, on_error: Callable[[OSError], None] | None) -> Iterator[str]:
+    for within, _, files in os.walk(directory, onerror=on_error):
+        yield from (f"{within}/{name}" for name in files)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Returns what tells a file that has several names; None for one that has not."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError as error:
+        raise OSError(errno.ESTALE, _VANISHED, path) from error
+    is_alone = found.st_nlink < 2 or not stat.S_ISREG(found.st_mode)
+    return None if is_alone else (found.st_dev, found.st_ino)
+
+
 def _give_up(error: OSError) -> None:
     raise error
 
@@ -66,8 +106,7 @@ def _place_of(path: str) -> list[str]:
         if error.errno in _LEADS_NOWHERE and os.path.islink(path):
             return []
         if error.errno == errno.ENOENT:
-            text = "it is listed, and gone when it is to be hidden: somebody changes it meanwhile"
-            raise OSError(errno.ESTALE, text, path) from error
+            raise OSError(errno.ESTALE, _VANISHED, path) from error
         raise
     return [place]
 
