@@ -86,6 +86,8 @@ def make_plan(sides: Sides, options: MergeOptions) -> Plan:
     conflicts: list[str] = []
     overlaps = False
     chosen = [path for path in sorted(sides.winner_touched) if _is_chosen(path, options)]
+    if unknown := sorted({*options.hunks}.difference(chosen)):
+        raise ValueError(f"the winner has no change of {unknown[0]} that is to be merged: no hunks")
     for path in chosen:
         is_touched = _is_touched(path, sides)
         overlaps = overlaps or is_touched

@@ -30,8 +30,10 @@ from branching.agent.types import (
     BranchIsolation,
     BranchSpec,
     ForkCostSummary,
+    MergeOptions,
     MergeResult,
     MergeStrategy,
+    OnConflict,
 )
 from branching.errors import BranchingError
 
@@ -192,7 +194,13 @@ class ForkTools:
         coordinator = self._of_fork(fork_id)
         return coordinator if isinstance(coordinator, str) else coordinator.fork_cost()
 
-    async def merge_or_select(self, action: str) -> str:
+    async def merge_or_select(
+        self,
+        action: str,
+        paths: list[str] | None = None,
+        hunks: dict[str, list[int]] | None = None,
+        on_conflict: OnConflict = "keep",
+    ) -> str:
         """End the current fork.
 
         The winner's files are merged into yours, and its conversation becomes yours; the other
@@ -201,6 +209,11 @@ class ForkTools:
         Args:
             action: "pick:<branch id>" to keep that branch, "auto" to let a judge choose, or
                 "abort" to drop all branches.
+            paths: Merge only these paths, or what is below them; by default all.
+            hunks: Of these text files merge only some hunks: their numbers, from 0, in the order
+                of the file's diff in diff_branches.
+            on_conflict: A path that others changed too: "keep" theirs, take the branch's
+                ("theirs"), merge nothing ("fail"), or merge texts line by line ("merge3").
         """
         coordinator = self._run.coordinator
         if coordinator is None:
@@ -210,14 +223,17 @@ class ForkTools:
         if action == "abort":
             aborted = await coordinator.abort_fork()
             return f"Aborted {len(aborted)} branches: {', '.join(aborted)}. Nothing was merged."
+        options = MergeOptions(
+            on_conflict=on_conflict, only=tuple(paths or ()), hunks=dict(hunks or {})
+        )
         if action == "auto":
-            return await self._auto(coordinator)
+            return await self._auto(coordinator, options)
         if not action.startswith("pick:"):
             return (
                 f"merge_or_select failed: {action!r} is no action; "
                 'use "pick:<branch id>", "auto" or "abort"'
             )
-        return self._merged(await coordinator.merge_or_select(action))
+        return self._merged(await coordinator.merge_or_select(action, options))
 
     async def terminate_branch(self, branch_id: str) -> str:
         """Stop one running branch. What it has done so far stays, and it can still be picked.
@@ -249,9 +265,9 @@ class ForkTools:
         files.delete(path)
         return f"Deleted {path}."
 
-    async def _auto(self, coordinator: ForkCoordinator) -> str:
+    async def _auto(self, coordinator: ForkCoordinator, options: MergeOptions) -> str:
         try:
-            outcome = await coordinator.resolve()
+            outcome = await coordinator.resolve(options=options)
         except ForkStateError:
             if any(can_win(branch) for branch in coordinator.branches.values()):
                 raise
@@ -266,7 +282,8 @@ class ForkTools:
             )
         picked, sure = outcome.verdict.winner_branch_id, outcome.effective_confidence
         if outcome.auto_eligible:
-            return self._merged(await coordinator.merge_or_select(f"pick:{picked}"))
+            merged = await coordinator.merge_or_select(f"pick:{picked}", options)
+            return self._merged(merged)
         return (
             f"Nothing was merged: the judge prefers {picked} ({outcome.verdict.reasoning}), but "
             f"its confidence of {sure:.2f} is below the threshold, so a person should decide. "

@@ -390,6 +390,39 @@ def test_c2_specs_that_cannot_be_are_an_answer(specs: list[Any], message: str) -
     assert message in result.output
 
 
+def test_l13_an_agent_merges_the_hunks_and_paths_that_it_chooses(real_workspace: Workspace) -> None:
+    """By the numbers of the diff that it was shown; a number that is none merges nothing."""
+    lines = [f"line {number}\n" for number in range(40)]
+    (real_workspace.base / "text").write_text("".join(lines))
+    told: dict[str, str] = {}
+    branch: list[str] = []
+
+    def merge(hunk: int) -> Answer:
+        def answer(messages: list[ModelMessage]) -> ModelResponse:
+            told[str(hunk)] = returned(messages)[-1]
+            branch[:] = branch or [ids(messages)["one"]]
+            choice = {"paths": ["text", "kept"], "hunks": {"text": [hunk]}}
+            return call("merge_or_select", action=f"pick:{branch[0]}", **choice)
+
+        return answer
+
+    director = Director(
+        fork(spec("one", "run: sed -i 's/line 1$/first/; s/line 38$/last/' text; touch kept left")),
+        call("until_done"),
+        lambda messages: call("diff_branches", fork_id=fork_id(messages)),
+        merge(7),
+        merge(1),
+        lambda messages: say(returned(messages)[-1]),
+    )
+    in_time(agent_of(director, capability(real_workspace)).run("go"))
+    assert told["7"].count("@@") == 4
+    assert told["1"].startswith("merge_or_select failed: there are 2 hunks")
+    root = real_workspace.path
+    assert (root / "text").read_text() == "".join([*lines[:38], "last\n", lines[39]])
+    assert (root / "kept").exists()
+    assert not (root / "left").exists()
+
+
 def test_c5_c7_abort_and_wrong_actions(real_workspace: Workspace) -> None:
     said: list[str] = []
 

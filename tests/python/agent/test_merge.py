@@ -367,6 +367,10 @@ class TestChoice:
         with pytest.raises(ValueError, match="there is no 5"):
             forked.merge(writing(**{SEED: "x\n"}), hunks={SEED: [5]})
 
+    def test_of_hunks_of_a_file_that_the_winner_did_not_change(self, forked: Forked) -> None:
+        with pytest.raises(ValueError, match="no change of other"):
+            forked.merge(writing(**{SEED: "x\n"}), hunks={"other": [0]})
+
 
 def test_what_a_directory_of_the_parents_loses_is_a_conflict(forked: Forked) -> None:
     """F7: the winner removed a directory into which the parent has put a file since."""
