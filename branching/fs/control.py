@@ -87,7 +87,7 @@ class ControlSocket:
 
         Raises Refused or DaemonGone.
         """
-        line = json.dumps({"v": VERSION, "verb": verb, **fields}).encode("ascii") + b"\n"
+        line = json.dumps({"v": VERSION, "verb": verb, **_in_utf8(fields)}).encode("ascii") + b"\n"
         with self._connection() as connection:
             try:
                 reply = connection.exchange(line, descriptor)
@@ -168,7 +168,8 @@ class _Connection:
             self._buffer += arrived
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
-            reply = json.loads(line)
+            # Names are bytes: text as this process takes them, whatever its locale.
+            reply = json.loads(os.fsdecode(line))
         except ValueError as error:
             raise DaemonGone("the answer is not a line of JSON") from error
         if not isinstance(reply, dict):
@@ -198,6 +199,19 @@ def _ok(reply: Fields) -> Fields:
         path=_text(error.get("path")),
         step=_text(error.get("step")),
     )
+
+
+def _in_utf8(fields: Fields) -> Fields:
+    """Returns the fields with all names as UTF-8 has them, whatever our locale."""
+    return {name: _word_in_utf8(value) for name, value in fields.items()}
+
+
+def _word_in_utf8(value: object) -> object:
+    if isinstance(value, str):
+        return os.fsencode(value).decode("utf-8", "surrogateescape")
+    if isinstance(value, (list, tuple)):
+        return [_word_in_utf8(each) for each in value]
+    return value
 
 
 def _text(value: object) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,6 +48,26 @@ class TestCommon:
         assert done.code == 0
         for command in ("run", "speculate", "best-of-n", "reflexion", "status"):
             assert command in done.out
+
+    @pytest.mark.parametrize("is_utf8_mode", ["0", "1"])
+    def test_names_are_bytes_in_any_locale(
+        self, root: Path, tmp_path: Path, is_utf8_mode: str
+    ) -> None:
+        """The path of the workspace is one, too; Latin-1 takes it for other letters."""
+        if shutil.which("localedef") is None:
+            pytest.skip("localedef makes a locale that is not UTF-8")
+        made = [*("localedef", "-i", "en_US", "-f", "ISO-8859-1"), str(tmp_path / "en_US")]
+        subprocess.run(made, check=False)  # 1 for warnings
+        locale = {"LOCPATH": str(tmp_path), "LC_ALL": "en_US", "PYTHONUTF8": is_utf8_mode}
+        words = ["run", "-q", "-b", "caf\u00e9", "--on-success", "keep", "--"]
+        done = branching(root, *words, "sh", "-c", "echo x > m\u00fc; echo s\u00e9", **locale)
+        assert (done.code, done.out, done.err) == (0, "s\u00e9\n", "")
+        assert branching(root, "log", "caf\u00e9", **locale).out == "s\u00e9\n"
+        assert branching(root, "diff", "caf\u00e9", **locale).out == "A m\u00fc\n"
+        for words in (["ls"], ["status"], ["log"], ["diff", "caf\u00e9"]):
+            assert branching(root, *words, "--json", **locale).document["command"] == words[0]
+        assert branching(root, "commit", "--only", "m\u00fc", "caf\u00e9", **locale).code == 0
+        assert (root / "m\u00fc").exists()
 
     def test_it_tells_its_version(self, root: Path) -> None:
         """6.63: where the published command has none, exit 2."""

@@ -330,7 +330,11 @@ class _Server:
         self.identity = _identity()
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket = ours
-        argv = [sys.executable, "-I", server.__file__, str(its.fileno()), str(os.getpid())]
+        argv = [
+            *(sys.executable, "-I"),
+            *("-X", f"utf8={sys.flags.utf8_mode}"),  # names are to mean the same to both
+            *(server.__file__, str(its.fileno()), str(os.getpid())),
+        ]
         # A key struck while it starts is not meant for it; it inherits what is blocked here.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
