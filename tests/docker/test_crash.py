@@ -68,7 +68,7 @@ def test_a_killed_container_leaves_old_or_new_and_the_next_recovers(
         wait_until_gone(engine, project)
         after = generation(project)
         assert after in (before, {str(number)}), f"round {number}, seed {seed}"
-        assert roots(project) == []
+        assert project.roots() == []
         found = run(image, project, "ls")
         assert found.returncode == 0, found.stderr
         assert "kept" in found.stdout.split()
@@ -81,21 +81,6 @@ def test_a_killed_container_leaves_old_or_new_and_the_next_recovers(
                 assert run(image, project, "abort", line.split()[0]).returncode == 0
     print(f"{told_of_crash} of {ROUNDS} rounds were cut short")
     assert run(image, project, "abort", "kept").returncode == 0
-
-
-def roots(project: Project) -> list[str]:
-    """Returns what the owner cannot remove, or what root has put beside the store.
-
-    In the store the kernel's overlay has empty directories of root's; who owns what they lie in can remove them.
-    """
-    left = []
-    for path in project.root.rglob("*"):
-        if path.lstat().st_uid != project.owner:
-            is_full = path.is_dir() and not path.is_symlink() and any(path.iterdir())
-            is_theirs = path.parent.lstat().st_uid == project.owner
-            if is_full or not is_theirs or ".branching" not in path.parts:
-                left.append(str(path))
-    return left
 
 
 def wait_until_gone(engine: docker.DockerClient, project: Project) -> None:

@@ -83,7 +83,6 @@ def test_arguments_reach_the_container_untouched(tmp_path: Path, arguments: list
         ({"root": True}, ["--env", "BRANCHING_ROOT=1"]),
         ({"driver": "overlay"}, ["--env", "BRANCHFS_DRIVER=overlay"]),
         ({"name": "mine"}, ["--name", "mine"]),
-        ({"store": "kept"}, ["--env", "BRANCHING_STORE=/store"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -152,7 +151,7 @@ def test_a_plan_fits_its_engine(
         for store in stores
         if settings
     )
-    assert ("BRANCHING_STORE=/store" in run) == has_volume
+    assert any(word.startswith("BRANCHING_STORE=/store/") for word in run) == has_volume
 
 
 def places(argv: list[str], option: str) -> list[int]:
@@ -187,6 +186,16 @@ def test_a_warm_container_has_the_same_surroundings_and_waits(tmp_path: Path) ->
 def test_a_warm_containers_name_follows_from_its_directory(tmp_path: Path) -> None:
     names = {plan_warm(workspace=tmp_path / name, settings=Settings()).name for name in ("a", "b", "a")}
     assert len(names) == 2
+
+
+def test_each_directory_has_its_own_place_in_a_volume_and_the_place_names_the_volume(tmp_path: Path) -> None:
+    said = set()
+    for directory, volume in (("a", "one"), ("b", "one"), ("a", "two")):
+        argv = plan(tmp_path / directory, "run", settings=Settings(store=volume)).argv()
+        assert f"type=volume,src={volume},dst=/store/{volume}," in " ".join(argv)
+        (place,) = [word for word in argv if word.startswith(f"BRANCHING_STORE=/store/{volume}/")]
+        said.add(place)
+    assert len(said) == 3
 
 
 @pytest.mark.parametrize(

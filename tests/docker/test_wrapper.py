@@ -102,6 +102,23 @@ def test_the_owner_of_the_directory_runs_the_command_and_owns_its_files(
     assert {(uid, gid) for _, uid, gid, *_ in project.tree().values()} == {(owner, owner)}
 
 
+def test_root_when_asked_has_no_power_over_the_files_of_another(
+    wrapper: Wrapper, make_project: Callable[..., Project]
+) -> None:
+    """In a branch root is a number without capabilities: nothing of root's can come into a user's directory."""
+    project = make_project()
+    before = project.tree()
+    done = wrapper(project, "--root", "run", "--", "sh", "-c", "id -u; touch of-root; echo more >>kept.txt")
+    assert done.returncode != 0
+    assert done.stdout.splitlines()[0] == "0"
+    assert (project.tree(), project.roots()) == (before, [])
+    shared = make_project("shared")
+    shared.root.chmod(0o1777)
+    done = wrapper(shared, "--root", "run", "--", "touch", "of-root")
+    assert done.returncode == 0, done.stderr
+    assert (shared.root / "of-root").stat().st_uid == 0
+
+
 @pytest.mark.parametrize(
     "name", ["with space", "prøject ✓", "a,b", 'quo"te', "co:lon", "-dash", "=", "$HOME", "'single'", "new\nline"]
 )

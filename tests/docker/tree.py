@@ -29,6 +29,21 @@ class Project:
         paths = {path.relative_to(self.root): path for path in (self.root, *self.root.rglob("*"))}
         return {str(name): entry(path) for name, path in sorted(paths.items()) if name.parts[:1] != (STORE,)}
 
+    def roots(self) -> list[str]:
+        """Returns what the owner cannot remove, or what another, root say, has put beside the store.
+
+        In the store the kernel's overlay has empty directories of root's, and BranchFS its records; who owns what they
+        lie in can remove them.
+        """
+        left = []
+        for path in self.root.rglob("*"):
+            if path.lstat().st_uid != self.owner:
+                is_full = path.is_dir() and not path.is_symlink() and any(path.iterdir())
+                is_theirs = path.parent.lstat().st_uid == self.owner
+                if is_full or not is_theirs or STORE not in path.relative_to(self.root).parts:
+                    left.append(str(path))
+        return left
+
 
 def entry(path: Path) -> tuple[object, ...]:
     """Returns what must not change about one entry."""

@@ -95,9 +95,11 @@ class ContainerPlan:
         command += ["--mount", bind(self.workspace, BASE_IN_CONTAINER)]
         command += ["--env", f"{HOST_VARIABLE}={self.workspace}"]
         if volume := store_volume(self.workspace, settings, self.facts):
+            # Inside, every directory is /src: whose branches they are, and in which volume, their path says.
+            place = f"{STORE_IN_CONTAINER}/{volume}"
             label = f"volume-label={WORKSPACE_LABEL}={self.workspace}"
-            command += ["--mount", csv_line("type=volume", f"src={volume}", f"dst={STORE_IN_CONTAINER}", label)]
-            command += ["--env", f"{STORE_VARIABLE}={STORE_IN_CONTAINER}"]
+            command += ["--mount", csv_line("type=volume", f"src={volume}", f"dst={place}", label)]
+            command += ["--env", f"{STORE_VARIABLE}={place}/{digest(self.workspace)}"]
         for name in PASSED_TO_DOCKER:
             if value := getattr(settings, name):
                 command += [f"--{name.replace('_', '-')}", value]
