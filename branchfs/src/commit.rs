@@ -19,7 +19,7 @@ mod step;
 mod veil;
 
 pub(crate) use journal::{
-    Decided, Header, Interval, Kind, Outline, Past, VERSION, history, outline, recover,
+    Decided, Header, Interval, Kind, Outline, Past, Prepared, VERSION, history, outline, recover,
 };
 #[cfg(test)]
 pub(crate) use plan::ObjectKind;

@@ -2,8 +2,8 @@
 //!
 //! The FUSE view of a branch is always there, at `MOUNTPOINT/@name`; a driver may cover it with something faster over the
 //! same layer. So a driver only ever speeds up what works without it, and store, layers, records and commits are one
-//! for all. A driver is told of a branch's life by the workspace, which holds its table of branches locked meanwhile and
-//! never the filesystem's gate: paths below the mountpoint are answered by our own request threads.
+//! for all. A driver is told of a branch's life by the workspace, of each branch by one thread at a time, which never holds
+//! the filesystem's gate: paths below the mountpoint are answered by our own request threads.
 
 mod fuse;
 mod kernel_layer;

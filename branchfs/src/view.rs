@@ -40,6 +40,7 @@ use crate::tree::Result;
 pub(crate) use attributes::kill_privileges_of;
 pub(crate) use change::{New, Owner};
 pub(crate) use handles::Handles;
+pub(crate) use in_part::Unfinished;
 pub(crate) use nodes::{At, Index, Nodes, Place, ROOT};
 pub(crate) use open::OpenedFile;
 

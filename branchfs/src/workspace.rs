@@ -4,8 +4,10 @@
 //! layers on top of its parent's stack at the fork; committing into a parent *branch* puts the child's layers on top of
 //! the parent's, which is O(1) and leaves every other view as it is. Committing into main is [`crate::commit`].
 //!
-//! Locking: `branches` is taken first and held through a verb (verbs are serialised; they are short but for the syncs of
-//! a commit), then the filesystem's gate.
+//! Locking, in this order: `turn`, which commits, undos and whatever else the journal and the history are used by take one
+//! after the other; `branches`, the table; the filesystem's gate. The table is locked through a short verb, and by a
+//! commit only where it looks something up and where it happens: a commit that plans, copies and syncs holds its branch
+//! ([`held`]) and nobody else.
 
 mod background;
 mod branches;
@@ -15,6 +17,7 @@ mod conflicts;
 mod crash_tests;
 mod differences;
 mod elsewhere;
+mod held;
 mod history;
 mod import;
 mod nested;
@@ -32,7 +35,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
@@ -137,7 +140,7 @@ struct Absorbed {
 }
 
 /// A branch that is open.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Branch {
     record: Record,
     slot: Slot,
@@ -179,6 +182,10 @@ pub(crate) struct Committed {
     pub(crate) stale: Vec<String>,
 }
 
+/// Records that are written and not yet in their place: only when all of them are synced may one be there.
+#[must_use]
+struct Drafts(Vec<(BranchId, PathBuf)>);
+
 /// Fills a layer that nobody sees yet.
 type Fill<'f> = Box<dyn FnOnce(&Layer, &[Arc<Layer>]) -> Result<(), Error> + 'f>;
 
@@ -200,7 +207,10 @@ pub(crate) struct Workspace {
     /// What a crash left, and what was done about it, for who mounts.
     recovery: Vec<String>,
     pub(crate) filesystem: Arc<Filesystem>,
+    turn: Mutex<()>,
     branches: Mutex<Branches>,
+    /// A branch was held, and is no more.
+    let_go: Condvar,
     settings: Settings,
     driver: OnceLock<Box<dyn Driver>>,
     background: Background,
@@ -286,7 +296,9 @@ impl Workspace {
             home_path,
             is_foreign,
             filesystem: Arc::new(Filesystem::new(Arc::new(Layer::base(writable)))),
-            branches: Mutex::new(Branches::default()),
+            turn: Mutex::default(),
+            branches: Mutex::default(),
+            let_go: Condvar::new(),
             settings,
             driver: OnceLock::new(),
             background: Background::default(),
@@ -363,19 +375,38 @@ impl Workspace {
         fs::rename(&draft, &path).at(&path)
     }
 
-    /// Replaces records, with one sync for all of them.
-    fn write_records<'r>(&self, records: impl Iterator<Item = &'r Record>) -> Result<(), Error> {
+    /// Drafts the records of those of the branches that there are.
+    fn draft_records<'i>(
+        &self,
+        branches: &Branches,
+        ids: impl Iterator<Item = &'i BranchId>,
+    ) -> Result<Drafts, Error> {
         let mut drafts = Vec::new();
-        for record in records {
-            drafts.push((self.draft_record(record)?, self.record_path(record.id)));
+        for id in ids {
+            if let Some(branch) = branches.get(id) {
+                drafts.push((*id, self.draft_record(&branch.record)?));
+            }
         }
-        if !drafts.is_empty() {
-            self.sync_store()?;
-        }
-        for (draft, path) in drafts {
-            fs::rename(draft, &path).at(&path)?;
+        Ok(Drafts(drafts))
+    }
+
+    /// Puts drafts, which are synced, in the place of the records; those of branches that were aborted meanwhile go.
+    fn put_records(&self, branches: &Branches, Drafts(drafts): Drafts) -> Result<(), Error> {
+        for (id, draft) in drafts {
+            if branches.contains_key(&id) {
+                let path = self.record_path(id);
+                fs::rename(draft, &path).at(&path)?;
+            } else {
+                fs::remove_file(&draft).at(&draft)?;
+            }
         }
         Ok(())
+    }
+
+    /// Makes the records' directory durable.
+    fn sync_records(&self) -> Result<(), Error> {
+        let path = self.store_path.join("branches");
+        fs::File::open(&path).and_then(|directory| directory.sync_all()).at(&path)
     }
 
     fn draft_record(&self, record: &Record) -> Result<PathBuf, Error> {
@@ -634,7 +665,8 @@ impl Workspace {
         fill: Option<Fill<'_>>,
     ) -> Result<BranchInfo, Error> {
         check_name(OsStr::new(name))?;
-        let mut branches = self.lock();
+        let _frozen = self.await_kernel_writers(parent)?;
+        let mut branches = self.lock_unheld(parent, Branches::is_held)?;
         if branches.named(name).is_some() {
             return Err(Error::Exists(name.to_owned()));
         }
@@ -730,7 +762,7 @@ impl Workspace {
     /// # Errors
     /// `NotFound`, `Io`.
     pub(crate) fn abort(&self, selector: &Selector) -> Result<(), Error> {
-        let mut branches = self.lock();
+        let mut branches = self.lock_unheld(selector, Branches::holds)?;
         let branch = selector
             .find(&branches)?
             .ok_or_else(|| Error::Usage("main cannot be aborted".to_owned()))?;
@@ -898,6 +930,7 @@ impl Workspace {
     /// # Errors
     /// `Io`: the store is left where it is then.
     pub(crate) fn close(&self) -> Result<(), Error> {
+        let _turn = self.take_turn();
         store::mark_closed(&self.lock_file).at(&self.store_path)?;
         let keeps = |root: &Path, name: &str| match fs::read_dir(root.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

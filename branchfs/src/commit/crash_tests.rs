@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::RenameFlags;
 
-use super::journal::{Decided, Header, recover};
+use super::journal::{Decided, Header, Prepared, recover};
 use super::step::Direction;
 use super::{Disk, Plan, Step};
 use crate::view::{Index, New, Owner, ROOT, View};
@@ -231,7 +231,7 @@ fn decided(place: Store) -> (Scenario, Disk, Decided, BTreeMap<PathBuf, String>)
     for litter in &plan.litter {
         disk.remove_file(litter).unwrap();
     }
-    let decided = Decided::decide(&disk, header, plan).unwrap();
+    let decided = Prepared::new(&disk, plan).unwrap().decide(&disk, header).unwrap();
     (scenario, disk, decided, before)
 }
 
@@ -333,7 +333,7 @@ fn undo_decided(place: Store) -> (Scenario, Disk, Decided, BTreeMap<PathBuf, Str
     let workspace = scenario.open();
     let (disk, header, plan) = workspace.plan_undo_for_tests().unwrap();
     assert!(plan.drift.is_empty(), "{:?}", plan.drift);
-    let undo = Decided::decide(&disk, header, plan).unwrap();
+    let undo = Prepared::new(&disk, plan).unwrap().decide(&disk, header).unwrap();
     (scenario, disk, undo, after)
 }
 

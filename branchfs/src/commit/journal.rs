@@ -123,10 +123,18 @@ fn layer_in(entry: &Path, layer: u64) -> PathBuf {
     entry.join(format!("layer-{layer}"))
 }
 
-impl Decided {
-    /// Makes the layer durable, then decides: when this returns, the transaction will happen.
-    pub(crate) fn decide(disk: &Disk, header: Header, plan: Plan) -> Result<Self, Error> {
-        let directory = directory_of(header.transaction);
+/// A transaction that only has to be decided: its journal entry is there, and all that its plan names is on disk.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    directory: PathBuf,
+    steps: Vec<Step>,
+    changes: Vec<Change>,
+}
+
+impl Prepared {
+    /// Makes the journal entry, and the layer durable.
+    pub(crate) fn new(disk: &Disk, plan: Plan) -> Result<Self, Error> {
+        let directory = directory_of(plan.transaction);
         disk.store.make_directory(&directory, 0o700).at(&directory)?;
         // The owner of the store must be able to remove all of it.
         let owner = disk.store.stat(Path::new("")).at(&directory)?;
@@ -140,11 +148,19 @@ impl Decided {
             steps.iter_mut().for_each(|step| step.expect(place, ino));
         }
         sync_file_system(disk, &Path::new("").join("."), Root::Store)?;
-        let decided = Self { header, directory, steps, changes: plan.changes };
+        Ok(Self { directory, steps, changes: plan.changes })
+    }
+
+    /// Decides: when this returns, the transaction will happen.
+    pub(crate) fn decide(self, disk: &Disk, header: Header) -> Result<Decided, Error> {
+        let Self { directory, steps, changes } = self;
+        let decided = Decided { header, directory, steps, changes };
         decided.write(disk)?;
         Ok(decided)
     }
+}
 
+impl Decided {
     fn write(&self, disk: &Disk) -> Result<(), Error> {
         let damaged = |error: serde_json::Error| Error::Corrupt(error.to_string());
         let mut text = serde_json::to_vec(&self.header).map_err(damaged)?;

@@ -136,43 +136,62 @@ impl View {
         top.parts().ok_or(Errno::IO)?.mark(rustix::fs::fstat(copy)?.st_ino)
     }
 
-    /// Whether there may be any in the view's layers.
-    pub(crate) fn has_partial_copies(&self) -> bool {
-        self.layers.iter().filter_map(|layer| layer.parts()).any(|parts| !parts.is_empty())
-    }
-
-    /// Makes every partial copy of the view's layers whole: before a commit to the base, which knows no other layers.
+    /// Every partial copy of the view's layers.
     ///
     /// # Errors
-    /// `Io`, with the path of the copy: its original is not what it was, or no room is left. What is whole stays so.
-    pub(crate) fn complete_copies(&self) -> std::result::Result<(), Error> {
+    /// `Io`.
+    pub(crate) fn partial_copies(&self) -> std::result::Result<Vec<Unfinished>, Error> {
+        let mut found = Vec::new();
         for layer in &self.layers {
             if layer.parts().is_some_and(|parts| !parts.is_empty()) {
-                self.complete_below(layer, Path::new(""))?;
+                self.find_partial_copies(layer, Path::new(""), &mut found)?;
             }
         }
-        Ok(())
+        Ok(found)
     }
 
-    fn complete_below(
+    fn find_partial_copies(
         &self,
         layer: &Arc<Layer>,
         directory: &Path,
+        found: &mut Vec<Unfinished>,
     ) -> std::result::Result<(), Error> {
         let Some(parts) = layer.parts() else { return Ok(()) };
         for entry in layer.tree.list(directory).at(directory)? {
             let path = directory.join(&entry.name);
             match entry.kind {
-                FileType::Directory => self.complete_below(layer, &path)?,
+                FileType::Directory => self.find_partial_copies(layer, &path, found)?,
                 FileType::RegularFile if parts.has(entry.ino) => {
                     let at = At { layer: Arc::clone(layer), path };
-                    if let Some(copy) = self.partial_at(&at, Some(entry.ino)).at(&at.path)? {
-                        copy.complete().at(&at.path)?;
-                    }
-                    parts.unmark(entry.ino);
+                    let copy = self.partial_at(&at, Some(entry.ino)).at(&at.path)?;
+                    found.push(Unfinished { at, ino: entry.ino, copy });
                 }
                 _ => {}
             }
+        }
+        Ok(())
+    }
+}
+
+/// A file of a layer that was copied up in part. It can be brought to its end without the view.
+pub(crate) struct Unfinished {
+    at: At,
+    ino: u64,
+    /// `None` where it is whole, and only marked still.
+    copy: Option<Arc<PartialCopy>>,
+}
+
+impl Unfinished {
+    /// Makes it whole: before a commit to the base, which knows no other layers.
+    ///
+    /// # Errors
+    /// `Io`, with the path of the copy: its original is not what it was, or no room is left.
+    pub(crate) fn complete(&self) -> std::result::Result<(), Error> {
+        if let Some(copy) = &self.copy {
+            copy.complete().at(&self.at.path)?;
+        }
+        if let Some(parts) = self.at.layer.parts() {
+            parts.unmark(self.ino);
         }
         Ok(())
     }

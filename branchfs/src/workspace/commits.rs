@@ -3,24 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::branches::Branches;
-use super::history::oldest;
 use super::nested::Work;
 use super::{
-    Absorbed, Branch, BranchId, Committed, MAIN_BRANCH, Policy, Selector, Workspace, below,
-    children_of, now,
+    Absorbed, Branch, BranchId, Committed, MAIN_BRANCH, Policy, Selector, Workspace, below, now,
 };
-use crate::commit::{self, Decided, Disk, Header, Kind, Plan, Request, VERSION, Woven};
+use crate::commit::{self, Decided, Disk, Header, Kind, Plan, Prepared, Request, VERSION, Woven};
 use crate::driver::{self, Completion};
 use crate::error::{Context, Error};
 use crate::filesystem::{MAIN, Mounted, Slot};
 use crate::layer::Layer;
 use crate::seen::WriteSet;
 use crate::selection::Selection;
+use crate::view::{Unfinished, View};
 
 /// What a commit is asked to be.
 #[derive(Clone, Debug, Default)]
@@ -44,7 +43,7 @@ const CHANGED_AFTER_READ: &str = "others committed changes of what it read since
 const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Keeps a branch from being changed as long as it lives.
-struct Frozen(Arc<Mounted>);
+pub(super) struct Frozen(Arc<Mounted>);
 
 impl Frozen {
     fn new(mounted: Arc<Mounted>) -> Self {
@@ -59,6 +58,15 @@ impl Drop for Frozen {
     }
 }
 
+/// A transaction that has happened, and of which nobody has seen anything yet.
+pub(super) struct Happened<'w> {
+    branches: MutexGuard<'w, Branches>,
+    gate: RwLockWriteGuard<'w, ()>,
+    decided: Decided,
+    /// What others go on seeing the base through.
+    veil: Option<(Arc<Layer>, Woven)>,
+}
+
 impl Workspace {
     /// Commits a branch into its parent.
     ///
@@ -71,19 +79,10 @@ impl Workspace {
         options: &CommitOptions,
     ) -> Result<Committed, Error> {
         let _frozen = if options.dry_run { None } else { self.await_writers(selector)? };
-        let mut branches = self.lock();
-        let branch = selector
-            .find(&branches)?
-            .ok_or_else(|| Error::Usage("main has no parent to commit to".to_owned()))?;
-        let (id, name, parent) =
-            (branch.record.id, branch.record.name.clone(), branch.record.parent);
-        if branch.record.is_stale {
-            return Err(too_late(&name));
-        }
-        let children = children_of(&branches, id);
-        if !children.is_empty() {
-            return Err(Error::Frozen { name, children: children.join(", ") });
-        }
+        let _turn = self.take_turn();
+        let held = self.hold(selector)?;
+        let branch = &held.branch;
+        let (id, parent) = (branch.record.id, branch.record.parent);
         if parent != MAIN_BRANCH && (options.skip || !options.selection.is_all()) {
             return Err(Error::Unsupported(
                 "paths can be chosen in a commit into main alone: commit all of it into its parent"
@@ -98,8 +97,8 @@ impl Workspace {
         }
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
         if options.dry_run && parent != MAIN_BRANCH {
-            let above = branches.get(&parent).ok_or_else(|| Error::NotFound(parent.to_string()))?;
-            let (ours, theirs) = (Work::of(branch)?, Work::since(above, branch)?);
+            let above = self.parent_of(branch)?;
+            let (ours, theirs) = (Work::of(branch)?, Work::since(&above, branch)?);
             self.refuse_nested(branch, (&ours, &theirs), options)?;
             return Ok(Committed { changes: ours.changes, stale: Vec::new() });
         }
@@ -113,14 +112,20 @@ impl Workspace {
             .refuse_writers(branch)
             .and_then(|()| self.driver().freeze(id, Completion::ForCommit));
         let outcome = closed.and_then(|()| match parent {
-            MAIN_BRANCH => self.commit_to_base(&mut branches, id, options),
-            parent => self.commit_to_branch(&mut branches, id, parent, options),
+            MAIN_BRANCH => self.commit_to_base(branch, options),
+            _ => self.commit_to_branch(branch, options),
         });
         if outcome.is_err() {
             mounted.thaw();
         }
-        self.thaw_presented(&branches);
+        drop(held);
+        self.thaw_presented(&self.lock());
         outcome
+    }
+
+    fn parent_of(&self, branch: &Branch) -> Result<Branch, Error> {
+        let parent = branch.record.parent;
+        self.lock().get(&parent).cloned().ok_or_else(|| Error::NotFound(parent.to_string()))
     }
 
     fn policy(&self, options: &CommitOptions) -> Policy {
@@ -205,6 +210,22 @@ impl Workspace {
     /// Closing a file is told to us after the caller goes on: gives it a moment, in which other verbs go on. The branch is
     /// frozen from then on until the guard is dropped.
     fn await_writers(&self, selector: &Selector) -> Result<Option<Frozen>, Error> {
+        self.await_none_of(selector, View::written)
+    }
+
+    /// The same before a fork, for those that the kernel serves by itself.
+    pub(super) fn await_kernel_writers(
+        &self,
+        selector: &Selector,
+    ) -> Result<Option<Frozen>, Error> {
+        self.await_none_of(selector, View::written_by_kernel)
+    }
+
+    fn await_none_of(
+        &self,
+        selector: &Selector,
+        files: impl Fn(&mut View) -> Vec<PathBuf>,
+    ) -> Result<Option<Frozen>, Error> {
         let branches = self.lock();
         let Some(branch) = selector.find(&branches)?.filter(|branch| !branch.record.is_stale)
         else {
@@ -214,7 +235,7 @@ impl Workspace {
         drop(branches);
         let frozen = Frozen::new(mounted);
         let deadline = Instant::now() + WRITERS_WAIT_MAX;
-        while Instant::now() < deadline && !frozen.0.lock().written().is_empty() {
+        while Instant::now() < deadline && !files(&mut frozen.0.lock()).is_empty() {
             thread::sleep(Duration::from_millis(1));
         }
         Ok(Some(frozen))
@@ -230,41 +251,26 @@ impl Workspace {
     }
 
     /// Freezes a branch that is about to be forked. What the kernel writes by itself no freezing stops: it must be
-    /// closed.
+    /// closed, for which [`Self::await_kernel_writers`] has given time.
     pub(super) fn freeze_for_fork(&self, slot: Slot) -> Result<(), Error> {
         let mounted = self.filesystem.mounted(slot).at(&self.base_path)?;
         mounted.freeze();
-        let deadline = Instant::now() + WRITERS_WAIT_MAX;
-        loop {
-            let paths = mounted.lock().written_by_kernel();
-            if paths.is_empty() {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                mounted.thaw();
-                let name = mounted.name.to_string_lossy().into_owned();
-                return Err(Error::Written { name, paths });
-            }
-            thread::sleep(Duration::from_millis(1));
+        let paths = mounted.lock().written_by_kernel();
+        if paths.is_empty() {
+            return Ok(());
         }
+        mounted.thaw();
+        Err(Error::Written { name: mounted.name.to_string_lossy().into_owned(), paths })
     }
 
-    fn commit_to_base(
-        &self,
-        branches: &mut Branches,
-        id: BranchId,
-        options: &CommitOptions,
-    ) -> Result<Committed, Error> {
-        let branch = &branches[&id];
+    fn commit_to_base(&self, branch: &Branch, options: &CommitOptions) -> Result<Committed, Error> {
+        let id = branch.record.id;
         // Before the commit is decided: what is renamed into the base must be whole. A commit that is refused copies nothing.
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
-        let view = mounted.lock();
-        if view.has_partial_copies() {
-            drop(view);
+        let unfinished = mounted.lock().partial_copies()?;
+        if !unfinished.is_empty() {
             self.checked_plan(branch, options)?;
-            mounted.lock().complete_copies()?;
-        } else {
-            drop(view);
+            unfinished.iter().try_for_each(Unfinished::complete)?;
         }
         mounted.lock().join_all_links().at(&self.base_path)?;
         let staged = self.stage(id, &branch.record)?;
@@ -273,28 +279,29 @@ impl Workspace {
         for litter in &plan.litter {
             disk.remove_file(litter)?;
         }
-        let audience = self.audience(branches, self.policy(options), Some(id), None);
-        let header = self.address(commit_header(branch, &plan), audience);
+        let header = commit_header(branch, &plan);
         let staged = staged.hand_over();
-        let (decided, synced) =
-            self.transact(branches, &disk, header, plan).inspect_err(|error| {
-                // What could not be taken back has put objects of the base there.
-                if !matches!(error, Error::Corrupt(_)) {
-                    self.unstage(&staged);
-                }
-            })?;
-        if let Some(mut committed) = branches.remove(&id) {
-            self.unlink_kept(&committed.record)?;
-            self.thaw(MAIN, 1);
-            if !self.is_elsewhere() {
-                committed.record.layers.clear(); // they go with the commit
+        let address = |branches: &Branches| {
+            Ok(self.address(header, self.audience(branches, self.policy(options), Some(id), None)))
+        };
+        let happened = self.transact(&disk, plan, address).inspect_err(|error| {
+            // What could not be taken back has put objects of the base there.
+            if !matches!(error, Error::Corrupt(_)) {
+                self.unstage(&staged);
             }
-            self.retire_branch(branches, &committed)?;
+        })?;
+        self.conclude(&disk, happened)
+    }
+
+    /// Takes a branch out of the table whose commit to the base has happened.
+    fn retire_committed(&self, branches: &mut Branches, id: BranchId) -> Result<(), Error> {
+        let Some(mut committed) = branches.remove(&id) else { return Ok(()) };
+        self.unlink_kept(&committed.record)?;
+        self.thaw(MAIN, 1);
+        if !self.is_elsewhere() {
+            committed.record.layers.clear(); // they go with the commit
         }
-        self.settle(branches, &disk, &decided)?;
-        synced?;
-        let names = decided.header.stale.iter().map(|id| branches[id].record.name.clone());
-        Ok(Committed { stale: names.collect(), changes: decided.changes })
+        self.retire_branch(branches, &committed)
     }
 
     /// What was committed has one link too many as long as its layer keeps one of its own.
@@ -306,52 +313,72 @@ impl Workspace {
         Ok(())
     }
 
-    /// Decides a transaction and carries it out; then it is in the base, durable, and the records of those who are stale
-    /// say so. The journal still has it. Returns with it whether it is durable; the caller settles it in any case.
+    /// Decides a transaction and carries it out. `address` makes its header when it is about to happen. The table of
+    /// branches is locked from there on; not before, while the file system syncs.
+    ///
+    /// # Errors
+    /// It did not happen: main is as before, unless the error is `Corrupt`.
     pub(super) fn transact(
         &self,
-        branches: &mut Branches,
         disk: &Disk,
-        header: Header,
         plan: Plan,
-    ) -> Result<(Decided, Result<(), Error>), Error> {
-        let number = header.transaction;
-        let decided =
-            Decided::decide(disk, header, plan).inspect_err(|_| self.drop_journal(number))?;
+        address: impl FnOnce(&Branches) -> Result<Header, Error>,
+    ) -> Result<Happened<'_>, Error> {
+        let number = plan.transaction;
+        let prepared = Prepared::new(disk, plan).inspect_err(|_| self.drop_journal(number))?;
+        let branches = self.lock();
+        let decided = address(&branches)
+            .and_then(|header| prepared.decide(disk, header))
+            .inspect_err(|_| self.drop_journal(number))?;
         let gate = self.filesystem.close_gate();
-        let veil = match self.carry_out(disk, &decided) {
-            Ok(veil) => veil,
+        match self.carry_out(disk, &decided) {
+            Ok(veil) => Ok(Happened { branches, gate, decided, veil }),
             Err(error) => {
                 drop(gate);
                 if !matches!(error, Error::Corrupt(_)) {
                     self.drop_journal(number); // all is taken back: the entry holds nothing of the base
                 }
-                return Err(error);
+                Err(error)
             }
-        };
+        }
+    }
+
+    /// Lets everybody know of a transaction that has happened, makes it durable, and takes it into the history.
+    ///
+    /// # Errors
+    /// Where it may not be durable, or something is left for the next mount to settle; it has happened.
+    pub(super) fn conclude(&self, disk: &Disk, happened: Happened<'_>) -> Result<Committed, Error> {
+        let Happened { mut branches, gate, decided, veil } = happened;
         for layer in [&self.base, &self.main_layer()] {
             layer.tree.forget_all();
         }
         let header = &decided.header;
-        self.settle_stale(branches, &header.stale);
-        self.veil(branches, header, veil.as_ref())?;
+        self.settle_stale(&mut branches, &header.stale);
+        self.veil(&mut branches, header, veil.as_ref())?;
         drop(gate);
-        // One sync for all: what the records say is on disk before any of them is there.
-        let mut drafts = Vec::new();
-        for id in header.stale.iter().chain(&header.observers).chain(&header.unveiled) {
-            if let Some(branch) = branches.get(id) {
-                drafts.push((self.draft_record(&branch.record)?, self.record_path(*id)));
-            }
+        let stale = names_of(&branches, &header.stale);
+        if let Kind::Commit { branch } = header.kind {
+            self.retire_committed(&mut branches, branch)?;
         }
+        // One sync for all: what the records say is on disk before any of them is there.
+        let concerned = header.stale.iter().chain(&header.observers).chain(&header.unveiled);
+        let drafts = self.draft_records(&branches, concerned)?;
+        drop(branches);
         let synced = Decided::sync(disk);
-        if self.is_elsewhere() && !drafts.is_empty() {
+        if self.is_elsewhere() && !drafts.0.is_empty() {
             self.sync_store()?;
         }
-        for (draft, path) in drafts {
-            fs::rename(draft, &path).at(&path)?;
-        }
-        self.drop_lifted(branches, header)?;
-        Ok((decided, synced.map_err(|error| Error::NotDurable(error.to_string()))))
+        let branches = self.lock();
+        self.put_records(&branches, drafts)?;
+        self.drop_lifted(&branches, header)?;
+        drop(branches);
+        self.sync_records_elsewhere()?;
+        self.keep(disk, &decided, self.oldest_fork())?;
+        self.tell_stale(&self.lock(), &header.stale);
+        self.filesystem.invalidate_main();
+        self.empty_trash();
+        synced.map_err(|error| Error::NotDurable(error.to_string()))?;
+        Ok(Committed { stale, changes: decided.changes })
     }
 
     /// Under the gate: the steps, and the veil over them. When either fails, all is taken back.
@@ -370,21 +397,6 @@ impl Workspace {
                 Err(error)
             }
         }
-    }
-
-    /// Takes a transaction that happened from the journal to the history, and tells the kernel.
-    pub(super) fn settle(
-        &self,
-        branches: &Branches,
-        disk: &Disk,
-        decided: &Decided,
-    ) -> Result<(), Error> {
-        self.sync_records_elsewhere()?;
-        self.keep(disk, decided, oldest(branches.values().map(|branch| &branch.record)))?;
-        self.tell_stale(branches, &decided.header.stale);
-        self.filesystem.invalidate_main();
-        self.empty_trash();
-        Ok(())
     }
 
     fn main_layer(&self) -> Arc<Layer> {
@@ -421,42 +433,43 @@ impl Workspace {
     /// forked before goes on seeing the parent as it was.
     fn commit_to_branch(
         &self,
-        branches: &mut Branches,
-        id: BranchId,
-        parent: BranchId,
+        child: &Branch,
         options: &CommitOptions,
     ) -> Result<Committed, Error> {
+        let (id, parent) = (child.record.id, child.record.parent);
+        let above = &self.parent_of(child)?; // its layers do not change: that takes a commit
+        let (ours, theirs) = (Work::of(child)?, Work::since(above, child)?);
+        self.refuse_nested(child, (&ours, &theirs), options)?;
+        ours.take_attributes(&theirs)?;
+        let branches = self.lock();
+        self.leave_to_fuse(above)?; // the kernel cannot mount what several layers make up
+        drop(branches);
+        // One rename of one record is the commit; what it names must be on disk first.
+        self.sync_store()?;
+        let mut branches = self.lock();
         let stale = match self.policy(options) {
             Policy::FirstWinner => {
-                let mut rivals = below(branches, parent);
+                let mut rivals = below(&branches, parent);
                 rivals.retain(|rival| *rival != id); // it has no live children
                 rivals
             }
             Policy::Snapshot | Policy::Serializable => Vec::new(),
         };
-        let child = branches.get(&id).ok_or_else(|| Error::NotFound(id.to_string()))?;
-        let above = branches.get(&parent).ok_or_else(|| Error::NotFound(parent.to_string()))?;
-        let (ours, theirs) = (Work::of(child)?, Work::since(above, child)?);
-        self.refuse_nested(child, (&ours, &theirs), options)?;
-        ours.take_attributes(&theirs)?;
-        self.leave_to_fuse(above)?; // the kernel cannot mount what several layers make up
         let own = child.record.layers.len();
         let stack: Vec<Arc<Layer>> =
             child.stack[..own].iter().chain(&above.stack).cloned().collect();
         let mut record = above.record.clone();
         record.layers = child.record.layers.iter().chain(&record.layers).copied().collect();
         record.absorbed = Some(Absorbed { child: id, stale: stale.clone() });
-        // One rename of one record is the commit; what it names must be on disk first.
-        self.sync_store()?;
         self.write_record(&record)?;
-        self.sync_store()?;
+        self.sync_records()?;
         let slot = above.slot;
         let gate = self.filesystem.close_gate();
-        self.settle_stale(branches, &stale);
+        self.settle_stale(&mut branches, &stale);
         let mounted = self.filesystem.mounted(slot).at(&self.base_path)?;
         let outdated = mounted.lock().restack(stack.clone(), None);
         drop(gate);
-        self.write_records(stale.iter().map(|sibling| &branches[sibling].record))?;
+        let names = names_of(&branches, &stale);
         if let Some(above) = branches.get_mut(&parent) {
             (above.record, above.stack) = (record, stack);
         }
@@ -466,15 +479,21 @@ impl Workspace {
                 quota.lift();
             }
             child.record.layers.clear(); // they are the parent's now
-            self.retire_branch(branches, &child)?;
+            self.retire_branch(&branches, &child)?;
         }
+        let drafts = self.draft_records(&branches, stale.iter())?;
+        if !drafts.0.is_empty() {
+            drop(branches);
+            self.sync_store()?;
+            branches = self.lock();
+        }
+        self.put_records(&branches, drafts)?;
         if let Some(above) = branches.get_mut(&parent) {
             above.record.absorbed = None;
             self.write_record(&above.record)?;
         }
         self.filesystem.invalidate_outdated(slot, &outdated);
-        self.tell_stale(branches, &stale);
-        let names = stale.iter().map(|id| branches[id].record.name.clone()).collect();
+        self.tell_stale(&branches, &stale);
         Ok(Committed { changes: ours.changes, stale: names })
     }
 
@@ -491,12 +510,17 @@ impl Workspace {
 
     fn tell_stale(&self, branches: &Branches, stale: &[BranchId]) {
         for id in stale {
+            let Some(branch) = branches.get(id) else { continue }; // aborted meanwhile
             self.driver().detach(*id);
-            if let Ok(mounted) = self.filesystem.mounted(branches[id].slot) {
+            if let Ok(mounted) = self.filesystem.mounted(branch.slot) {
                 self.outdate(mounted);
             }
         }
     }
+}
+
+fn names_of(branches: &Branches, ids: &[BranchId]) -> Vec<String> {
+    ids.iter().map(|id| branches[id].record.name.clone()).collect()
 }
 
 fn commit_header(branch: &Branch, plan: &Plan) -> Header {
@@ -524,7 +548,7 @@ pub(super) fn remove_tree(path: &Path) -> Result<(), Error> {
     }
 }
 
-fn too_late(name: &str) -> Error {
+pub(super) fn too_late(name: &str) -> Error {
     Error::Conflict {
         message: format!("branch {name} cannot be committed: a sibling was committed first"),
         paths: Vec::new(),

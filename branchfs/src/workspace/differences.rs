@@ -1,5 +1,6 @@
 //! Comparing a branch with its parent as it was at the fork.
 
+use super::branches::Branches;
 use super::{Selector, Workspace};
 use crate::difference::{Moves, Pair, walk};
 use crate::error::{Context, Error};
@@ -11,7 +12,7 @@ impl Workspace {
     /// # Errors
     /// `Usage` for main, `NotFound`, `Io`.
     pub(crate) fn compare(&self, selector: &Selector, moves: Moves) -> Result<Vec<Pair>, Error> {
-        let branches = self.lock();
+        let branches = self.lock_unheld(selector, Branches::is_held)?;
         let branch = selector
             .find(&branches)?
             .ok_or_else(|| Error::Usage("main has no parent to compare with".to_owned()))?;

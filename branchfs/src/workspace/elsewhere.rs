@@ -174,11 +174,7 @@ impl Workspace {
     /// Makes what changed in the records durable before the journal forgets why. On one file system the order of renames
     /// does that.
     pub(super) fn sync_records_elsewhere(&self) -> Result<(), Error> {
-        if !self.is_elsewhere() {
-            return Ok(());
-        }
-        let path = self.store_path.join("branches");
-        fs::File::open(&path).and_then(|directory| directory.sync_all()).at(&path)
+        if self.is_elsewhere() { self.sync_records() } else { Ok(()) }
     }
 
     /// Makes all of the store durable.

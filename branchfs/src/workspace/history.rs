@@ -7,6 +7,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use super::branches::Branches;
 use super::store::{give, write_private};
 use super::{BranchId, Committed, HISTORY_BYTES_MAX, Record, Workspace, now};
 use crate::commit::{
@@ -74,7 +75,7 @@ impl Workspace {
         force: bool,
         dry_run: bool,
     ) -> Result<Reverted, Error> {
-        let mut branches = self.lock();
+        let _turn = self.take_turn();
         let disk = self.disk()?;
         let history = commit::history(&disk)?;
         let undone = history.iter().position(|past| past.undone.is_some());
@@ -94,12 +95,17 @@ impl Workspace {
             Some((undo, interval)) => (undo, *interval, Kind::Redo { commit }),
         };
         let lifted = past.veil;
-        let audience = self.audience(&branches, self.settings.policy, None, lifted);
-        if !audience.stale.is_empty() && !force {
+        // Asked at once, and again when it happens: branches may come meanwhile.
+        let audience = |branches: &Branches| {
+            let audience = self.audience(branches, self.settings.policy, None, lifted);
+            if audience.stale.is_empty() || force {
+                return Ok(audience);
+            }
             let name = |id: &BranchId| branches[id].record.name.as_str();
             let names: Vec<&str> = audience.stale.iter().map(name).collect();
-            return Err(Error::Frozen { name: "main".to_owned(), children: names.join(", ") });
-        }
+            Err(Error::Frozen { name: "main".to_owned(), children: names.join(", ") })
+        };
+        audience(&self.lock())?;
         let later = intervals(&history, finished);
         let transaction = self.next_number();
         let plan = commit::reverse(
@@ -124,12 +130,8 @@ impl Workspace {
             return Ok(Reverted { entry, committed });
         }
         let header = reversal_header(plan.transaction, kind, past.commit.header.name.clone());
-        let header = self.address(header, audience);
-        let (decided, synced) = self.transact(&mut branches, &disk, header, plan)?;
-        self.settle(&branches, &disk, &decided)?;
-        synced?;
-        let names = decided.header.stale.iter().map(|id| branches[id].record.name.clone());
-        let committed = Committed { stale: names.collect(), changes: decided.changes };
+        let address = |branches: &Branches| Ok(self.address(header, audience(branches)?));
+        let committed = self.conclude(&disk, self.transact(&disk, plan, address)?)?;
         Ok(Reverted { entry, committed })
     }
 
@@ -154,7 +156,7 @@ impl Workspace {
     /// # Errors
     /// `Io`, `Corrupt`.
     pub(crate) fn history(&self) -> Result<Vec<PastInfo>, Error> {
-        let _branches = self.lock(); // no transaction comes in between
+        let _turn = self.take_turn();
         Ok(commit::history(&self.disk()?)?.iter().map(PastInfo::of).collect())
     }
 
@@ -163,16 +165,20 @@ impl Workspace {
     /// # Errors
     /// `Io`.
     pub(crate) fn prune(&self, keep: usize) -> Result<(usize, u64), Error> {
-        let branches = self.lock();
+        let _turn = self.take_turn();
         let history = commit::outline(&self.disk()?)?;
         let old = &history[..history.len().saturating_sub(keep)];
-        let oldest = oldest(branches.values().map(|branch| &branch.record));
+        let oldest = self.oldest_fork();
         for past in old {
             self.forget(past, oldest)?;
         }
-        drop(branches);
         self.empty_trash();
         Ok((old.len(), old.iter().map(|past| past.header.displaced_bytes).sum()))
+    }
+
+    /// When the oldest live branch was forked.
+    pub(super) fn oldest_fork(&self) -> Option<i64> {
+        oldest(self.lock().values().map(|branch| &branch.record))
     }
 
     /// Takes a transaction that happened into the history. What a new commit has undone for good goes, and what is over

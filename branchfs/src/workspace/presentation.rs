@@ -92,7 +92,7 @@ impl Workspace {
     /// Lets those branches be written again that have no live children any more.
     pub(super) fn thaw_presented(&self, branches: &Branches) {
         for id in self.driver().frozen() {
-            if children_of(branches, id).is_empty() {
+            if children_of(branches, id).is_empty() && !branches.is_held(id) {
                 // A branch that stays read-only says so to whoever writes there; the verb itself has succeeded.
                 if let Err(error) = self.driver().thaw(id) {
                     eprintln!("branchfs: {error}");
@@ -106,6 +106,7 @@ impl Workspace {
     /// # Errors
     /// `InUse`; everything goes on then.
     pub(crate) fn unmount(&self, mountpoint: &Path) -> Result<(), Error> {
+        let _turn = self.take_turn();
         let _branches = self.lock(); // no branch may come or go meanwhile
         self.driver().release(&|| match crate::kernel::unmount(mountpoint, false) {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(Error::MountInUse),
