@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 from branching.cli.failure import reported
@@ -15,9 +16,19 @@ def ls(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
 
     Example: branching ls
     """
+    from branching.fs.claims import left
+
     with reported(json=json):
         with opened_workspace(workspace) as space:
             records = space.branches()
+            lost = left(space)
+        if lost:
+            names = ", ".join(record.name for record in lost)
+            print(
+                f"note: left by an MCP server that was killed: {names}. The next one drops what is "
+                "neither committed nor aborted until then",
+                file=sys.stderr,
+            )
         if json:
             print_json(
                 "ls",

@@ -10,6 +10,7 @@ While something runs in a branch it is not committed; aborting it ends what runs
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -24,11 +25,13 @@ import anyio
 from branching.errors import BranchError, BranchingError, BranchNotFoundError, add_note
 from branching.fs import Branch, BranchRecord, Change, Workspace
 from branching.fs.beneath import Tree
+from branching.fs.claims import Claims, drop_left
 from branching.mcp.work import step
 from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
 from branching.process import Owner, ResourceLimits
 from branching.process.sandbox.hidden import find, glob_pattern
 
+_log = logging.getLogger("branching.mcp")
 MAIN = "main"
 """How the workspace itself is named where a branch is asked for."""
 SECONDS_MAX_DEFAULT = 3600.0
@@ -62,6 +65,8 @@ class Desk:
         self.rules = rules or Rules()
         self._hidden = [glob_pattern(glob) for glob in self.rules.hide]
         self._made: dict[int, str] = {}
+        self._claims = Claims(workspace)
+        """The same, for who comes after us if we are killed."""
         self._running: dict[str, set[_Run]] = {}
 
     @property
@@ -96,7 +101,12 @@ class Desk:
         return branch
 
     def _own(self, branch: Branch) -> None:
-        self._made[branch.inspect().id] = branch.name
+        record = branch.inspect()
+        self._made[record.id] = branch.name
+        try:
+            self._claims.add(record)
+        except OSError as error:
+            _log.warning("branch %s stays if this server is killed: %s", branch.name, error)
 
     async def adopt(self, name: str) -> None:
         """Makes an open branch ours to end."""
@@ -106,7 +116,8 @@ class Desk:
     async def keep(self, name: str) -> None:
         """Leaves a branch open when the server ends."""
         record = await step((await self.find(name)).inspect)
-        self._made.pop(record.id, None)
+        if self._made.pop(record.id, None) is not None:
+            await step(partial(self._claims.drop, record))
 
     def is_ours(self, record: BranchRecord) -> bool:
         """Whether the branch ends with us."""
@@ -184,6 +195,14 @@ class Desk:
     # Opening and closing.
 
     async def __aenter__(self) -> Desk:
+        try:
+            dropped = await step(partial(drop_left, self.workspace))
+        except (BranchingError, OSError) as error:
+            _log.warning("a server that was killed has left branches: %s", error)
+        else:
+            if dropped:
+                names = ", ".join(record.name for record in dropped)
+                _log.warning("dropped what a server that was killed has left: %s", names)
         return self
 
     async def __aexit__(
@@ -214,6 +233,8 @@ class Desk:
                     pass  # it went with its parent
                 except BranchingError as error:
                     failure = failure or error
+        if failure is None:
+            self._claims.close()
         return failure
 
 

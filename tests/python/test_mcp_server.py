@@ -171,6 +171,54 @@ def test_a_signal_ends_it_in_order(project: Path, number: signal.Signals) -> Non
         assert mounts_of(project) == []
 
 
+def created(server: subprocess.Popen[str], name: str, *, is_kept: bool = False) -> None:
+    """Introduces itself, has a branch made, and waits for the answer."""
+    client = {"name": "test", "version": "1"}
+    initialize = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
+    ask(server, 2, "initialize", initialize)
+    assert server.stdin
+    server.stdin.write('{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
+    ask(server, 3, "tools/call", {"name": "branch_create", "arguments": {"name": name}})
+    if is_kept:
+        ask(server, 4, "tools/call", {"name": "branch_keep", "arguments": {"branch": name}})
+
+
+def ask(server: subprocess.Popen[str], number: int, method: str, params: dict[str, Any]) -> None:
+    assert server.stdin
+    assert server.stdout
+    message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+    server.stdin.write(json.dumps(message) + "\n")
+    server.stdin.flush()
+    while (answer := json.loads(server.stdout.readline())).get("id") != number:
+        pass
+    assert not answer["result"].get("isError"), answer
+
+
+def test_what_a_killed_server_has_left_is_told_and_dropped_by_the_next(project: Path) -> None:
+    """Not what was kept, nor what a server that lives has made."""
+    with served(project) as living, served(project) as killed, served(project) as keeping:
+        created(living, "living")
+        created(killed, "left")
+        created(keeping, "kept", is_kept=True)
+        for server in (killed, keeping):
+            server.kill()
+            server.wait()
+        listed = branching(project, "ls")
+        assert [line.split()[0] for line in listed.out.splitlines()] == ["living", "left", "kept"]
+        assert "left by an MCP server that was killed: left." in listed.err
+        with served(project) as after:
+            assert is_served(after)
+            assert [branch["name"] for branch in ls(project)] == ["living", "kept"]
+            after.send_signal(signal.SIGTERM)
+            assert after.wait(SECONDS_MAX) == 0
+            assert after.stderr
+            assert "dropped what a server that was killed has left: left\n" in after.stderr.read()
+        assert branching(project, "ls").err == ""
+    assert [branch["name"] for branch in ls(project)] == ["kept"]
+    assert branching(project, "abort", "kept").code == 0
+    assert not (project / ".branching").exists()
+
+
 def test_a_signal_before_it_serves_ends_it_too(project: Path) -> None:
     with served(project) as server:
         wait_until(lambda: mounts_of(project) != [])
