@@ -169,7 +169,8 @@ class BranchContext:
             raise TimeoutError(f"process {self.pid} did not end within {timeout:g} s")
         try:
             if self._result is None:
-                assert self._process is not None, "it has a pid"
+                if self._process is None:
+                    raise ProcessBranchError(f"process {self.pid} did not die when it was killed")
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not self._attendance.attend(self._process, self._pipes, left):
                     raise TimeoutError(f"process {self.pid} did not end within {timeout:g} s")
@@ -212,7 +213,7 @@ class BranchContext:
         if not self._process.has_ended():
             self._attendance.kill(timeout)
         with self._attending:
-            if self._result is None:
+            if self._process is not None and self._result is None:
                 self._attendance.attend(self._process, self._pipes)
                 self._collect()
 
@@ -337,7 +338,11 @@ class BranchContext:
         """Takes notice of the end."""
         if self._result is not None or self._process is None:
             return
-        end = self._process.finish()
+        try:
+            end = self._process.finish()
+        except BaseException:
+            self._process = None  # it was killed, and waited for in vain: nothing more can be done
+            raise
         self._pipes.drain()
         home = homeway.read(self._result_file, self._originals, self._accept)
         if self._scope is not None:
