@@ -50,6 +50,11 @@ class TestFiles:
         flags = options_of(cell, str(cell.prison.root))
         assert {"nosuid", "nodev", "rw"} <= flags
 
+    def test_the_base_of_another_workspace_is_like_all_other_files(self, cell: Cell) -> None:
+        said = cell.attempt('cat "$OTHER_BASE/seed.txt"; touch "$OTHER_BASE/seed.txt"')
+        assert said.out == "seed\n"
+        assert "Read-only file system" in said.err
+
     @pytest.mark.parametrize("place", ["/tmp", "/var/tmp", "/dev/shm"])
     def test_nor_have_its_own_directories(self, cell: Cell, place: str) -> None:
         assert {"nosuid", "nodev"} <= options_of(cell, place)
