@@ -129,7 +129,13 @@ class Fork:
             raise ForkStateError(f"the branches of fork {self.fork_id} are gone")
         for cut_off in (self.names.stage, *(f"{kept.files}.frozen" for kept in state.branches)):
             self.place.drop(cut_off)  # of a merge
-        self.files = OpenFork(self.place, self.names, parent=parent, forked_ns=state.forked_ns)
+        self.files = OpenFork(
+            self.place,
+            self.names,
+            parent=parent,
+            forked_ns=state.forked_ns,
+            is_stuck=state.winner is not None and state.carrier == self.names.parent,
+        )
         for kept in state.branches:
             runtime = self.branches[kept.status.id]
             self._names[runtime.id] = kept.files

@@ -8,7 +8,8 @@
 The place stays as it was at the fork until one commit into it decides the merge. Where the parent
 did nothing meanwhile and all of the winner lands, that is the winner's: its files are moved. Else
 what is wanted of the winner is copied on top of the parent's branch, which is then committed. A
-merge that was refused in between can be made again: what is there already is no change.
+merge that was refused in between can be made again: what is there already is no change. If that was
+the last step, which others stopped by a change in its very moment, it can only be made again.
 
 All of it blocks, and belongs to one thread at a time: the coordinator's lock sees to that.
 """
@@ -25,7 +26,7 @@ from branching.agent.merge.stage import fill
 from branching.agent.place import Place
 from branching.agent.touched import touched
 from branching.agent.types import FlushError, FlushReport, MergeOptions
-from branching.errors import BranchingError, CommitError
+from branching.errors import BranchingError, CommitError, ConflictError
 from branching.fs import Branch, Change
 from branching.fs.beneath import Tree
 
@@ -48,11 +49,21 @@ class Names:
 class OpenFork:
     """The branches of a fork that has files."""
 
-    def __init__(self, place: Place, names: Names, *, parent: Branch, forked_ns: int) -> None:
+    def __init__(
+        self,
+        place: Place,
+        names: Names,
+        *,
+        parent: Branch,
+        forked_ns: int,
+        is_stuck: bool = False,
+    ) -> None:
         self.place = place
         self.names = names
         self.parent = parent
         self.forked_ns = forked_ns
+        self._is_stuck = is_stuck
+        """The winner's part is in the parent's branch, and others kept that from landing."""
 
     @property
     def base(self) -> Tree:
@@ -106,6 +117,7 @@ class OpenFork:
                 winner=theirs,
                 winner_touched=frozenset(touched(winner.diff(), base, theirs)),
                 parent_touched=self.parent_touched(),
+                drifted=self._drifted(winner),
                 directory=self._directory,
                 forked_ns=self.forked_ns,
             ),
@@ -119,8 +131,14 @@ class OpenFork:
     def land_parent(self, options: MergeOptions, decide: Decide) -> None:
         """Brings what the parent did since the fork into the place, and ends its branch.
 
-        ConflictError if others changed the same files of the base; the branch stays then.
+        ConflictError if others changed the same files of the base, or a merge was stopped by such a
+        change at its very end; the branch stays then.
         """
+        if self._is_stuck:
+            raise ConflictError(
+                "others changed files at the end of a merge: what is merged can only land",
+                hint='merge the same branch again, with own="skip" to keep theirs, or own="force"',
+            )
         if self.parent.diff():
             self._commit(self.parent, decide, options)
         else:
@@ -159,11 +177,15 @@ class OpenFork:
                     hint="atomic=False merges what can be merged",
                     paths=tuple(error.path for error in failed),
                 )
+            # Now the branch knows what it replaces, and a commit refuses what changes from here on.
+            self._refuse_news(self.plan(winner, options), plan)
             changes = stage.commit()
         except BaseException:
             stage.abort()
             raise
+        self._is_stuck = True
         self._commit(self.parent, decide, options)
+        self._is_stuck = False
         return report_of(changes, plan, [*refused, *failed])
 
     def _commit(
@@ -175,8 +197,29 @@ class OpenFork:
         try:
             return carrier.commit(policy=self.place.policy, force=force, skip=skip)
         except BaseException:
-            decide(None)
+            if not self._is_stuck:
+                decide(None)
             raise
+
+    def _drifted(self, winner: Branch) -> frozenset[str]:
+        """Returns what others changed, or deleted, of the files that the winner has replaced."""
+        if self._directory is None:
+            return frozenset()
+        try:
+            winner.commit(policy=self.place.policy, dry_run=True)
+        except ConflictError as error:
+            return frozenset(error.paths)
+        except CommitError:
+            pass  # told by the commit
+        return frozenset()
+
+    def _refuse_news(self, now: Plan, then: Plan) -> None:
+        if news := sorted({*now.conflicts}.difference(then.conflicts)):
+            raise ConflictError(
+                f"nothing was merged: others changed {_some(tuple(news))} during the merge",
+                hint="the fork is open: merge again",
+                paths=tuple(news),
+            )
 
     @property
     def _directory(self) -> Path | None:

@@ -8,10 +8,12 @@ now, in the winner.
     else                                          a conflict: on_conflict decides
 
 The parent touched what its own branch changed since the fork, and of main also what others changed
-in the base directory: such a file is newer than the fork (ctime, which cannot be set back). A
-directory that one side removed is touched with all in it, also with what the other side put there.
+in the base directory: such a file is newer than the fork (ctime, which cannot be set back), or is
+not what the winner's branch has replaced (which knows, also of what is deleted). A directory that
+one side removed is touched with all in it, also with what the other side put there.
 
-Not seen: a file of the base that somebody deleted before the winner made one of the same name.
+Not seen: a file of the base that somebody deleted before the winner made one of the same name. It
+is a new file then, and lands.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ class Sides:
     winner: Tree
     winner_touched: frozenset[str]
     parent_touched: frozenset[str]
+    drifted: frozenset[str]
+    """What others did to files that the winner has replaced: it knows what they were."""
     directory: Path | None
     """Of main: the base directory, in which others may have changed files behind our back."""
     forked_ns: int
@@ -144,7 +148,7 @@ def _is_touched(path: str, sides: Sides) -> bool:
 
 
 def _is_newer(path: str, sides: Sides) -> bool:
-    return is_newer(path, sides.directory, sides.forked_ns, sides.base)
+    return path in sides.drifted or is_newer(path, sides.directory, sides.forked_ns, sides.base)
 
 
 def is_newer(path: str, directory: Path | None, forked_ns: int, base: Tree) -> bool:

@@ -29,7 +29,7 @@ from support.agents import (
     writing,
 )
 
-from branching import CommitError, ConflictError, Workspace
+from branching import Branch, CommitError, ConflictError, Workspace
 from branching.agent import processes, transplant
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError, MergeConflictError
@@ -37,6 +37,7 @@ from branching.agent.merge import stage
 from branching.agent.place import Place
 from branching.agent.runtime import FORK_VARIABLE
 from branching.agent.types import MergeOptions, MergeResult
+from branching.fs.beneath import Tree
 
 SEED = "seed.txt"
 
@@ -620,3 +621,127 @@ class TestOverlayDriver:
         result = Forked(overlaid).merge(MINE, meanwhile=by_a_third)
         assert result.conflicts == (SEED,)
         assert (overlaid.base / SEED).read_text() == "third\n"
+
+
+def test_a_name_that_others_deleted_first_is_a_new_file_of_the_winner(real: Mounted) -> None:
+    """The one thing that is not seen, as docs/agents.md says: nobody has kept what was there."""
+
+    async def work() -> None:
+        with Workspace(real.root) as workspace:
+            deleted = asyncio.Event()
+
+            async def late(runner: ScriptedRunner) -> None:
+                await deleted.wait()
+                runner.write(SEED, "mine\n")
+                await runner.say("late")
+
+            made = coordinator(workspace, {"a": late})
+            await made.fork(specs("a"), parent_history=PARENT)
+            (real.base / SEED).unlink()
+            deleted.set()
+            result = await picked(made, "a")
+            assert (result.applied_paths, result.conflicts) == ((SEED,), ())
+            await made.aclose()
+
+    run(work())
+    assert (real.base / SEED).read_text() == "mine\n"
+
+
+class TestThirdAtEveryStep:
+    """F7: somebody edits the base directory at each step of a merge in turn. Goal: what they wrote
+    is never lost, and the merge is whole or has not happened. The steps are the calls that the
+    merge makes of branches and trees; they are counted once, and each is tried."""
+
+    STEPS = ((Branch, ("diff", "commit", "branch", "abort")), (Tree, ("lstat",)))
+
+    @pytest.mark.parametrize("kind", ["edit", "delete"])
+    @pytest.mark.parametrize("is_copied", [False, True], ids=["moved", "copied"])
+    def test_nothing_of_theirs_is_lost(
+        self, real: Mounted, kind: str, is_copied: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mine = {SEED: "mine\n", "new": "new\n"}
+        theirs: dict[str, str] = {SEED: "third\n"} if kind == "edit" else {}
+        last = self.merged(real, mine, is_copied, 10**9, kind, monkeypatch)
+        assert last > 5
+        outcomes = set()
+        for step in range(last):
+            (real.base / SEED).write_text("seed\n")
+            for name in ("new", "own"):
+                (real.base / name).unlink(missing_ok=True)
+            outcome = self.merged(real, mine, is_copied, step, kind, monkeypatch)
+            found = {path.name: path.read_text() for path in real.base.iterdir() if path.is_file()}
+            own = {"own": "parent\n"} if is_copied else {}
+            allowed: dict[Any, dict[str, str]] = {
+                "refused": {**theirs, **own},
+                "conflict": {**theirs, "new": "new\n", **own},
+                "after": {**theirs, "new": "new\n", **own},
+            }
+            assert found == allowed[outcome], (step, outcome)
+            outcomes.add(outcome)
+        assert "conflict" in outcomes
+        assert "refused" in outcomes
+
+    def merged(
+        self,
+        real: Mounted,
+        mine: dict[str, str],
+        is_copied: bool,
+        at: int,
+        kind: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> Any:
+        """Merges, with the edit before that step. Returns what came of it, and without an edit the
+        number of steps."""
+        calls: list[str] = []
+        committed: list[bool] = []
+
+        def third() -> None:
+            if kind == "edit":
+                (real.base / SEED).write_text("third\n")
+            else:
+                (real.base / SEED).unlink()
+
+        def counted(owner: type, name: str) -> None:
+            step = getattr(owner, name)
+
+            def stepping(self: Any, *arguments: Any, **options: Any) -> Any:
+                calls.append(name)
+                if len(calls) == at + 1:
+                    third()
+                    committed.append((real.base / "new").exists())
+                return step(self, *arguments, **options)
+
+            monkeypatch.setattr(owner, name, stepping)
+
+        async def work() -> Any:
+            with Workspace(real.root) as workspace:
+                made = coordinator(workspace, {"a": writing(**mine)})
+                await made.fork(specs("a"), parent_history=PARENT)
+                await all_ended(made)
+                assert made.parent_path is not None
+                if is_copied:
+                    (made.parent_path / "own").write_text("parent\n")
+                for owner, names in self.STEPS:
+                    for name in names:
+                        counted(owner, name)
+                try:
+                    result = await picked(made, "a")
+                    if at >= len(calls):
+                        return len(calls)
+                    return "after" if committed[0] else "conflict" if result.conflicts else "lost"
+                except ConflictError:
+                    monkeypatch.undo()
+                    assert not made.is_resolved
+                    assert made._fork is not None
+                    if made._fork.phase == "open":
+                        return "refused"
+                    # It was the last step: what is in the parent's branch can only land.
+                    with pytest.raises(ConflictError, match="at the end of a merge"):
+                        await made.abort_fork()
+                    await picked(made, "a", own="skip")
+                    return "conflict"
+                finally:
+                    monkeypatch.undo()
+                    await made.aclose()
+
+        return run(work())

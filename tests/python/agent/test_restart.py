@@ -27,7 +27,7 @@ from support.agents import (
     writing,
 )
 
-from branching import Workspace
+from branching import ConflictError, Workspace
 from branching.agent import processes
 from branching.agent.checkpoint import InMemoryCheckpointStore
 from branching.agent.coordinator import ForkCoordinator
@@ -287,6 +287,9 @@ class TestKilled:
                 assert made.is_resolved == is_committed
                 if not is_committed:
                     assert made.last_merge is None
+                    if not is_whole:
+                        with pytest.raises(ConflictError, match="at the end of a merge"):
+                            await made.abort_fork()
                     merged = await made.merge_or_select(f"pick:{branch_of(made, 'a').id}")
                 else:
                     assert made.last_merge is not None
