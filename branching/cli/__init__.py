@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+
+COMPLETE_VARIABLE = "_BRANCHING_COMPLETE"
+"""Set by a shell that wants to know what could come next."""
 
 EXIT_OURS = 125
 """Our own failure, as Docker and coreutils have it; every other code has a meaning of its own."""
@@ -26,4 +30,8 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(EXIT_OURS)
+    if COMPLETE_VARIABLE in os.environ:
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        completion_init()  # only an app with typer's own completion options does it by itself
     app(prog_name="branching")

@@ -15,6 +15,7 @@ from branching.cli.best_of_n import best_of_n
 from branching.cli.cascaded import cascaded
 from branching.cli.chat import chat
 from branching.cli.commit import commit
+from branching.cli.completion import completion
 from branching.cli.diff import diff
 from branching.cli.doctor import doctor
 from branching.cli.export import export
@@ -38,6 +39,7 @@ from branching.cli.watch import watch
 
 app = typer.Typer(
     help="Try things in copy-on-write branches of a directory; keep what works.",
+    add_completion=False,  # `completion` is a command
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain text: the same in a terminal, a pipe and the manual
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -70,6 +72,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "prune": (prune, "Forget them, and give back their room."),
     "mcp": (mcp, "Branches as tools of an agent."),
     "doctor": (doctor, "What works on this machine."),
+    "completion": (completion, "Our commands at the tab key."),
 }
 _WRAP_A_COMMAND = ("run", "best-of-n", "reflexion", "cascaded", "tournament", "shell", "fork")
 

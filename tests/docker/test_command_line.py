@@ -36,6 +36,19 @@ def test_the_version_is_told() -> None:
     assert (told.returncode, told.stdout) == (0, f"branching-docker {__version__}\n")
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_that_asks_is_told_what_could_come_next(shell: str) -> None:
+    """As the script asks that `completion` prints."""
+    assert "_BRANCHING_DOCKER_COMPLETE" in wrapper("completion", shell).stdout
+    line = "branching-docker do"
+    asked = {"COMP_WORDS": line, "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": line}
+    told = wrapper(
+        _BRANCHING_DOCKER_COMPLETE=f"complete_{shell}", _TYPER_COMPLETE_FISH_ACTION="get-args", **asked
+    )
+    assert "down" in told.stdout
+    assert "doctor" in told.stdout
+
+
 @pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], *([name, "--help"] for name in OURS)])
 def test_help_succeeds(arguments: list[str]) -> None:
     told = CliRunner().invoke(app, arguments)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.command import OnTerminal, branching, branching_argv
 
 from branching.cli.app import app
 
@@ -35,7 +38,7 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
     assert f"branching {name}" in section.split("Example: ", 1)[1].splitlines()[0]
 
 
-@pytest.mark.parametrize("name", sorted(set(commands()) - {"doctor"}))
+@pytest.mark.parametrize("name", sorted(set(commands()) - {"doctor", "completion"}))
 def test_every_command_takes_a_workspace(name: str) -> None:
     """6.2"""
     text = (REPOSITORY / "docs" / "commands.md").read_text()
@@ -43,7 +46,7 @@ def test_every_command_takes_a_workspace(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(commands()) - {"shell", "export", "mcp", "watch", "chat"})
+    "name", sorted(set(commands()) - {"shell", "export", "mcp", "watch", "chat", "completion"})
 )
 def test_every_command_that_has_no_other_output_has_a_document(name: str) -> None:
     """6.3"""
@@ -51,15 +54,38 @@ def test_every_command_that_has_no_other_output_has_a_document(name: str) -> Non
     assert "--json" in text.split(f"### {name}\n", 1)[1].split("\n### ", 1)[0]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_there_for_the_common_shells(
-    shell: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("shell", "says"),
+    [
+        ("bash", "complete -o default -F"),
+        ("zsh", "#compdef branching"),
+        ("fish", "complete --comm"),
+    ],
+)
+def test_completion_is_there_for_the_common_shells(shell: str, says: str) -> None:
+    done = branching(REPOSITORY, "completion", shell)
+    assert (done.code, says in done.out) == (0, True), done.err
+
+
+def test_the_tab_key_completes_commands_options_and_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "branching", "--show-completion", shell],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "BRANCHING_COMPLETE" in done.stdout.upper()
+    program = tmp_path / "branching"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(branching_argv())} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    bash = OnTerminal(tmp_path, [], program=["bash", "--norc", "--noprofile", "-i"], PS1="in> ")
+    bash.wait_for("in> ")
+    bash.type('eval "$(branching completion bash)"; echo do""ne\n')
+    bash.wait_for("done\n")
+    for typed, completed in (
+        ("branching bes", "branching best-of-n"),
+        ("branching run --on-s", "--on-success"),
+        ("branching run --on-success k", "--on-success keep"),
+    ):
+        bash.seen = ""
+        bash.type(f"{typed}\t")
+        bash.wait_for(completed)
+        bash.type("\x15")  # Ctrl-U: an empty line again
+    bash.type("exit 5\n")
+    assert bash.done().code == 5

@@ -19,6 +19,10 @@ def main() -> None:
         sys.exit(code)
     from branching_docker.cli import app
 
+    if "_BRANCHING_DOCKER_COMPLETE" in os.environ:  # a shell wants to know what could come next
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        completion_init()  # only an app with typer's own completion options does it by itself
     app(prog_name="branching-docker")
 
 
