@@ -413,6 +413,7 @@ impl Workspace {
         let draft = self.record_path(record.id).with_extension("new");
         let text = serde_json::to_vec(record).map_err(|error| Error::Corrupt(error.to_string()))?;
         write_private(&draft, &text)?;
+        give(&draft, self.owner)?;
         Ok(draft)
     }
 

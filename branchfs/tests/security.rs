@@ -469,6 +469,41 @@ fn the_store_is_closed_to_everybody_but_the_owner() {
 }
 
 #[test]
+fn all_that_the_store_keeps_for_itself_is_the_base_owners() {
+    const OWNER: u32 = 12345;
+    let mount = Mount::unmounted(|base| {
+        shell(
+            base,
+            &format!("truncate -s 20M big; echo 1 > file; mkdir d; chown -R {OWNER}:{OWNER} ."),
+        );
+    });
+    mount.mount_with(&["--policy", "snapshot"]);
+    // A change in part, a nested commit, a veil, a record that is replaced, an undo and a redo.
+    let open = mount.create("open");
+    shell(&open, "printf x | dd of=big bs=1 seek=5000 conv=notrunc status=none; echo > d/new");
+    shell(&mount.create_below("open", "inner"), "echo inner > inner");
+    mount.commit("inner");
+    for turn in ["one", "two"] {
+        shell(&mount.create(turn), &format!("echo {turn} | tee file new-{turn} > /dev/null"));
+        mount.commit(turn);
+    }
+    for verb in ["undo", "redo", "undo"] {
+        common::succeed(&mount.run(&[verb], &[]));
+    }
+    // What came from branches and the base keeps its owner: content of layers, and what commits moved out.
+    let find = format!(
+        r"find .branching \( -name upper -o -path '.branching/history/*/[0-9]*' \) -prune -o ! -uid {OWNER} -print"
+    );
+    let output = std::process::Command::new("bash")
+        .args(["-c", &find])
+        .current_dir(mount.base())
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "");
+    assert!(mount.base().join(".branching/history").read_dir().unwrap().count() > 1);
+}
+
+#[test]
 fn attributes_of_users_that_sound_like_ours_are_theirs() {
     let set = |path: &Path, name: &str, value: &[u8]| {
         rustix::fs::lsetxattr(path, name, value, rustix::fs::XattrFlags::empty()).unwrap();

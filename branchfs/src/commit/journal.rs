@@ -136,10 +136,7 @@ impl Prepared {
     pub(crate) fn new(disk: &Disk, plan: Plan) -> Result<Self, Error> {
         let directory = directory_of(plan.transaction);
         disk.store.make_directory(&directory, 0o700).at(&directory)?;
-        // The owner of the store must be able to remove all of it.
-        let owner = disk.store.stat(Path::new("")).at(&directory)?;
-        let given = disk.store.set_owner(&directory, Some(owner.stx_uid), Some(owner.stx_gid));
-        given.at(&directory)?;
+        give(disk, &directory)?;
         let mut steps = plan.steps;
         for place in &plan.empty {
             let path = place.path();
@@ -175,7 +172,7 @@ impl Decided {
         // not the content, the checksum tells: then nothing was done yet.
         let plan = self.directory.join(PLAN);
         let draft = self.directory.join("plan.new");
-        let mut file = std::fs::File::from(disk.store.create_file(&draft, 0o600).at(&draft)?);
+        let mut file = create(disk, &draft)?;
         file.write_all(&text).at(&draft)?;
         disk.store.rename(&draft, &plan, RenameFlags::empty()).at(&plan)?;
         file.sync_all().at(&plan)
@@ -563,7 +560,20 @@ fn write_now(disk: &Disk, path: &Path, content: &[u8]) -> Result<(), Error> {
         Ok(()) | Err(Errno::NOENT) => {}
         Err(error) => return Err(error).at(path),
     }
-    std::fs::File::from(disk.store.create_file(path, 0o600).at(path)?).write_all(content).at(path)
+    create(disk, path)?.write_all(content).at(path)
+}
+
+/// Makes a file of the store.
+fn create(disk: &Disk, path: &Path) -> Result<std::fs::File, Error> {
+    let file = disk.store.create_file(path, 0o600).at(path)?;
+    give(disk, path)?;
+    Ok(std::fs::File::from(file))
+}
+
+/// Gives something to the owner of the store, who must be able to read and remove all of it.
+fn give(disk: &Disk, path: &Path) -> Result<(), Error> {
+    let owner = disk.store.stat(Path::new("")).at(path)?;
+    disk.store.set_owner(path, Some(owner.stx_uid), Some(owner.stx_gid)).at(path)
 }
 
 /// Writes a file so that after a crash it is there whole or not at all.
@@ -576,7 +586,7 @@ fn write_durably(disk: &Disk, directory: &Path, name: &str, content: &[u8]) -> R
         Ok(()) | Err(Errno::NOENT) => {}
         Err(error) => return Err(error).at(&draft),
     }
-    let mut file = std::fs::File::from(disk.store.create_file(&draft, 0o600).at(&draft)?);
+    let mut file = create(disk, &draft)?;
     file.write_all(content).at(&draft)?;
     file.sync_all().at(&draft)?;
     disk.store.rename(&draft, &path, RenameFlags::empty()).at(&path)?;

@@ -67,20 +67,20 @@ impl Parts {
 
     fn make(&self, ino: u64) -> std::io::Result<()> {
         let path = self.directory.join(ino.to_string());
-        let owner = || -> std::io::Result<(u32, u32)> {
+        // Like all of the store they are the owner's, as the layer's directory is.
+        let give = |path: &Path| {
             let layer = fs::metadata(self.directory.parent().unwrap_or(&self.directory))?;
-            Ok((layer.uid(), layer.gid()))
+            std::os::unix::fs::chown(path, Some(layer.uid()), Some(layer.gid()))
         };
         if let Err(error) = fs::File::create(&path) {
             if error.kind() != ErrorKind::NotFound {
                 return Err(error);
             }
             fs::create_dir(&self.directory)?;
-            let (uid, gid) = owner()?;
-            std::os::unix::fs::chown(&self.directory, Some(uid), Some(gid))?;
+            give(&self.directory)?;
             fs::File::create(&path)?;
         }
-        Ok(())
+        give(&path)
     }
 
     /// It is one no more.
