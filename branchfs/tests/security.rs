@@ -504,6 +504,38 @@ fn all_that_the_store_keeps_for_itself_is_the_base_owners() {
 }
 
 #[test]
+fn a_commit_changes_nothing_in_the_store_of_another_workspace() {
+    let outer = Mount::unmounted(|base| fs::create_dir_all(base.join("sub/d")).unwrap());
+    let sub = outer.base().join("sub");
+    let mountpoint = outer.directory.path().join("inner");
+    fs::create_dir(&mountpoint).unwrap();
+    let run = |words: &[&str]| {
+        let mut command = Command::new(common::PROGRAM);
+        common::succeed(&command.args(words).arg(&mountpoint).output().unwrap());
+    };
+    run(&["mount", "--driver", "fuse", "--base", sub.to_str().unwrap()]);
+    run(&["create", "theirs"]);
+    fs::write(mountpoint.join("@theirs/file"), "theirs").unwrap();
+    run(&["unmount"]);
+    let before = snapshot(&sub.join(".branching"));
+    outer.mount();
+    let branch = outer.create("branch");
+    shell(&branch, "rm -r sub/.branching/branches/*; echo ours > sub/d/file");
+    for words in [&["commit", "branch"][..], &["commit", "--force", "branch"]] {
+        let refused = refusal(&outer.run(words, &[]));
+        assert!(refused.contains("sub/.branching is the store of another workspace"), "{refused}");
+        assert!(!sub.join("d/file").exists());
+    }
+    let words = ["commit", "--exclude", ".branching", "branch"];
+    common::succeed(&outer.run(&words, &[]));
+    assert_eq!(fs::read_to_string(sub.join("d/file")).unwrap(), "ours\n");
+    assert_same(&snapshot(&sub.join(".branching")), &before, "their store");
+    run(&["mount", "--driver", "fuse", "--base", sub.to_str().unwrap()]);
+    assert_eq!(fs::read_to_string(mountpoint.join("@theirs/file")).unwrap(), "theirs");
+    run(&["unmount"]);
+}
+
+#[test]
 fn attributes_of_users_that_sound_like_ours_are_theirs() {
     let set = |path: &Path, name: &str, value: &[u8]| {
         rustix::fs::lsetxattr(path, name, value, rustix::fs::XattrFlags::empty()).unwrap();

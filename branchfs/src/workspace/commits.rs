@@ -1,6 +1,7 @@
 //! Committing a branch: into the base through [`crate::commit`], into a parent branch by stacking its layers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
@@ -19,7 +20,7 @@ use crate::filesystem::{MAIN, Mounted, Slot};
 use crate::layer::Layer;
 use crate::seen::WriteSet;
 use crate::selection::Selection;
-use crate::view::{Unfinished, View};
+use crate::view::{HIDDEN, Unfinished, View};
 
 /// What a commit is asked to be.
 #[derive(Clone, Debug, Default)]
@@ -147,6 +148,7 @@ impl Workspace {
         let mut selection = options.selection.clone();
         loop {
             let plan = self.plan(branch, selection.clone())?;
+            self.refuse_other_stores(&plan)?;
             if options.force {
                 return Ok(plan);
             }
@@ -159,6 +161,24 @@ impl Workspace {
             refuse(name, CHANGED_AFTER_READ, &theirs.against_reads(&reads))?;
             refuse(name, "the base was changed by others since the fork", &plan.drift)?;
             return Ok(plan);
+        }
+    }
+
+    /// The store of a workspace below the base is a directory like others in a branch, and others' branches: what was
+    /// changed in a copy of it would damage them.
+    fn refuse_other_stores(&self, plan: &Plan) -> Result<(), Error> {
+        let is_store = |path: &Path| {
+            path.file_name() == Some(OsStr::new(HIDDEN))
+                && self.base.tree.stat(&path.join("format")).is_ok()
+        };
+        let paths =
+            plan.changes.iter().flat_map(|change| [Some(&change.path), change.from.as_ref()]);
+        match paths.flatten().flat_map(|path| path.ancestors()).find(|path| is_store(path)) {
+            None => Ok(()),
+            Some(store) => Err(Error::Unsupported(format!(
+                "{} is the store of another workspace, and the branch has changed it: commit with --exclude {HIDDEN}, which leaves it as it is",
+                store.display()
+            ))),
         }
     }
 
