@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+LETTERS = {"added": "A", "modified": "M", "deleted": "D", "renamed": "R", "type": "T"}
 MARKS = {
     "open": "○",
     "running": "●",
@@ -112,3 +113,8 @@ def money(usd: float | None) -> str:
     if usd is None:
         return ""
     return f"${usd:.4f}" if 0 < usd < 0.01 else f"${usd:.2f}"
+
+
+def letter(change: str) -> str:
+    """Returns the sign of a kind of change; that of attributes alone is a small one."""
+    return LETTERS.get(change, "m")

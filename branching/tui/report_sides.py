@@ -23,6 +23,10 @@ class ReportSides:
         }
         self.paths = tuple(self._found)
 
+    def title(self, path: str) -> str:
+        """Returns the line of one of them, which says all by itself."""
+        return path
+
     def compared(self, path: str) -> Comparison:
         """Compares one path in one branch with what it was."""
         diff, change = self._found[path]

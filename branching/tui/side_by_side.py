@@ -27,7 +27,10 @@ class Sides(Protocol):
     def right_name(self) -> str: ...
     @property
     def paths(self) -> tuple[str, ...]:
-        """What can be chosen, one line each."""
+        """What can be chosen."""
+
+    def title(self, path: str) -> str:
+        """Returns the line that stands for one of them."""
 
     def compared(self, path: str) -> Comparison:
         """Compares one of them. It may block, and raise OSError."""
@@ -67,7 +70,9 @@ class SideBySide(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         yield Static(id="heading")
-        yield OptionList(*(Option(Text(plain(path))) for path in self._pair.paths), id="files")
+        yield OptionList(
+            *(Option(Text(plain(self._pair.title(path)))) for path in self._pair.paths), id="files"
+        )
         with VerticalScroll(id="scroll"):
             yield Static(id="sides")
         yield Footer(compact=True, show_command_palette=False)

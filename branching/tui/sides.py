@@ -12,6 +12,7 @@ from branching.fs import Workspace
 from branching.fs.backend import MAIN_ID
 from branching.fs.beneath import Tree
 from branching.tui.comparison import SIDE_BYTES_MAX, Comparison, compare
+from branching.tui.looks import letter
 from branching.tui.observation import Sight
 
 
@@ -28,6 +29,12 @@ class Pair:
     """Files that one of the two has changed, sorted."""
     origins: dict[str, str]
     """Where renamed files were on the left."""
+    letters: dict[str, str]
+    """How each path was changed, if the left side is the parent."""
+
+    def title(self, path: str) -> str:
+        """Returns what stands for a path in the list."""
+        return f"{self.letters[path]} {path}" if path in self.letters else path
 
     def compared(self, path: str) -> Comparison:
         """Reads one file on both sides."""
@@ -44,10 +51,12 @@ def pair(space: Workspace, sight: Sight, other: Sight | None = None) -> Pair:
     record = branch.inspect()
     changes = branch.diff()
     origins = {change.path: change.origin for change in changes if change.origin}
+    letters = {change.path: letter(change.change) for change in changes}
     if other is not None:
         partner = space.reopen(other.name)
         changes = [*changes, *partner.diff()]
         left_name, left, origins = other.name, partner.path, {}
+        letters = {}
     elif record.parent == MAIN_ID:
         left_name, left = "main", space.root
     else:
@@ -62,6 +71,7 @@ def pair(space: Workspace, sight: Sight, other: Sight | None = None) -> Pair:
         owner=space.owner,
         paths=tuple(sorted(paths)),
         origins=origins,
+        letters=letters,
     )
 
 

@@ -31,7 +31,17 @@ from branching.tui.asking import Line, Question
 from branching.tui.deeds import Deeds
 from branching.tui.errands import Errands
 from branching.tui.leaving import TerminalDriver, leave_on_signals
-from branching.tui.looks import coloured, duration, mark, money, plain, shortened, style, word
+from branching.tui.looks import (
+    coloured,
+    duration,
+    letter,
+    mark,
+    money,
+    plain,
+    shortened,
+    style,
+    word,
+)
 from branching.tui.observation import Look, Observer, Output, Sight
 from branching.tui.side_by_side import SideBySide
 from branching.tui.sides import Pair, pair
@@ -39,14 +49,13 @@ from branching.tui.strip import Chip, Strip
 
 OUTPUT_LINES_MAX = 2000
 TREE_WIDTH = 34
-_LETTERS = {"added": "A", "modified": "M", "deleted": "D", "renamed": "R", "type": "T"}
 
 _HELP = """\
 up, down, tab, 1-9   choose a branch
 o   what it prints               f   which files it changed
 d   side by side: with its parent, or with the marked branch
 m   mark a branch to compare with
-s   say a word to what runs in it (a line in its BRANCHING_STEER file)
+s   say a word to what runs in it (by its BRANCHING_STEER file)
 p   pause, and go on             x   stop what runs in it
 k   keep it when its call ends   c   commit it to its parent
 a   abort it: drop it            u   undo the last commit
@@ -387,7 +396,9 @@ class Watch(App[None]):
         answers = [("y", "commit")]
         try:
             changes = await self._doing.do(self._deeds.preview, sight)
-            lines = [f"{_letter(change)} {change.path}" for change in changes] or ["no changes"]
+            lines = [f"{letter(change.change)} {change.path}" for change in changes] or [
+                "no changes"
+            ]
         except ConflictError as error:
             if not error.paths:
                 self._say(_failure(error))
@@ -406,7 +417,7 @@ class Watch(App[None]):
     async def action_undo(self) -> None:
         try:
             reversal = await self._doing.do(self._deeds.undo, dry_run=True)
-            lines = [f"{_letter(change)} {change.path}" for change in reversal.changes]
+            lines = [f"{letter(change.change)} {change.path}" for change in reversal.changes]
             answers = [("y", "undo it")]
             name = reversal.commit.branch
         except (BranchingError, OSError, RuntimeError) as error:
@@ -425,14 +436,10 @@ def _failure(error: BaseException) -> str:
     return f"{text} ({hint})" if hint else text
 
 
-def _letter(change: Change) -> str:
-    return _LETTERS.get(change.change, "m")
-
-
 def _change_text(change: Change) -> Text:
     counted = f"  +{change.lines[0]} -{change.lines[1]}" if change.lines else ""
     origin = f" (from {change.origin})" if change.origin else ""
-    return Text(plain(f"{_letter(change)} {change.path}{origin}{counted}"), no_wrap=True)
+    return Text(plain(f"{letter(change.change)} {change.path}{origin}{counted}"), no_wrap=True)
 
 
 def _short(sight: Sight) -> str:

@@ -168,7 +168,9 @@ def test_side_by_side_with_the_parent_and_with_a_marked_branch(
         await pilot.press("1", "f")
         await until_shown(pilot, "A binary", "M text  +2 -2")
         await pilot.press("d")
-        await until_shown(pilot, "main │ one · 2 file(s)", "[binary]", "absent")
+        await until_shown(
+            pilot, "main │ one · 2 file(s)", "A binary", "M text", "[binary]", "absent"
+        )
         await pilot.press("right")
         await until_shown(pilot, "hunk 1/2", "11 line 10", "~   11 ten")
         await pilot.press("n")
