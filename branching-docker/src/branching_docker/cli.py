@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import os
 import re
-import secrets
 import shlex
 import sys
 from contextlib import contextmanager
@@ -263,7 +262,7 @@ def pass_on(
             plan_run,
             words,
             workspace=workspace,
-            name=f"branching-{secrets.token_hex(4)}",
+            name=f"branching-{os.urandom(4).hex()}",
             environ=os.environ,
             settings=settings,
             tty=sys.stdin.isatty() and sys.stdout.isatty(),
