@@ -4,7 +4,9 @@
     .venv/bin/python benchmarks/sandbox.py
 
 `true`, started and waited for, many times in turn: by posix_spawn, through BranchContext in a
-sandbox, and without one; and a function. Prints minimum, median and maximum, in milliseconds.
+sandbox, and without one; and a function. Prints minimum, median and maximum, in milliseconds, and
+how much more each takes than the fork and exec of the same turn. Then many sandboxes at once: what
+one of them takes should stay the same. All depends on what else runs, so the load is printed too.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from benchmarks.field.figures import Spread
 from branching import BranchContext
 
 ROUNDS = 60
+CROWDS = (1, 10, 30, 100)
+CROWD_ROUNDS = 5
 
 
 def bare() -> None:
@@ -53,12 +57,28 @@ def main() -> None:
                 way()
                 if turn:  # the first one starts the server
                     samples[name].append((time.perf_counter() - started) * 1000)
+        bare_each = samples["fork and exec"]
         for name, each in samples.items():
-            took = Spread.of(each)
-            print(
-                f"{name:<22} min {took.minimum:6.2f} ms  median {took.median:6.2f}  "
-                f"max {took.maximum:6.2f}"
-            )
+            more = [one - least for one, least in zip(each, bare_each, strict=True)]
+            print(f"{name:<22} {_told(each)}   over fork and exec {_told(more)}")
+        for size in CROWDS:
+            each = [_crowd(size, place) / size for _ in range(CROWD_ROUNDS)]
+            print(f"{size:>3} at once, for each    {_told(each)}")
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+
+
+def _crowd(size: int, place: str) -> float:
+    """Returns the milliseconds from the first start to the last end."""
+    started = time.perf_counter()
+    with BranchContext.create([["true"]] * size, [place] * size) as contexts:
+        for context in contexts:
+            context.wait()
+    return (time.perf_counter() - started) * 1000
+
+
+def _told(milliseconds: list[float]) -> str:
+    took = Spread.of(milliseconds)
+    return f"min {took.minimum:6.2f}  median {took.median:6.2f}  max {took.maximum:6.2f} ms"
 
 
 if __name__ == "__main__":

@@ -28,12 +28,12 @@ def kill_all() -> None:
     """Kills them until there are none, or for a bounded time."""
     deadline = time.monotonic() + KILL_SECONDS_MAX
     while time.monotonic() < deadline:
-        signal_all(signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
-            return
+            return  # who has no child has no descendant: orphans would be ours
+        signal_all(signal.SIGKILL)
         time.sleep(0.001)
 
 
