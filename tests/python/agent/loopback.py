@@ -7,7 +7,8 @@
 
 A script is called with the request's messages and returns the reply: a text, tool calls, an HTTP
 status to fail with. It is called in the server's threads, one for each connection; a script that
-waits holds up its own request alone. Streaming is served when it is asked for.
+waits holds up its own request alone. Streaming is served when it is asked for: piece by piece, each
+sent before the next one is made.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Reply:
     tokens: tuple[int, int] = (10, 5)
     """Of the prompt, and of the answer."""
     status: int = 200
+    hold: threading.Event | None = None
+    """Streamed, it waits for this between the first word and the rest."""
 
 
 Script = Callable[[list[dict[str, Any]]], Reply]
@@ -52,6 +55,8 @@ class Server:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.requests: list[dict[str, Any]] = []
+        self.hung_up = threading.Event()
+        """A client went away in the middle of a stream."""
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._http.daemon_threads = False
 
@@ -92,7 +97,7 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             if reply.status != 200:
                 self._send(reply.status, "application/json", b'{"error": {"message": "scripted"}}')
             elif request.get("stream"):
-                self._send(200, "text/event-stream", _stream(request, reply))
+                self._stream(request, reply)
             else:
                 self._send(200, "application/json", json.dumps(_whole(request, reply)).encode())
 
@@ -103,6 +108,18 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(body)
+
+        def _stream(self, request: dict[str, Any], reply: Reply) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
+            self.end_headers()  # the end of the connection is the end of the stream
+            try:
+                for line in _lines(request, reply):
+                    self.wfile.write(line)
+                    self.wfile.flush()
+            except (BrokenPipeError, ConnectionResetError):
+                server.hung_up.set()
 
         def log_message(self, *_: object) -> None:
             pass
@@ -142,19 +159,28 @@ def _whole(request: dict[str, Any], reply: Reply) -> dict[str, Any]:
     }
 
 
-def _stream(request: dict[str, Any], reply: Reply) -> bytes:
-    """Word by word, as servers do."""
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    deltas += [{"content": f"{word} "} for word in reply.text.split()]
-    deltas += [
-        {"tool_calls": [{"index": index, **call}]} for index, call in enumerate(_calls(reply))
-    ]
-    chunks: list[dict[str, Any]] = [
-        {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas
-    ]
-    finish = "tool_calls" if reply.calls else "stop"
-    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
-    chunks.append({"choices": [], "usage": _usage(reply)})
+def _lines(request: dict[str, Any], reply: Reply) -> Iterator[bytes]:
+    """Word by word, and the arguments of a call in pieces, as servers do."""
     head = _head(request, "chat.completion.chunk")
-    lines = [f"data: {json.dumps({**head, **chunk})}\n\n" for chunk in chunks]
-    return "".join([*lines, "data: [DONE]\n\n"]).encode()
+
+    def line(**chunk: Any) -> bytes:
+        return f"data: {json.dumps({**head, **chunk})}\n\n".encode()
+
+    def delta(finish: str | None = None, **change: Any) -> bytes:
+        return line(choices=[{"index": 0, "delta": change, "finish_reason": finish}])
+
+    yield delta(role="assistant", content="")
+    for number, word in enumerate(reply.text.split()):
+        if number == 1 and reply.hold is not None:
+            while not reply.hold.wait(0.05):
+                yield b": still there\n\n"  # a comment: so a client that went is noticed
+        yield delta(content=f"{word} ")
+    for index, call in enumerate(_calls(reply)):
+        arguments = call["function"]["arguments"]
+        half = len(arguments) // 2
+        first = {**call, "function": {**call["function"], "arguments": arguments[:half]}}
+        yield delta(tool_calls=[{"index": index, **first}])
+        yield delta(tool_calls=[{"index": index, "function": {"arguments": arguments[half:]}}])
+    yield delta("tool_calls" if reply.calls else "stop")
+    yield line(choices=[], usage=_usage(reply))
+    yield b"data: [DONE]\n\n"

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from pydantic_ai import Agent, ModelRetry
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+)
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import RequestUsage
 from support.traces import processes_in
@@ -25,7 +34,8 @@ from branching.agent.pydantic_ai import (
     RunnerOptions,
     model_judge,
 )
-from branching.agent.types import BranchSpec, Budget, MergeStrategy
+from branching.agent.runtime import BranchRuntime
+from branching.agent.types import BranchSpec, Budget, MergeStrategy, Usage
 
 from .loopback import Call, Reply, served
 from .scripted import call, model_of, prompts, returned, say, since_prompt, working_agent
@@ -58,6 +68,15 @@ def ticking(model: Any, **options: Any) -> Agent[Any, Any]:
         return "tock"
 
     return agent
+
+
+def said_in(event: Any) -> str:
+    """The piece of text that an event brings."""
+    if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
+        return event.part.content
+    if isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
+        return event.delta.content_delta
+    return ""
 
 
 def coordinated(
@@ -463,6 +482,55 @@ def test_d20_the_host_may_watch_tokens_as_they_come() -> None:
         )
         forked(agent, [BranchSpec("one", "go")], lambda c: None, options=options)
     assert parts.count("PartDeltaEvent") >= 2
+
+
+def test_d20_a_word_is_heard_while_the_model_still_speaks() -> None:
+    """Over HTTP: the rest of the answer is sent only when the first word was heard."""
+    heard = threading.Event()
+    text: list[str] = []
+
+    def on_event(_: BranchRuntime, event: Any) -> None:
+        text.append(said_in(event))
+        if "one" in "".join(text):
+            heard.set()
+
+    with served(lambda messages: Reply(text="one two three", hold=heard)) as server:
+        agent: Agent[Any, Any] = Agent(server.model())
+        options = RunnerOptions(price=dollar_a_request, on_event=on_event)
+
+        def look(coordinator: ForkCoordinator) -> None:
+            [branch] = coordinator.branches.values()
+            assert branch.status.state == "done"
+            assert branch.cost_tracker == Usage(usd=1.0, tokens=15, requests=1)
+
+        forked(agent, [BranchSpec("one", "go")], look, options=options)
+    assert "".join(text).split() == ["one", "two", "three"]
+
+
+def test_d7_a_branch_is_stopped_in_the_middle_of_an_answer() -> None:
+    """The connection is given up, and the conversation up to the request is kept."""
+    heard = threading.Event()
+
+    def on_event(_: BranchRuntime, event: Any) -> None:
+        if "one" in said_in(event):
+            heard.set()
+
+    with served(lambda messages: Reply(text="one two three", hold=threading.Event())) as server:
+        agent: Agent[Any, Any] = Agent(server.model())
+        options = RunnerOptions(price=dollar_a_request, on_event=on_event)
+
+        async def work() -> None:
+            coordinator = coordinated(agent, options=options)
+            await coordinator.fork([BranchSpec("one", "go")])
+            [branch] = coordinator.branches.values()
+            assert await asyncio.to_thread(heard.wait, 60)
+            await coordinator.terminate_branch(branch.id)
+            assert branch.status.state == "terminated"
+            assert prompts(branch.partial_history or []) == ["go"]
+            assert await asyncio.to_thread(server.hung_up.wait, 60)
+            await coordinator.aclose()
+
+        in_time(work())
 
 
 def test_l17_g12_the_tests_of_each_branch_count(real_workspace: Workspace) -> None:
