@@ -127,12 +127,12 @@ class Chat(App[None]):
         if tab != session.tab:
             log.clear()
             tab, drawn = session.tab, 0
-        count = session.counts.get(tab, 0)
+        count = session.said.count(tab)
         if count > drawn:
-            for line in session.lines[tab][drawn - count :]:
+            for line in session.said.lines(tab)[drawn - count :]:
                 log.write(_drawn(line))
         self._drawn = (tab, count)
-        said = session.partial.get(tab, "")
+        said = session.said.partial(tab)
         live = self._live
         live.display = bool(said)
         live.update(Text(plain(said)))

@@ -33,22 +33,16 @@ from branching.tui.errands import Errands
 from branching.tui.leaving import TerminalDriver, leave_on_signals
 from branching.tui.looks import (
     coloured,
-    duration,
     letter,
-    mark,
-    money,
     plain,
-    shortened,
-    style,
-    word,
 )
 from branching.tui.observation import Look, Observer, Output, Sight
 from branching.tui.side_by_side import SideBySide
 from branching.tui.sides import Pair, pair
+from branching.tui.sight_text import TREE_WIDTH, change_text, chip_name, tree_text
 from branching.tui.strip import Chip, Strip
 
 OUTPUT_LINES_MAX = 2000
-TREE_WIDTH = 34
 
 _HELP = """\
 up, down, tab, 1-9   choose a branch
@@ -199,7 +193,7 @@ class Watch(App[None]):
         self._draw_top()
         names = [sight.name for sight in sights]
         chosen = names.index(self._chosen) if self._chosen in names else 0
-        chips = [Chip(_short(sight), sight.state) for sight in sights]
+        chips = [Chip(chip_name(sight), sight.state) for sight in sights]
         self._strip.show(chips, chosen)
         self._draw_tree(chosen)
         self._draw_facts()
@@ -221,12 +215,12 @@ class Watch(App[None]):
         shown = [tree.get_option_at_index(i).id for i in range(tree.option_count)]
         if shown == [sight.name for sight in sights]:
             for index, sight in enumerate(sights):
-                tree.replace_option_prompt_at_index(index, _tree_text(sight, self._marked))
+                tree.replace_option_prompt_at_index(index, tree_text(sight, self._marked))
         else:
             with self.prevent(OptionList.OptionHighlighted):
                 tree.clear_options()
                 tree.add_options(
-                    [Option(_tree_text(sight, self._marked), id=sight.name) for sight in sights]
+                    [Option(tree_text(sight, self._marked), id=sight.name) for sight in sights]
                 )
         if sights and tree.highlighted != chosen:
             with self.prevent(OptionList.OptionHighlighted):
@@ -327,7 +321,7 @@ class Watch(App[None]):
             self._say(_failure(error))
             return
         self._files = found
-        files.add_options([Option(_change_text(change)) for change in found] or [Option("none")])
+        files.add_options([Option(change_text(change)) for change in found] or [Option("none")])
 
     @work
     async def action_compare(self) -> None:
@@ -434,39 +428,3 @@ def _failure(error: BaseException) -> str:
     text = getattr(error, "message", "") or str(error)
     hint = getattr(error, "hint", None)
     return f"{text} ({hint})" if hint else text
-
-
-def _change_text(change: Change) -> Text:
-    counted = f"  +{change.lines[0]} -{change.lines[1]}" if change.lines else ""
-    origin = f" (from {change.origin})" if change.origin else ""
-    return Text(plain(f"{letter(change.change)} {change.path}{origin}{counted}"), no_wrap=True)
-
-
-def _short(sight: Sight) -> str:
-    """A chip's name: of a call's candidates the number tells more than the name does."""
-    if sight.entry is not None and sight.entry.index >= 0:
-        return f"{sight.entry.index}:{shortened(plain(sight.label), 12)}"
-    return shortened(sight.name, 14)
-
-
-def _tree_text(sight: Sight, marked: str) -> Text:
-    indent = "  " * sight.depth
-    width = TREE_WIDTH - 3
-    sign = "*" if sight.name == marked else " "
-    state = word(sight.state)
-    room = width - len(indent) - len(state) - 4
-    name = shortened(sight.name, max(8, room))
-    look = style(sight.state)
-    text = Text(no_wrap=True, overflow="crop")
-    text.append(f"{sign}{indent}{mark(sight.state)} ", look)
-    text.append(f"{name} ", "" if sight.record else "dim")
-    text.append(f"{state}\n", look)
-    entry = sight.entry
-    facts = [duration(sight.seconds)] if entry is not None else []
-    if entry is not None and entry.score is not None:
-        facts.append(f"score {entry.score:.2f}")
-    if entry is not None and entry.cost_usd is not None:
-        facts.append(money(entry.cost_usd))
-    facts += [sight.changes] if sight.changes else []
-    text.append(f" {indent}  {' '.join(facts)}", "dim")
-    return text

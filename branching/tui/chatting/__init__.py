@@ -4,6 +4,7 @@
     commands    reading what was typed
     forking     the commands that settle how a fork is made
     kept        where forks are kept for the next chat
+    transcripts what was said, tab by tab
     settings    what is remembered of that
     voice       who is talked with (a protocol), and what is heard
     agents      pydantic-ai's agents as voices; the only file that knows a model

@@ -33,13 +33,12 @@ from branching.tui.chatting.commands import (
 from branching.tui.chatting.forking import SETTLING, settle
 from branching.tui.chatting.kept import KeptForks
 from branching.tui.chatting.settings import SettingsFile
+from branching.tui.chatting.transcripts import Transcripts
 from branching.tui.chatting.voice import Line, Voice, Who
 from branching.tui.looks import money
 
 OVERVIEW = ""
 """The tab of the parent."""
-LINES_MAX = 2000
-"""Of one transcript the newest are kept."""
 Shell = Callable[[str, BranchRuntime | None], Awaitable[str]]
 """Runs a line in a branch, or where the parent works; returns what it printed."""
 
@@ -79,12 +78,7 @@ class ChatSession:
         """The parent's conversation."""
         self.tab = OVERVIEW
         """The open tab: a branch's id, or the overview."""
-        self.lines: dict[str, list[Line]] = {OVERVIEW: []}
-        """The transcript of each tab."""
-        self.counts: dict[str, int] = {}
-        """How many entries each has ever had."""
-        self.partial: dict[str, str] = {}
-        """What is being said: the end of a transcript that has no line end yet."""
+        self.said = Transcripts()
         self.settings = settings.load()
         self._file = settings
         self._shell = shell
@@ -137,33 +131,17 @@ class ChatSession:
 
     def note(self, text: str, who: Who = "note", tab: str | None = None) -> None:
         """Adds an entry to a transcript, by default that of the open tab."""
-        place = self.tab if tab is None else tab
-        self._flush(place)
-        self._add(place, Line(who, text))
+        self.said.add(self.tab if tab is None else tab, Line(who, text))
 
     def heard(self, tab: str, text: str) -> None:
-        """Takes a piece of what an agent says; whole lines go to the transcript."""
+        """Takes a piece of what an agent says."""
         if self._log is not None and tab != OVERVIEW:
             self._log.heard(tab, text)
-        *whole, rest = (self.partial.get(tab, "") + text).split("\n")
-        for line in whole:
-            self._add(tab, Line("agent", line))
-        self.partial[tab] = rest
+        self.said.heard(tab, text)
 
     def heard_tool(self, tab: str, text: str) -> None:
         """Takes a call of a tool."""
         self.note(text, "tool", tab)
-
-    def _flush(self, tab: str) -> None:
-        rest = self.partial.pop(tab, "")
-        if rest.strip():
-            self._add(tab, Line("agent", rest))
-
-    def _add(self, tab: str, line: Line) -> None:
-        lines = self.lines.setdefault(tab, [])
-        lines.append(line)
-        del lines[:-LINES_MAX]
-        self.counts[tab] = self.counts.get(tab, 0) + 1
 
     def tick(self) -> None:
         """Notices what has happened to branches since the last time."""
@@ -176,8 +154,8 @@ class ChatSession:
             self._states[branch.id] = state
             if state == "running":
                 continue
-            self._flush(branch.id)
-            said = any(line.who == "agent" for line in self.lines.get(branch.id, ()))
+            self.said.flush(branch.id)
+            said = any(line.who == "agent" for line in self.said.lines(branch.id))
             if branch.final_message and not said:
                 self.heard(branch.id, branch.final_message + "\n")
             error = f": {branch.status.error}" if branch.status.error else ""
@@ -271,7 +249,7 @@ class ChatSession:
             self.coordinator.goal = text
             if not told:
                 self.heard(OVERVIEW, reply.text)
-            self._flush(OVERVIEW)
+            self.said.flush(OVERVIEW)
 
     async def _command(self, command: str, rest: str) -> Wanted | None:
         if command in SETTLING:
@@ -290,7 +268,7 @@ class ChatSession:
             await self._override(rest)
             return None
         if command == "/copy":
-            said = [line.text for line in self.lines.get(self.tab, ()) if line.who == "agent"]
+            said = [line.text for line in self.said.lines(self.tab) if line.who == "agent"]
             if not said:
                 raise NotUnderstood("there is nothing to be copied")
             return Wanted(kind="copy", text="\n".join(said))

@@ -545,7 +545,7 @@ def test_k13_approvals_come_to_the_front_and_are_answered(room: Room) -> None:
         await pilot.press("n")
         await until_shown(pilot, "3 ✓ two")
         said = {
-            branch.spec.label: [line.text for line in room.session.lines[branch.id]]
+            branch.spec.label: [line.text for line in room.session.said.lines(branch.id)]
             for branch in room.session.branches
         }
         assert "the answer is approve" in said["one"]
