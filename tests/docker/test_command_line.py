@@ -42,9 +42,7 @@ def test_a_shell_that_asks_is_told_what_could_come_next(shell: str) -> None:
     assert "_BRANCHING_DOCKER_COMPLETE" in wrapper("completion", shell).stdout
     line = "branching-docker do"
     asked = {"COMP_WORDS": line, "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": line}
-    told = wrapper(
-        _BRANCHING_DOCKER_COMPLETE=f"complete_{shell}", _TYPER_COMPLETE_FISH_ACTION="get-args", **asked
-    )
+    told = wrapper(_BRANCHING_DOCKER_COMPLETE=f"complete_{shell}", _TYPER_COMPLETE_FISH_ACTION="get-args", **asked)
     assert "down" in told.stdout
     assert "doctor" in told.stdout
 

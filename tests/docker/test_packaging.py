@@ -33,8 +33,9 @@ def interpreters() -> list[str]:
 
 
 def run(*words: str | Path, cwd: Path | None = None) -> str:
-    """Runs a command and returns what it says."""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS_MAX, cwd=cwd)
+    """Runs a command and returns what it says. Of our own sources it knows nothing, or they would be what is tested."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS_MAX, cwd=cwd, env=environ)
     assert done.returncode == 0, f"{words}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
