@@ -295,7 +295,10 @@ impl Check {
     fn layer(&mut self, path: &Path) -> Result<(), Error> {
         self.owned(path)?;
         for name in ["work", "links"] {
-            self.directory(&path.join(name))?;
+            let part = path.join(name);
+            if self.store.join(&part).symlink_metadata().is_ok() {
+                self.directory(&part)?;
+            }
         }
         for name in ["writes", "reads"] {
             self.log(&path.join(name))?;

@@ -2,9 +2,12 @@
 //!
 //! A layer on disk is `upper/` (the changes), `work/` (scratch on the same file system: things are built there and
 //! renamed into place, so that no half-made object is ever visible), `links/` (copied-up objects that had several hard
-//! links below, by layer and inode number: whichever other name is looked up later becomes a link to the copy) and `writes` (what the changes depend on in the
-//! base, see [`crate::write_set`]); and `partial/`, the files that were copied up in part ([`crate::partial`]). The base is a layer without whiteouts, scratch or log.
+//! links below, by layer and inode number: whichever other name is looked up later becomes a link to the copy) and
+//! `writes` (what the changes depend on in the base, see [`crate::seen`]); and `partial/`, the files that were copied up
+//! in part ([`crate::partial`]). All but `upper/` are made when they are first needed: to create a branch costs hardly
+//! more than the objects that it makes. The base is a layer without whiteouts, scratch or log.
 
+mod part;
 mod scratch;
 
 use std::collections::{HashMap, HashSet};
@@ -27,6 +30,8 @@ use crate::quota::{Ledger, Quota};
 use crate::seen::{Expected, Identity, Read, ReadSet, WriteSet};
 use crate::tree::{Result, Tree, xattr_names};
 
+use part::Part;
+pub(crate) use part::give_as_layer;
 pub(crate) use scratch::Scratch;
 
 /// Number of a layer; 0 is the base.
@@ -50,8 +55,8 @@ pub(crate) struct Layer {
 /// What only a branch's layer has.
 #[derive(Debug)]
 struct Own {
-    work: Tree,
-    links: Tree,
+    work: Part,
+    links: Part,
     parts: Parts,
     namespace: Namespace,
     foreign: bool,
@@ -91,18 +96,15 @@ impl Layer {
     ) -> std::result::Result<Self, Error> {
         let upper = directory.join("upper");
         let tree = Tree::open_root(&upper).at(&upper)?;
-        let work = directory.join("work");
-        let scratch = Tree::open_root(&work).at(&work)?;
-        let links = directory.join("links");
-        let links = Tree::open_root(&links).at(&links)?;
-        let names = links.list(Path::new("")).at(directory)?;
+        let links = Part::new(directory, "links");
+        let names = links.list().at(directory)?;
         let linked = names.iter().filter_map(|entry| parse_link(&entry.name)).collect();
         let parts = Parts::open(directory)?;
         let log = directory.join("writes");
         let loaded = WriteSet::load(&log).at(&log)?;
         let writes = WriteSet::open(&log).at(&log)?;
         let own = Own {
-            work: scratch,
+            work: Part::new(directory, "work"),
             links,
             parts,
             namespace,
@@ -244,7 +246,7 @@ impl Layer {
     pub(crate) fn link_to_scratch(&self, path: &Path, scratch: &Path) -> Result<()> {
         let (from, to) = (
             self.tree.directory(path.parent().unwrap_or(Path::new("")))?,
-            self.work().directory(Path::new(""))?,
+            self.work()?.directory(Path::new(""))?,
         );
         rustix::fs::linkat(
             &*from,
@@ -314,7 +316,7 @@ impl Layer {
     ) -> Result<()> {
         let own = self.own();
         let from = self.tree.directory(path.parent().unwrap_or(Path::new("")))?;
-        let to = own.links.directory(Path::new(""))?;
+        let to = own.links.tree()?.directory(Path::new(""))?;
         let name = path.file_name().unwrap_or(OsStr::new("."));
         rustix::fs::linkat(&*from, name, &*to, OsStr::new(&link_name(origin)), AtFlags::empty())?;
         let mut log = lock(&own.log);
@@ -346,22 +348,22 @@ impl Layer {
 
     /// Gives such a copy one more of the names it had below.
     pub(crate) fn link_kept(&self, origin: (LayerId, u64), path: &Path) -> Result<()> {
-        let from = self.own().links.directory(Path::new(""))?;
+        let from = self.own().links.tree()?.directory(Path::new(""))?;
         let to = self.tree.directory(path.parent().unwrap_or(Path::new("")))?;
         let name = path.file_name().unwrap_or(OsStr::new("."));
         rustix::fs::linkat(&*from, OsStr::new(&link_name(origin)), &*to, name, AtFlags::empty())
     }
 
     /// Where a copy is kept: for copying it up from here into another layer.
-    pub(crate) fn kept_link(&self, origin: (LayerId, u64)) -> (&Tree, PathBuf) {
-        (&self.own().links, PathBuf::from(link_name(origin)))
+    pub(crate) fn kept_link(&self, origin: (LayerId, u64)) -> Result<(&Tree, PathBuf)> {
+        Ok((self.own().links.tree()?, PathBuf::from(link_name(origin))))
     }
 
     /// Whether some of the names below are not links to the copy yet.
     pub(crate) fn lacks_names(&self) -> Result<bool> {
         let Some(own) = &self.own else { return Ok(false) };
-        for entry in own.links.list(Path::new(""))? {
-            let stat = own.links.stat(Path::new(&entry.name))?;
+        for entry in own.links.list()? {
+            let stat = own.links.tree()?.stat(Path::new(&entry.name))?;
             // One of its links is the one in `links`.
             if self.shown_links(stat.stx_ino, stat.stx_nlink) > stat.stx_nlink - 1 {
                 return Ok(true);
@@ -400,14 +402,14 @@ impl Layer {
     }
 
     /// The scratch tree.
-    pub(crate) fn work(&self) -> &Tree {
-        &self.own().work
+    pub(crate) fn work(&self) -> Result<&Tree> {
+        self.own().work.tree()
     }
 
     /// Moves a finished object from scratch into the layer.
     pub(crate) fn place(&self, scratch: &Path, path: &Path, flags: RenameFlags) -> Result<()> {
         let (from, to) = (
-            self.work().directory(Path::new(""))?,
+            self.work()?.directory(Path::new(""))?,
             self.tree.directory(path.parent().unwrap_or(Path::new("")))?,
         );
         let name = path.file_name().unwrap_or(OsStr::new("."));
@@ -418,7 +420,7 @@ impl Layer {
     pub(crate) fn unplace(&self, path: &Path, scratch: &Path) -> Result<()> {
         let (from, to) = (
             self.tree.directory(path.parent().unwrap_or(Path::new("")))?,
-            self.work().directory(Path::new(""))?,
+            self.work()?.directory(Path::new(""))?,
         );
         self.tree.forget(path);
         rustix::fs::renameat_with(
@@ -438,10 +440,10 @@ impl Layer {
             other => return other,
         }
         let scratch = self.scratch();
-        self.work().make_node(&scratch, WHITEOUT_MODE, 0)?;
+        self.work()?.make_node(&scratch, WHITEOUT_MODE, 0)?;
         self.place(&scratch, path, RenameFlags::EXCHANGE)?;
         self.tree.forget(path);
-        self.work().remove_all(&scratch)
+        self.work()?.remove_all(&scratch)
     }
 }
 

@@ -12,11 +12,14 @@ use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Statx;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+
+use crate::layer::give_as_layer;
 
 /// What tells one state of an object from another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -75,11 +78,36 @@ enum Record {
     Origin { ino: u64, shown: Option<u64> },
 }
 
+/// A file that is appended to, and made with the first line.
+#[derive(Debug)]
+struct Log {
+    path: PathBuf,
+    file: Option<File>,
+}
+
+impl Log {
+    fn open(path: &Path) -> io::Result<Self> {
+        let file = match OpenOptions::new().append(true).open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            other => Some(other?),
+        };
+        Ok(Self { path: path.to_path_buf(), file })
+    }
+
+    fn append(&mut self) -> io::Result<&mut File> {
+        if self.file.is_none() {
+            let mut options = OpenOptions::new();
+            let file = options.create(true).append(true).mode(0o600).open(&self.path)?;
+            give_as_layer(&self.path)?;
+            self.file = Some(file);
+        }
+        Ok(self.file.as_mut().expect("it was opened just now"))
+    }
+}
+
 /// The log, open for appending.
 #[derive(Debug)]
-pub(crate) struct WriteSet {
-    file: File,
-}
+pub(crate) struct WriteSet(Log);
 
 /// What a log holds.
 #[derive(Debug, Default)]
@@ -98,14 +126,15 @@ impl WriteSet {
     /// Opens the log for appending. What a crash left behind the last whole line goes: a record appended to it would be
     /// lost, and all that follow it.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let log = Log::open(path)?;
+        let Some(file) = &log.file else { return Ok(Self(log)) };
         let bytes = std::fs::read(path)?;
         let lines = bytes.split_inclusive(|byte| *byte == b'\n').take_while(|line| is_whole(line));
         let whole = lines.map(<[u8]>::len).sum::<usize>();
         if whole < bytes.len() {
             file.set_len(whole as u64)?;
         }
-        Ok(Self { file })
+        Ok(Self(log))
     }
 
     pub(crate) fn load(path: &Path) -> io::Result<Loaded> {
@@ -169,7 +198,8 @@ impl WriteSet {
     }
 
     pub(crate) fn sync(&self) -> Result<(), Errno> {
-        self.file.sync_data().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        let synced = self.0.file.as_ref().map_or(Ok(()), File::sync_data);
+        synced.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 
     /// One `write`, so that records of a crash are whole but for the last. A full disk may take half a line: that half
@@ -178,10 +208,11 @@ impl WriteSet {
         let mut line = serde_json::to_vec(record).map_err(|_| Errno::IO)?;
         line.push(b'\n');
         let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-        let before = self.file.metadata().map_err(errno)?.len();
-        self.file.write_all(&line).map_err(|error| {
+        let file = self.0.append().map_err(errno)?;
+        let before = file.metadata().map_err(errno)?.len();
+        file.write_all(&line).map_err(|error| {
             // Where even that fails, opening the log again does it.
-            let _ = self.file.set_len(before);
+            let _ = file.set_len(before);
             errno(error)
         })
     }
@@ -214,14 +245,16 @@ struct ReadRecord {
 /// whose log was cut short by a crash of the machine may miss conflicts; its unsynced writes are lost with it.
 #[derive(Debug)]
 pub(crate) struct ReadSet {
-    file: File,
+    log: Log,
     noted: HashSet<(PathBuf, Read)>,
 }
 
 impl ReadSet {
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let noted = Self::load(path)?.into_iter().collect();
-        Ok(Self { file: OpenOptions::new().create(true).append(true).open(path)?, noted })
+        let mut log = Log::open(path)?;
+        log.append()?; // that it is there says that reads are noted, though there were none
+        Ok(Self { log, noted })
     }
 
     pub(crate) fn load(path: &Path) -> io::Result<Vec<(PathBuf, Read)>> {
@@ -242,7 +275,7 @@ impl ReadSet {
     fn note_new(&mut self, path: &Path, read: Read) -> io::Result<()> {
         let mut line = serde_json::to_vec(&ReadRecord { path: to_hex(path), read })?;
         line.push(b'\n');
-        self.file.write_all(&line)?;
+        self.log.append()?.write_all(&line)?;
         self.noted.insert((path.to_path_buf(), read));
         Ok(())
     }

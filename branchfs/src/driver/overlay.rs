@@ -26,7 +26,7 @@ use crate::error::{Context, Error};
 use crate::layer::times;
 use crate::tree::Tree;
 use crate::view::HIDDEN;
-use crate::workspace::{BranchId, directory_name};
+use crate::workspace::{BranchId, directory_name, stand_back};
 
 /// How long a commit or a fork waits for files that are being closed.
 const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -227,7 +227,11 @@ impl Driver for Overlay {
         // The kernel may have taken it away already, with the name in the mount.
         let _ = unmount(&self.directory(&presented.name), true);
         // The last descriptor ends the file system, which syncs: nobody waits for that.
-        let _ = thread::Builder::new().name("detach".to_owned()).spawn(move || drop(presented));
+        let end = move || {
+            stand_back();
+            drop(presented);
+        };
+        let _ = thread::Builder::new().name("detach".to_owned()).spawn(end);
     }
 
     fn release(&self, then: &dyn Fn() -> Result<(), Error>) -> Result<(), Error> {

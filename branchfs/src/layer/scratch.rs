@@ -36,7 +36,7 @@ impl Drop for Scratch<'_> {
     fn drop(&mut self) {
         if !self.is_placed {
             // The error that is on its way is the one to tell; the next start empties scratch in any case.
-            let _ = self.layer.work().remove_all(&self.path);
+            let _ = self.layer.work().and_then(|work| work.remove_all(&self.path));
         }
     }
 }

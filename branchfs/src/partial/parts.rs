@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -14,6 +13,7 @@ use rustix::io::Errno;
 
 use super::PartialCopy;
 use crate::error::{Context, Error};
+use crate::layer::give_as_layer;
 use crate::tree::Result;
 
 /// The table.
@@ -67,20 +67,15 @@ impl Parts {
 
     fn make(&self, ino: u64) -> std::io::Result<()> {
         let path = self.directory.join(ino.to_string());
-        // Like all of the store they are the owner's, as the layer's directory is.
-        let give = |path: &Path| {
-            let layer = fs::metadata(self.directory.parent().unwrap_or(&self.directory))?;
-            std::os::unix::fs::chown(path, Some(layer.uid()), Some(layer.gid()))
-        };
         if let Err(error) = fs::File::create(&path) {
             if error.kind() != ErrorKind::NotFound {
                 return Err(error);
             }
             fs::create_dir(&self.directory)?;
-            give(&self.directory)?;
+            give_as_layer(&self.directory)?;
             fs::File::create(&path)?;
         }
-        give(&path)
+        give_as_layer(&path) // like all of the store
     }
 
     /// It is one no more.

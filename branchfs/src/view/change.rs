@@ -117,7 +117,7 @@ impl View {
         let hides = above == Above::Whiteout;
         let file = if hides || (is_device_zero(&new) && !top.is_base()) {
             let scratch = top.scratch();
-            let file = new.make(top.work(), &scratch)?;
+            let file = new.make(top.work()?, &scratch)?;
             self.finish(parent, &top, Target::Scratch(&scratch), &new, owner, hides)?;
             top.place(
                 &scratch,
@@ -125,7 +125,7 @@ impl View {
                 if hides { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE },
             )?;
             if hides {
-                top.work().remove_all(&scratch)?;
+                top.work()?.remove_all(&scratch)?;
             }
             file
         } else {
@@ -219,7 +219,7 @@ impl View {
     ) -> Result<()> {
         let directory = self.nodes.path(parent)?;
         let (tree, path) = match target {
-            Target::Scratch(path) => (top.work(), path),
+            Target::Scratch(path) => (top.work()?, path),
             Target::Final(path) => (&top.tree, path),
         };
         let stat = tree.stat(path)?;
@@ -268,14 +268,14 @@ impl View {
             _ => return Ok(()),
         };
         if new.kind() == FileType::Directory {
-            top.work().set_xattr(
+            top.work()?.set_xattr(
                 scratch,
                 OsStr::new("system.posix_acl_default"),
                 &default,
                 XattrFlags::empty(),
             )?;
         }
-        top.work().set_xattr(
+        top.work()?.set_xattr(
             scratch,
             OsStr::new("system.posix_acl_access"),
             &default,
@@ -321,7 +321,7 @@ impl View {
                     let scratch = top.scratch();
                     top.link_to_scratch(&from, &scratch)?;
                     top.place(&scratch, &path, RenameFlags::EXCHANGE)?;
-                    top.work().remove_all(&scratch)?;
+                    top.work()?.remove_all(&scratch)?;
                 }
             }
         }
@@ -395,7 +395,7 @@ impl View {
             Err(Errno::NOTEMPTY | Errno::EXIST) if !top.is_base() => {
                 let scratch = top.scratch();
                 top.unplace(path, &scratch)?;
-                top.work().remove_all(&scratch)
+                top.work()?.remove_all(&scratch)
             }
             other => other,
         }

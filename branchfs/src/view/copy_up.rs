@@ -51,8 +51,8 @@ impl View {
         let (top, path) = (self.top(), self.nodes.path(index)?);
         let charge = accounts::charge_name(&top, FileType::Directory)?;
         let scratch = Scratch::new(&top);
-        top.work().make_directory(&scratch, 0o700)?;
-        copy_metadata((&source.layer.tree, &source.path, &stat), (top.work(), &scratch))?;
+        top.work()?.make_directory(&scratch, 0o700)?;
+        copy_metadata((&source.layer.tree, &source.path, &stat), (top.work()?, &scratch))?;
         keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
         scratch.placed();
         accounts::keep(charge);
@@ -74,12 +74,12 @@ impl View {
         let copying = Copying::expect(&top, &stat, content)?;
         let scratch = Scratch::new(&top);
         let (tree, partial) = (&source.layer.tree, self.partial_at(&source, Some(stat.stx_ino))?);
-        copy_object(tree, &source.path, &stat, top.work(), &scratch, |copy| match &partial {
+        copy_object(tree, &source.path, &stat, top.work()?, &scratch, |copy| match &partial {
             _ if self.is_copied_in_part(&stat, content) => self.begin_copy(&source, &stat, copy),
             Some(partial) if content == Content::Keep => partial.copy_to(copy),
             _ => copy_whole(tree, &source.path, &stat, copy, content),
         })?;
-        let made = top.work().stat(&scratch)?;
+        let made = top.work()?.stat(&scratch)?;
         keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
         scratch.placed();
         copying.made(&top, &top.tree, &path, made.stx_ino)?;
@@ -141,13 +141,13 @@ impl View {
             return Ok(true);
         }
         // The copy is a frozen parent's: this branch gets one of its own.
-        let (links, kept) = holder.kept_link(origin);
+        let (links, kept) = holder.kept_link(origin)?;
         let (scratch, stat) = (Scratch::new(&top), links.stat(&kept)?);
         let copying = Copying::expect(&top, &stat, Content::Keep)?;
-        copy_object(links, &kept, &stat, top.work(), &scratch, |copy| {
+        copy_object(links, &kept, &stat, top.work()?, &scratch, |copy| {
             copy_whole(links, &kept, &stat, copy, Content::Keep)
         })?;
-        let made = top.work().stat(&scratch)?;
+        let made = top.work()?.stat(&scratch)?;
         keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
         scratch.placed();
         copying.made(&top, &top.tree, &path, made.stx_ino)?;
@@ -198,7 +198,7 @@ impl View {
         let stat = rustix::fs::fstat(&file)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let file_use = top.ledger().map(|ledger| ledger.new_copy(size)).transpose()?;
-        let copy = top.work().create_unnamed(Path::new(""), stat.st_mode)?;
+        let copy = top.work()?.create_unnamed(Path::new(""), stat.st_mode)?;
         match self.partial_of(index)? {
             Some(partial) => partial.copy_to(&copy)?,
             None => copy_content(file.as_fd(), copy.as_fd(), size)?,

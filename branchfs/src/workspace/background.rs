@@ -53,7 +53,10 @@ impl Background {
     fn send(&self, job: Job) -> Result<(), Box<Job>> {
         let sender = self.sender.get_or_init(|| {
             let (sender, jobs) = mpsc::channel::<Job>();
-            let run = move || jobs.into_iter().for_each(Job::run);
+            let run = move || {
+                stand_back();
+                jobs.into_iter().for_each(Job::run);
+            };
             thread::Builder::new().name("background".to_owned()).spawn(run).ok().map(|_| sender)
         });
         match sender {
@@ -61,4 +64,11 @@ impl Background {
             None => Err(Box::new(job)),
         }
     }
+}
+
+/// Lets the calling thread run after those that somebody waits for: on a single processor the end of a big branch would
+/// otherwise come before the answer that it is gone.
+pub(crate) fn stand_back() {
+    const NICE: i32 = 10;
+    let _ = rustix::process::setpriority_process(None, NICE); // on Linux this thread's alone; else as before
 }

@@ -78,11 +78,10 @@ impl Workspace {
             }
             _ => {}
         }
-        for directory in ["", "upper", "work", "links"] {
+        for directory in ["", "upper"] {
             self.make_directory(&path.join(directory))?;
         }
         let layer = Layer::open_veil(LayerId(id), &path, self.namespace)?;
-        give(&path.join("writes"), self.owner)?;
         let woven = commit::weave(disk, decided, &layer)?;
         let changes = path.join("changes");
         let text = serde_json::to_vec(&decided.changes)

@@ -1,0 +1,58 @@
+//! A directory beside a layer's content that is made when it is first needed.
+
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use rustix::io::Errno;
+
+use crate::tree::{DirectoryEntry, Result, Tree};
+
+/// The directory, there or not.
+#[derive(Debug)]
+pub(super) struct Part {
+    path: PathBuf,
+    tree: OnceLock<Tree>,
+}
+
+impl Part {
+    /// The directory `name` of the layer in `layer`.
+    pub(super) fn new(layer: &Path, name: &str) -> Self {
+        Self { path: layer.join(name), tree: OnceLock::new() }
+    }
+
+    /// The directory, which is there from now on.
+    pub(super) fn tree(&self) -> Result<&Tree> {
+        if let Some(tree) = self.tree.get() {
+            return Ok(tree);
+        }
+        let made = match DirBuilder::new().mode(0o700).create(&self.path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            other => other.and_then(|()| give_as_layer(&self.path)),
+        };
+        made.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let tree = Tree::open_root(&self.path)?;
+        Ok(self.tree.get_or_init(|| tree))
+    }
+
+    /// What is in it; nothing where it was never needed.
+    pub(super) fn list(&self) -> Result<Vec<DirectoryEntry>> {
+        if self.tree.get().is_none() && !self.path.exists() {
+            return Ok(Vec::new());
+        }
+        self.tree()?.list(Path::new(""))
+    }
+}
+
+/// Gives something in a layer's directory to the owner of that.
+pub(crate) fn give_as_layer(path: &Path) -> io::Result<()> {
+    let layer = fs::metadata(path.parent().unwrap_or(path))?;
+    let owner = (layer.uid(), layer.gid());
+    let made = fs::symlink_metadata(path)?;
+    if (made.uid(), made.gid()) == owner {
+        return Ok(());
+    }
+    std::os::unix::fs::lchown(path, Some(owner.0), Some(owner.1))
+}
