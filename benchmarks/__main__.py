@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .contestants import everybody
 from .field.figures import RUNS_MIN
-from .field.page import figures, fill
+from .field.page import NoPlace, around, figures, fill
 from .field.picture import bars
 from .field.race import race
 from .field.report import document, machine
@@ -49,6 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
     options = parser.parse_args(arguments)
+    if options.page:
+        try:
+            around(options.page)  # not after half an hour
+        except NoPlace as reason:
+            parser.error(str(reason))
     if options.read:
         _write(json.loads(options.read.read_text()), options)
         return 0

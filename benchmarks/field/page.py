@@ -15,12 +15,20 @@ class NoPlace(Exception):
     """A page has no place for figures, or more than one."""
 
 
-def fill(page: Path, document: dict[str, object]) -> None:
-    """Replaces what is between the two marks of `page`; raises NoPlace without them."""
-    text = page.read_text()
+def around(page: Path) -> tuple[str, str]:
+    """Returns what is before and after the figures of `page`; raises NoPlace without marks."""
+    try:
+        text = page.read_text()
+    except OSError as error:
+        raise NoPlace(f"{page} cannot be read: {error.strerror}") from error
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise NoPlace(f"{page} has not one line each: {BEGIN} and, after it, {END}")
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    return text.split(BEGIN)[0], text.split(END)[1]
+
+
+def fill(page: Path, document: dict[str, object]) -> None:
+    """Replaces what is between the two marks of `page`; raises NoPlace without them."""
+    before, after = around(page)
     page.write_text(f"{before}{BEGIN}\n{figures(document)}\n{END}{after}")
 
 

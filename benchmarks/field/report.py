@@ -35,7 +35,7 @@ def machine(place: Path) -> dict[str, object]:
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d %H:%M %Z"),
         "commit": _said("git", "describe", "--always", "--dirty"),
-        "file_system": _said("stat", "--file-system", "--format=%T", place),
+        "file_system": _said("findmnt", "--noheadings", "--output=FSTYPE", "--target", place),
     }
 
 

@@ -162,6 +162,9 @@ def test_a_page_keeps_what_is_around_its_figures(tmp_path: Path) -> None:
     with pytest.raises(NoPlace, match=r"page\.md"):
         fill(page, data)
     assert page.read_text() == f"{END}\n{BEGIN}\n"
+    with pytest.raises(SystemExit) as refused:  # before anything is measured
+        main(["--mode", "tiny", "--page", str(page)])
+    assert refused.value.code == 2
 
 
 def test_the_page_of_the_documents_has_a_place_for_figures(tmp_path: Path) -> None:
