@@ -74,7 +74,7 @@ impl Scenario {
 
     fn open(&self) -> Workspace {
         let store = self.elsewhere.as_ref().map(|place| place.path().join("store"));
-        Workspace::open(&self.base(), store.as_deref(), Settings::default()).unwrap()
+        Workspace::open_again(&self.base(), store.as_deref(), Settings::default())
     }
 
     /// Forks and changes; the workspace is closed again without a commit.

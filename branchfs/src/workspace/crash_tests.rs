@@ -52,7 +52,7 @@ impl Store {
     }
 
     fn open(&self) -> Workspace {
-        Workspace::open(&self.base(), None, SETTINGS).unwrap()
+        Workspace::open_again(&self.base(), None, SETTINGS)
     }
 
     fn ids(&self) -> (u64, u64) {
