@@ -36,17 +36,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from branching.errors import (
-    BranchingError,
-    CommitError,
-    ConflictError,
-    SetupError,
-    add_note,
-)
+from branching.errors import BranchingError, SetupError
 from branching.fs import Branch, Change, DiffSummary, Workspace
 from branching.patterns.attempt import Attempt, Task
 from branching.patterns.event import SETUP_INDEX, EventKind, OnEvent
-from branching.patterns.helm import Helm
+from branching.patterns.grove import Grove
 from branching.patterns.isolated import Surroundings, isolated
 from branching.patterns.outcome import Answer, SpeculationOutcome, State, read_verdict
 from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
@@ -87,7 +81,6 @@ class Runner:
         limits: ResourceLimits | None = None,
         group_limits: ResourceLimits | None = None,
     ) -> None:
-        self._parent = parent
         self._budget = None
         if limits is not None or group_limits is not None:
             from branching.process import Budget  # functions without limits need no process layer
@@ -95,23 +88,20 @@ class Runner:
             self._budget = Budget(limits, group_limits)
         self._apart = apart
         """What functions are surrounded by, in processes of their own; None for threads."""
-        self._name = name
         self._timeout = timeout
         self._deadline = math.inf if timeout is None else time.monotonic() + timeout
         self._max_parallel = math.inf if max_parallel is None else max_parallel
         self._commits = commit
         self._only = only
         self._setup = setup
-        self._prepared: Branch | None = None
         self._keeps_failed = keep_failed
+        self._grove = Grove(parent, name, self._budget, is_between=setup is not None)
         self._elsewhere = elsewhere
 
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._teller = Teller(on_event, wake=lambda: self._inbox.put(lambda: None))
         self._outer = Scope.current()
-        self._helm = Helm.current()
         self._attempts: list[Attempt] = []
-        self._own_branches: list[Branch] = []
         self._waiting: deque[tuple[Attempt, Callable[[], Answer], Task]] = deque()
         self._running: dict[Attempt, Task] = {}
         self._consulting: set[Task] = set()
@@ -119,7 +109,6 @@ class Runner:
         self._winner: Attempt | None = None
         self._winning_branch: Branch | None = None
         self._changes: list[Change] = []
-        self._kept: set[Branch] = set()
         self._is_out_of_time = False
         self._is_cancelled = False
 
@@ -164,9 +153,7 @@ class Runner:
 
     def fork(self, name: str) -> Branch:
         """Makes a branch for attempts to be merged into. It goes with the call if not committed."""
-        branch = self._branch(name)
-        self._own_branches.append(branch)
-        return branch.__enter__()
+        return self._branch(name).__enter__()
 
     def finished(self, *, within: float | None = None) -> Iterator[Attempt]:
         """Yields each attempt once as it finishes, until all have, or the time is over.
@@ -261,16 +248,12 @@ class Runner:
 
         Where failures are to be kept, it waits for the end: they go if there is a winner.
         """
-        if attempt.branch.is_open and not self._keeps_failed and not self._is_kept(attempt.branch):
-            attempt.branch.abort()
+        if not self._keeps_failed:
+            self._grove.drop(attempt.branch)
 
     def keep(self, attempt: Attempt) -> None:
         """Leaves the attempt's branch open after the call; after a setup, the one with both."""
-        branch = attempt.branch
-        if self._prepared is not None:
-            self._committed(branch)
-            branch = self._prepared
-        self._kept.add(branch)
+        self._grove.keep(self._grove.merged(attempt.branch))
 
     def merge(self, attempt: Attempt) -> None:
         """Commits the attempt's branch into a parent that is itself a branch of this call."""
@@ -291,32 +274,19 @@ class Runner:
         # The others have lost whatever comes of this: they end while the disk is busy.
         self._cancel_tasks(LOSER_GRACE_SECONDS)
         branch = branch or attempt.branch
-        if self._prepared is not None:
+        if self._grove.between is not None:
             attempt.changes = attempt.changes or _summary(branch)
-            self._committed(branch)
-            branch = self._prepared
+            branch = self._grove.merged(branch)
         if not self._commits:
             attempt.changes = attempt.changes or _summary(branch)
-            self._kept.add(branch)
+            self._grove.keep(branch)
         else:
-            self._changes = self._committed(branch, only=self._only)
+            self._changes = self._grove.commit(branch, only=self._only)
             if branch is attempt.branch:
                 attempt.changes = DiffSummary.of(self._changes)
         attempt.state = "won"
         self._winner, self._winning_branch = attempt, branch
         self._teller.tell(attempt, "committed" if self._commits else "kept")
-
-    def _committed(self, branch: Branch, only: Sequence[str] = ()) -> list[Change]:
-        try:
-            return branch.commit(only=only)
-        except CommitError as error:
-            if not isinstance(error, ConflictError) or error.paths:
-                self._kept.add(branch)
-                if self._prepared is not None:
-                    self._kept.add(self._prepared)  # aborting it would abort its child
-                kept = f"the work is kept in branch {branch.name!r}"
-                error.hint = f"{error.hint}; {kept}" if error.hint else kept
-            raise
 
     def lift_deadline(self) -> None:
         """What follows may take as long as it likes: a person is asked."""
@@ -349,21 +319,11 @@ class Runner:
     # Running.
 
     def _branch(self, purpose: int | str, parent: Branch | None = None) -> Branch:
-        """Returns a branch to be opened, of what was prepared if something was."""
-        disk_together = None if self._budget is None else self._budget.disk_together
-        if self._prepared is None and (self._setup is not None or disk_together is not None):
-            # What all may add together is the limit of the branch that all are forked from.
-            self._prepared = self._parent.branch(
-                self._name("setup"), on_success=None, on_error=None, disk_limit=disk_together
-            )
-            self._own_branches.append(self._prepared.__enter__())
-            if self._setup is not None:
-                self._prepare(self._setup, self._prepared)
-        origin = parent or self._prepared or self._parent
-        disk_limit = None if self._budget is None else self._budget.disk_each
-        return origin.branch(
-            self._name(purpose), on_success=None, on_error=None, disk_limit=disk_limit
-        )
+        """Returns a branch to be opened, of what was prepared if something is."""
+        between = self._grove.open_between()
+        if between is not None and self._setup is not None:
+            self._prepare(self._setup, between)
+        return self._grove.branch(purpose, parent)
 
     def _prepare(self, setup: Callable[..., object], branch: Branch) -> None:
         """Runs the setup in a branch of its own, which all others are then forked from."""
@@ -467,7 +427,10 @@ class Runner:
             if self._outer is not None:
                 self._outer.forget(self._cancel)
             try:
-                self._abort_branches(None if isinstance(error, Stopped) else error)
+                under_way = None if isinstance(error, Stopped) else error
+                if self._keeps_failed and not (self._winner or under_way or self._is_cancelled):
+                    self._grove.keep_all()
+                self._grove.clear(under_way)
             finally:
                 if self._budget is not None:
                     self._budget.close()
@@ -511,28 +474,6 @@ class Runner:
                 self._cancel_tasks(0.0)
         if interrupt is not None:
             raise interrupt
-
-    def _abort_branches(self, under_way: BaseException | None) -> None:
-        failure: BranchingError | None = None
-        branches = [*self._own_branches, *(attempt.branch for attempt in self._attempts)]
-        if self._keeps_failed and not (self._winner or under_way or self._is_cancelled):
-            self._kept.update(branches)
-        # Children come after their parents and go before them.
-        for branch in branches[::-1]:
-            if branch.is_open and not self._is_kept(branch):
-                try:
-                    branch.abort()
-                except BranchingError as error:
-                    failure = failure or error
-        if failure is None:
-            return
-        if under_way is None:
-            raise failure
-        add_note(under_way, f"and a branch stays open: {failure}")
-
-    def _is_kept(self, branch: Branch) -> bool:
-        is_asked_for = self._helm is not None and self._helm.keeps(branch.name)
-        return branch in self._kept or is_asked_for
 
 
 def _summary(branch: Branch) -> DiffSummary | None:

@@ -1,0 +1,111 @@
+"""The branches of one call: forked from one parent, committed, kept, or given up at its end.
+
+Where there is a setup, or a limit on what all may add together, there is one branch between: the
+others are forked from it, the winner is merged into it, and it is what is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from branching.errors import BranchingError, CommitError, ConflictError, add_note
+from branching.fs import Branch, Change, Workspace
+from branching.patterns.helm import Helm
+
+if TYPE_CHECKING:
+    from branching.process import Budget
+
+
+class Grove:
+    """What is neither committed nor kept is aborted by `clear`."""
+
+    def __init__(
+        self,
+        parent: Workspace | Branch,
+        name: Callable[[int | str], str],
+        budget: Budget | None,
+        *,
+        is_between: bool,
+    ) -> None:
+        """With `is_between` all are forked from a branch between them and the parent."""
+        self._parent = parent
+        self._name = name
+        self._disk_each = None if budget is None else budget.disk_each
+        self._disk_together = None if budget is None else budget.disk_together
+        self._is_between = is_between or self._disk_together is not None
+        self._helm = Helm.current()
+        self._branches: list[Branch] = []  # children come after their parents
+        self._kept: set[Branch] = set()
+        self.between: Branch | None = None
+        """The branch that all others are forked from, if there is one by now."""
+
+    def open_between(self) -> Branch | None:
+        """Makes the branch between, and returns it, where there is to be one and is none yet."""
+        if not self._is_between or self.between is not None:
+            return None
+        self.between = self._parent.branch(
+            self._name("setup"), on_success=None, on_error=None, disk_limit=self._disk_together
+        )
+        self._branches.append(self.between)
+        return self.between.__enter__()
+
+    def branch(self, purpose: int | str, parent: Branch | None = None) -> Branch:
+        """Returns a branch, to be opened."""
+        origin = parent or self.between or self._parent
+        branch = origin.branch(
+            self._name(purpose), on_success=None, on_error=None, disk_limit=self._disk_each
+        )
+        self._branches.append(branch)
+        return branch
+
+    def merged(self, branch: Branch) -> Branch:
+        """Commits the branch into the one between, if there is one; returns what has it all."""
+        if self.between is None:
+            return branch
+        self.commit(branch)
+        return self.between
+
+    def commit(self, branch: Branch, only: Sequence[str] = ()) -> list[Change]:
+        """Commits the branch. If that is refused but could be made later, it is kept."""
+        try:
+            return branch.commit(only=only)
+        except CommitError as error:
+            if not isinstance(error, ConflictError) or error.paths:
+                self._kept.add(branch)
+                if self.between is not None:
+                    self._kept.add(self.between)  # aborting it would abort its child
+                kept = f"the work is kept in branch {branch.name!r}"
+                error.hint = f"{error.hint}; {kept}" if error.hint else kept
+            raise
+
+    def keep(self, branch: Branch) -> None:
+        """Leaves the branch open after the call."""
+        self._kept.add(branch)
+
+    def keep_all(self) -> None:
+        """Leaves all branches open that are open."""
+        self._kept.update(self._branches)
+
+    def drop(self, branch: Branch) -> None:
+        """Aborts the branch now, unless it is gone already, or to be kept."""
+        if branch.is_open and not self._is_kept(branch):
+            branch.abort()
+
+    def clear(self, under_way: BaseException | None) -> None:
+        """Drops all. What it raises does not hide an exception that is under way."""
+        failure: BranchingError | None = None
+        for branch in self._branches[::-1]:
+            try:
+                self.drop(branch)
+            except BranchingError as error:
+                failure = failure or error
+        if failure is None:
+            return
+        if under_way is None:
+            raise failure
+        add_note(under_way, f"and a branch stays open: {failure}")
+
+    def _is_kept(self, branch: Branch) -> bool:
+        is_asked_for = self._helm is not None and self._helm.keeps(branch.name)
+        return branch in self._kept or is_asked_for
