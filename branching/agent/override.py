@@ -20,6 +20,7 @@ import os
 import shutil
 import tempfile
 import warnings
+import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -78,6 +79,8 @@ class Override:
             parents=sorted(files.parent_touched()),
         )
         made = cls(fork.fork_id, place, _new_home(home, fork), record)
+        if home is None:  # it goes with the process
+            weakref.finalize(made, shutil.rmtree, made._home, ignore_errors=True)
         try:
             made._keep_mark(_BEFORE)
             made._export(_PARENT, files.parent)
