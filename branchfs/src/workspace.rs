@@ -60,7 +60,7 @@ use branches::Branches;
 use elsewhere::Places;
 use selector::check_name;
 pub(crate) use store::{FORMAT, written_part};
-use store::{KeptTimes, discard, give, lock_store, make_store, write_private};
+use store::{KeptTimes, Lock, discard, give, lock_store, make_store, write_private};
 
 /// A branch's number; 0 is main. Never used twice.
 pub(crate) type BranchId = u64;
@@ -202,9 +202,9 @@ pub(crate) struct Workspace {
     namespace: Namespace,
     base: Arc<Layer>,
     disk_roots: (OwnedFd, OwnedFd),
-    lock_file: fs::File,
+    lock_file: Lock,
     /// Held as long as the workspace, where it is another one.
-    _home_lock: Option<fs::File>,
+    _home_lock: Option<Lock>,
     /// What a crash left, and what was done about it, for who mounts.
     recovery: Vec<String>,
     pub(crate) filesystem: Arc<Filesystem>,

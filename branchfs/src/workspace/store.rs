@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::ops::Deref;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -177,7 +178,26 @@ pub(super) fn remove(store: &Path) -> Result<(), Error> {
     }
 }
 
-pub(super) fn lock_store(store: &Path) -> Result<fs::File, Error> {
+/// The lock on a store, and its file.
+#[derive(Debug)]
+pub(super) struct Lock(fs::File);
+
+impl Deref for Lock {
+    type Target = fs::File;
+
+    fn deref(&self) -> &fs::File {
+        &self.0
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing it is not enough: a process that is just being started has a copy of each descriptor until it runs.
+        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+    }
+}
+
+pub(super) fn lock_store(store: &Path) -> Result<Lock, Error> {
     let path = store.join("lock");
     let mut options = fs::OpenOptions::new();
     let file =
@@ -185,7 +205,7 @@ pub(super) fn lock_store(store: &Path) -> Result<fs::File, Error> {
     let owner = fs::metadata(store).at(store)?;
     give(&path, (owner.uid(), owner.gid()))?;
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
+        Ok(()) => Ok(Lock(file)),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::Unsupported(format!(
             "the store {} is in use by another mount: use that one, or unmount it first",
             store.display()
@@ -237,5 +257,20 @@ impl KeptTimes {
     pub(super) fn restore(&self) -> Result<(), Error> {
         rustix::fs::utimensat(CWD, &self.path, &self.times, rustix::fs::AtFlags::empty())
             .at(&self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_was_given_back_is_free_though_a_child_still_has_its_descriptor() {
+        let store = tempfile::tempdir().unwrap();
+        let lock = lock_store(store.path()).unwrap();
+        let _of_a_child = lock.try_clone().unwrap();
+        assert!(lock_store(store.path()).is_err(), "it is held");
+        drop(lock);
+        lock_store(store.path()).unwrap();
     }
 }
