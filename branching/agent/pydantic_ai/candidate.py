@@ -18,7 +18,6 @@ from typing import Any
 
 from pydantic_ai import Agent, AgentRunResult, RunContext
 from pydantic_ai.capabilities import AbstractCapability
-from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.usage import UsageLimits
 
 from branching.agent.pause import Pause
@@ -108,13 +107,12 @@ class _Ear(AbstractCapability[Any]):
         """Puts it into the conversation before the next request."""
         self._untold.append(text)
 
-    async def before_model_request(
-        self, ctx: RunContext[Any], request_context: ModelRequestContext
-    ) -> ModelRequestContext:
-        await self.pause.over()
-        while self._untold:
-            ctx.enqueue(self._untold.pop(0))
-        return request_context
+    async def before_node_run(self, ctx: RunContext[Any], *, node: Any) -> Any:
+        if Agent.is_model_request_node(node):
+            await self.pause.over()
+            while self._untold:
+                ctx.enqueue(self._untold.pop(0))
+        return node
 
 
 class _Run:

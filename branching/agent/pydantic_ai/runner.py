@@ -59,15 +59,6 @@ class Meter(AbstractCapability[Any]):
         self._price = price
         self._home = home
 
-    async def before_model_request(
-        self,
-        ctx: RunContext[Any],  # noqa: ARG002
-        request_context: ModelRequestContext,
-    ) -> ModelRequestContext:
-        # Here, so that what is said to the run meanwhile is in this request.
-        await self._branch.pause.over()
-        return request_context
-
     async def wrap_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: Any
     ) -> ModelResponse:
@@ -173,6 +164,8 @@ class AgentRunner:
     async def _follow(self, run: AgentRun[Any, Any]) -> None:
         tell = self._options.on_event
         async for node in run:
+            if Agent.is_model_request_node(node):
+                await self._branch.pause.over()  # what is said to the run meanwhile is in it
             if tell is not None and (
                 Agent.is_model_request_node(node) or Agent.is_call_tools_node(node)
             ):
