@@ -945,10 +945,10 @@ impl Workspace {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             entries => entries.at(root).map(|mut entries| entries.next().is_some()),
         };
-        // Branches, what was saved of a damaged one, what candidates printed.
+        // Branches, what was saved of a damaged one, logs that are wanted after their branches.
         if !self.lock().is_empty()
             || keeps(&self.store_path, "lost")?
-            || keeps(&self.store_path, "logs")?
+            || self.store_path.join("logs/kept").exists()
         {
             return Ok(());
         }

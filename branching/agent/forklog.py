@@ -34,7 +34,7 @@ class ForkLog:
 
     def __init__(self, coordinator: ForkCoordinator, space: Workspace, command: str) -> None:
         self._coordinator = coordinator
-        self._book = Logbook.of(space, command)
+        self._book = Logbook.of(space, command, keeps_store=True)
         self._listener = self._book.and_then(lambda _: None)
         self._states: dict[str, tuple[str, float | None]] = {}
         self._partial: dict[str, str] = {}

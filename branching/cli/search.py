@@ -97,7 +97,7 @@ class Search:
             options = self.options
             self._space, owner = stack.enter_context(owned_workspace(options.workspace))
             self._surroundings = {"workspace": self._space.seen_at, "owner": owner}
-            logbook = stack.enter_context(Logbook.of(self._space, self.command))
+            logbook = stack.enter_context(Logbook.of(self._space, self.command, keeps_store=True))
             show = stack.enter_context(
                 shown(self._labels, quiet=options.quiet, verbose=options.verbose)
             )

@@ -130,7 +130,7 @@ async def race(
         tell(event)
 
     def call() -> SpeculationOutcome:
-        with Logbook.of(desk.workspace, f"mcp {what}") as logbook:
+        with Logbook.of(desk.workspace, f"mcp {what}", keeps_store=True) as logbook:
             pattern = make(
                 {
                     "timeout": seconds,

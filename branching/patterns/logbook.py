@@ -4,9 +4,11 @@
     STORE/logs/speculate-1a2b3c4d-0.json    what became of it (see `Entry`)
     STORE/logs/9f3c2a1b.door                where the call can be steered (see `door`)
 
-A log has the name of its branch and outlives it. The directory belongs to the workspace's owner,
-and a store stays as long as there is one in it. The newest `ENTRIES_MAX` are kept, until
-`branching prune`.
+    STORE/logs/kept                         the store is to stay for the logs
+
+A log has the name of its branch and outlives it. The directory belongs to the workspace's owner. It
+goes with the store when nothing of the workspace is kept, but for those of races: nobody may have
+seen what their candidates printed. The newest `ENTRIES_MAX` are kept, until `branching prune`.
 
 We may be root and the directory another's, who could put links in our way: so everything is
 opened relative to the directory's descriptor, new, and never through a link.
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from branching.patterns.event import Event
 
 ENTRIES_MAX = 200
+KEPT = "kept"
 LOG_BYTES_MAX = 10 << 20
 """Of one candidate. What comes after is shown but not kept, and the log says so."""
 
@@ -79,8 +82,16 @@ class Entry:
 class Logbook:
     """Writes the logs of one call."""
 
-    def __init__(self, store: Path | None, owner: tuple[int, int], command: str) -> None:
+    def __init__(
+        self,
+        store: Path | None,
+        owner: tuple[int, int],
+        command: str,
+        *,
+        keeps_store: bool = False,
+    ) -> None:
         self._store = store
+        self._keeps_store = keeps_store
         self._owner = owner
         self._command = command
         self._directory: int | None = None
@@ -94,10 +105,10 @@ class Logbook:
         self._door: Door | None = None
 
     @classmethod
-    def of(cls, workspace: Workspace, command: str) -> Logbook:
+    def of(cls, workspace: Workspace, command: str, *, keeps_store: bool = False) -> Logbook:
         """Returns the logbook of a workspace. From inside a branch none can be seen: what is
         printed there is the output of somebody's candidate, and kept as that."""
-        return cls(workspace.store, workspace.owner, command)
+        return cls(workspace.store, workspace.owner, command, keeps_store=keeps_store)
 
     def and_then(self, listener: Callable[[Event], None]) -> Callable[[Event], None]:
         """Returns a listener that writes each event down before `listener` has it."""
@@ -127,6 +138,8 @@ class Logbook:
             try:
                 self._directory = self._open(self._store / "logs")
                 self._make_room(self._directory)
+                if self._keeps_store:
+                    self._keep(self._directory)
                 sweep(self._store / "logs")
                 self._door = Door(self._directory, self._owner, self.helm)
             except OSError as error:
@@ -169,6 +182,14 @@ class Logbook:
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._give(directory)
         return directory
+
+    def _keep(self, directory: int) -> None:
+        try:
+            file = os.open(KEPT, _NEW, 0o600, dir_fd=directory)
+        except FileExistsError:
+            return
+        self._give(file)
+        os.close(file)
 
     def _make_room(self, directory: int) -> None:
         names = [name for name in os.listdir(directory) if name.endswith(".json")]
@@ -260,6 +281,8 @@ def forget(logs: Path) -> None:
         path.with_suffix(".log").unlink(missing_ok=True)
         path.unlink(missing_ok=True)
     try:
+        if not any(logs.glob("*.json")):
+            (logs / KEPT).unlink(missing_ok=True)
         logs.rmdir()
     except OSError:
         pass  # something runs, or there never was one

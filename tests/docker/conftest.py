@@ -153,13 +153,13 @@ def processes() -> list[str]:
 
 
 def stores(below: Path) -> list[str]:
-    """Returns what BranchFS left in the projects: all but commits that can be undone, and logs."""
+    """Returns what BranchFS left in the projects: all but commits that can be undone, and logs of races."""
     kept = ("branches", "layers", "journal", "trash")
     left = []
     for store in below.rglob(".branching"):
         # It goes while we look, which is all that is asked; or it is the mark that hides the store in a layer.
         with suppress(FileNotFoundError, NotADirectoryError):
-            is_kept = any((store / "history").iterdir()) or any((store / "logs").glob("*.log"))
+            is_kept = any((store / "history").iterdir()) or (store / "logs" / "kept").exists()
             left += [] if is_kept else [str(store)]
             left += [str(path) for name in kept for path in (store / name).iterdir()]
     return left

@@ -240,6 +240,10 @@ class TestCommand:
                 SQLiteForkStateStore.beside(workspace).close()
             assert not (base / ".branching").exists()
 
+    def test_a_run_that_fails_leaves_nothing(self, base: Path) -> None:
+        assert branching(base, "run", "--", "sh", "-c", "echo why; exit 3").code == 3
+        assert not (base / ".branching").exists()
+
     def test_what_candidates_printed_outlives_their_failure(self, base: Path) -> None:
         for _ in range(2):
             assert branching(base, "speculate", "-c", "echo why; exit 3").code == 1
