@@ -99,7 +99,8 @@ def run(
     128+n if signal n killed it; 124 if the time was over.
 
     What it prints goes where it would go without branching, and a copy is kept for branching log,
-    as long as the workspace keeps anything: a mount, a branch, a commit. On a terminal it has one of its own, with all keys.
+    as long as the workspace keeps anything: a mount, a branch, a commit. On a terminal it has one
+    of its own, with all keys.
 
     Example: branching run -- make test
     """
