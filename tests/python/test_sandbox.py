@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -229,3 +231,14 @@ def test_a_branch_can_be_seen_at_the_base_itself(real: Mounted) -> None:
         branch.abort()
         sibling.abort()
     space.close()
+
+
+def test_what_a_sandbox_said_is_heard_though_it_ended_without_listening() -> None:
+    line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    with line, theirs:
+        theirs.send(b"failed")
+        line.send(b"go")
+        theirs.close()
+        assert client._hear(line, time.monotonic() + 60) == (os.getpid(), b"failed")
+        assert client._hear(line, time.monotonic() + 60) == (None, b"")

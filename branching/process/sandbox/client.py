@@ -64,7 +64,7 @@ class Started:
     def read(self) -> bool:
         """Takes in what init says, without waiting. False when there will be nothing more."""
         try:
-            message = self._line.recv(65536, socket.MSG_DONTWAIT)
+            message, _ = _take(self._line, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return True
         except OSError:
@@ -231,7 +231,7 @@ def _hear(
         )
     if stream.fileno() not in ready:
         return None, b""
-    message, ancillary, _, _ = stream.recvmsg(65536, socket.CMSG_SPACE(_CREDENTIALS.size))
+    message, ancillary = _take(stream)
     if not message:
         return None, b""
     if message.startswith(b'{"failed"'):
@@ -240,6 +240,18 @@ def _hear(
         if kind == socket.SCM_CREDENTIALS:
             return _CREDENTIALS.unpack(data)[0], message
     return None, message
+
+
+def _take(stream: socket.socket, flags: int = 0) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+    """Receives a message, and who sent it. A peer that ended before it had read all from us resets
+    the connection, which is told before what it has said."""
+    for is_last_try in (False, True):
+        try:
+            return stream.recvmsg(65536, socket.CMSG_SPACE(_CREDENTIALS.size), flags)[:2]
+        except ConnectionResetError:
+            if is_last_try:
+                raise
+    raise AssertionError("both tries return or raise")
 
 
 def _raise_ended(started: Started) -> None:
