@@ -145,6 +145,7 @@ def _inherited() -> tuple[int, tuple[int, ...]]:
     with open("/proc/self/status", "rb") as status:  # noqa: PTH123
         words = dict(row.split(b":", 1) for row in status)
     ignored = int(words[b"SigIgn"], 16)
-    numbers = (number for number in range(1, signal.NSIG) if ignored >> (number - 1) & 1)
-    pythons = (signal.SIGPIPE, signal.SIGXFSZ)
-    return int(words[b"Umask"], 8), tuple(number for number in numbers if number not in pythons)
+    # Some engines ignore all; those that the C library keeps to itself nobody can set.
+    settable = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
+    numbers = (int(number) for number in settable if ignored >> (number - 1) & 1)
+    return int(words[b"Umask"], 8), tuple(numbers)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import Mounted
+from support.command import branching_argv
 from support.sandbox import Said, run_in
 
 from branching import NamespaceError, Workspace
@@ -242,3 +245,21 @@ def test_what_a_sandbox_said_is_heard_though_it_ended_without_listening() -> Non
         theirs.close()
         assert client._hear(line, time.monotonic() + 60) == (os.getpid(), b"failed")
         assert client._hear(line, time.monotonic() + 60) == (None, b"")
+
+
+IGNORES = """
+import ctypes, os, struct, sys
+number = {"x86_64": 13, "aarch64": 134}[os.uname().machine]  # rt_sigaction
+for ignored in (32, 33, 34):  # two that the C library keeps to itself, and one that anybody may set
+    action = struct.pack("QQQQ", 1, 0, 0, 0)  # SIG_IGN
+    assert ctypes.CDLL(None).syscall(number, ignored, action, None, 8) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_caller_may_ignore_signals_that_nobody_can_set(real: Mounted) -> None:
+    """As some container engines do."""
+    argv = [sys.executable, "-c", IGNORES, *branching_argv("run", "--", "touch", "made")]
+    done = subprocess.run(argv, cwd=real.root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (real.base / "made").exists()

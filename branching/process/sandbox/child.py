@@ -18,6 +18,8 @@ from branching.process.sandbox import kernel
 from branching.process.sandbox.request import Request
 
 EXIT_CANNOT_EXECUTE = 126
+HERE = b"here"
+"""What is said at the gate by a process that is ready; anything else is why it is not."""
 _STANDARD = (0, 1, 2)
 
 
@@ -31,7 +33,7 @@ def run(request: Request, gate_descriptor: int, descriptors: list[int]) -> NoRet
             _take_terminal(request.terminal)
         else:
             os.setsid()
-        gate.send(b"here")
+        gate.send(HERE)
         if not gate.recv(16):
             os._exit(EXIT_CANNOT_EXECUTE)  # the caller has given up
         if not request.argv:

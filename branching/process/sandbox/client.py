@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from branching.errors import ForkError, NamespaceError, ProcessBranchError
-from branching.process.sandbox import kernel, server
+from branching.process.sandbox import child, kernel, server
 from branching.process.sandbox.request import Request
 
 START_SECONDS_MAX = 60.0
@@ -196,10 +196,13 @@ def _pass_gate(
     deadline: float,
     admit: Callable[[int], None] | None,
 ) -> None:
-    pid, _ = _hear(gate, deadline, line)
+    pid, word = _hear(gate, deadline, line)
     if pid is None:
         _raise_ended(started)
     assert pid is not None
+    if word != child.HERE:
+        reason = os.fsdecode(word.partition(b" ")[2])
+        raise ProcessBranchError(f"the process could not be made ready: {reason}; nothing ran")
     started.pid = pid
     if admit is not None:
         admit(pid)
