@@ -3,7 +3,6 @@
     STORE/logs/speculate-1a2b3c4d-0.log     what the candidate printed
     STORE/logs/speculate-1a2b3c4d-0.json    what became of it (see `Entry`)
     STORE/logs/9f3c2a1b.door                where the call can be steered (see `door`)
-
     STORE/logs/kept                         the store is to stay for the logs
 
 A log has the name of its branch and outlives it. The directory belongs to the workspace's owner. It
@@ -31,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from branching.patterns.door import Door, sweep
+from branching.patterns.door import SUFFIX, Door, sweep
 from branching.patterns.helm import Helm
 
 if TYPE_CHECKING:
@@ -46,6 +45,7 @@ LOG_BYTES_MAX = 10 << 20
 COMMAND_SUFFIX = "-command"
 """Of the branch of a `run` that has a setup: the setup's is named as the user said."""
 
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -97,9 +97,8 @@ class Logbook:
         self._directory: int | None = None
         self._logs: dict[str, _Log] = {}
         self._entries: dict[str, Entry] = {}
-        self._lock = (
-            threading.Lock()
-        )  # guards the entries: the helm's states come from its own thread
+        # Guards the entries: the helm's states come from its own thread.
+        self._lock = threading.Lock()
         self.helm = Helm(self._on_state)
         """Through which the call is steered."""
         self._door: Door | None = None
@@ -179,7 +178,7 @@ class Logbook:
             path.mkdir(mode=0o700)
         except FileExistsError:
             pass
-        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        directory = os.open(path, _DIRECTORY)
         self._give(directory)
         return directory
 
@@ -271,21 +270,32 @@ class _Log:
 
 
 def forget(logs: Path) -> None:
-    """Removes the logs of candidates that have ended, and those of calls that were killed."""
-    sweep(logs)
-    for path in logs.glob("*.json"):
-        entry = read_entry(path)
-        is_running = entry is not None and entry.state in ("running", "paused")
-        if entry is not None and is_running and entry.door and (logs / entry.door).exists():
-            continue
-        path.with_suffix(".log").unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
+    """Removes the logs of candidates that have ended, and those of calls that were killed.
+
+    OSError where `logs` is no directory but a link, or not ours; where there is none, all is well.
+    """
     try:
-        if not any(logs.glob("*.json")):
-            (logs / KEPT).unlink(missing_ok=True)
-        logs.rmdir()
-    except OSError:
-        pass  # something runs, or there never was one
+        directory = os.open(logs, _DIRECTORY)
+    except FileNotFoundError:
+        return
+    try:
+        here = Path(f"/proc/self/fd/{directory}")
+        sweep(here)
+        doors = {path.name for path in here.glob(f"*{SUFFIX}")}
+        is_running = False
+        for path in here.glob("*.json"):
+            entry = read_entry(path)
+            if entry is None:
+                continue  # none of ours
+            if entry.state in ("running", "paused") and entry.door in doors:
+                is_running = True
+                continue
+            _remove(path.with_suffix(".log").name, directory)
+            _remove(path.name, directory)
+        if not is_running:
+            _remove(KEPT, directory)
+    finally:
+        os.close(directory)
 
 
 def read_entries(logs: Path) -> list[Entry]:

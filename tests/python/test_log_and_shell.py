@@ -186,3 +186,28 @@ class TestShell:
     def test_a_branch_that_is_not_there_is_named(self, root: Path) -> None:
         done = branching(root, "shell", "nope")
         assert (done.code, "no branch 'nope' is open" in done.err) == (125, True)
+
+
+class TestForget:
+    def test_what_has_ended_goes_and_what_runs_stays(self, tmp_path: Path) -> None:
+        book = Logbook(tmp_path, (os.geteuid(), os.getegid()), "speculate", keeps_store=True)
+        with book:
+            listener = book.and_then(lambda event: None)
+            listener(event("started"))
+            listener(event("output", text="x"))
+            before = sorted((tmp_path / "logs").iterdir())
+            logbook.forget(tmp_path / "logs")
+            assert sorted((tmp_path / "logs").iterdir()) == before
+        logbook.forget(tmp_path / "logs")  # it was never finished, and nobody answers for it
+        assert list((tmp_path / "logs").iterdir()) == []
+        logbook.forget(tmp_path / "nothing")
+
+    def test_it_goes_through_no_link_and_leaves_what_is_not_ours(self, tmp_path: Path) -> None:
+        other, logs = tmp_path / "other", tmp_path / "logs"
+        other.mkdir()
+        (other / "package.json").write_text("{}")
+        logs.symlink_to(other)
+        with pytest.raises(NotADirectoryError):
+            logbook.forget(logs)
+        logbook.forget(other)
+        assert [path.name for path in other.iterdir()] == ["package.json"]
