@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 Policy = Literal["first-winner", "snapshot", "serializable"]
-Driver = Literal["auto", "fuse", "overlay"]
 """What a commit means for the siblings of the branch.
 
 first-winner    they have lost: they are stale
 snapshot        they live on, and can be committed if they wrote no path that was committed since
 serializable    the same, and if they read no such path either
 """
+Driver = Literal["auto", "fuse", "overlay"]
+"""What presents the branches as directories."""
 
 MAIN_ID = 0
 """The id of the root branch, whose content is the base directory."""

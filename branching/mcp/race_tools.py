@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import Context
@@ -10,7 +11,7 @@ from pydantic import Field
 from branching.mcp import commands, progress
 from branching.mcp.answers import RaceResult
 from branching.mcp.commands import program, scorer, seconds_for
-from branching.mcp.desk import MAIN
+from branching.mcp.desk import MAIN, Desk
 from branching.mcp.failure import told
 from branching.mcp.parameters import (
     COMMAND_CHARACTERS_MAX,
@@ -49,19 +50,8 @@ async def speculate(
     def make(options: dict[str, Any]) -> commands.Pattern:
         return Speculate([program(desk, each) for each in candidates], **options)
 
-    async with progress.told(ctx) as tell:
-        raced = await commands.race(
-            desk,
-            "speculate",
-            make,
-            parent=parent,
-            seconds=seconds_for(desk, timeout_seconds),
-            setup=setup,
-            only=only,
-            commit=commit,
-            tell=tell,
-        )
-    return RaceResult.of(raced, scored=False)
+    options = {"parent": parent, "setup": setup, "only": only, "commit": commit}
+    return await _raced(desk, ctx, "speculate", make, timeout_seconds, options, scored=False)
 
 
 @told
@@ -107,16 +97,21 @@ async def best_of_n(
             return BestOfN(programs[0], n or 1, evaluate=judge, **options)
         return BestOfN(programs, evaluate=judge, **options)
 
+    options = {"parent": parent, "setup": setup, "only": only, "commit": commit}
+    return await _raced(desk, ctx, "best-of-n", make, timeout_seconds, options, scored=True)
+
+
+async def _raced(
+    desk: Desk,
+    ctx: Context,
+    what: str,
+    make: Callable[[dict[str, Any]], commands.Pattern],
+    timeout_seconds: float | None,
+    options: dict[str, Any],
+    *,
+    scored: bool,
+) -> RaceResult:
     async with progress.told(ctx) as tell:
-        raced = await commands.race(
-            desk,
-            "best-of-n",
-            make,
-            parent=parent,
-            seconds=seconds_for(desk, timeout_seconds),
-            setup=setup,
-            only=only,
-            commit=commit,
-            tell=tell,
-        )
-    return RaceResult.of(raced, scored=True)
+        seconds = seconds_for(desk, timeout_seconds)
+        raced = await commands.race(desk, what, make, seconds=seconds, tell=tell, **options)
+    return RaceResult.of(raced, scored=scored)

@@ -38,7 +38,7 @@ from branching.agent.pydantic_ai.prices import Price, expected, is_priced, liste
 from branching.agent.pydantic_ai.workspace import BranchWorkspace
 from branching.agent.runtime import BranchRuntime
 from branching.agent.sandbox import BranchSandbox
-from branching.fs.awaited import finished
+from branching.awaited import finished
 
 OnEvent = Callable[[BranchRuntime, Any], None]
 """Is told the events of a branch's run as they come, tokens included."""

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from branching.agent.sandbox.frames import BadFrame, read_frame, write_frame
+from branching.awaited import finished
 from branching.errors import BranchingError, ProcessBranchError
-from branching.fs.awaited import finished
 from branching.process import BranchContext, Isolation, ResourceLimits
 
 OUTPUT_BYTES_MAX = 10 << 20

@@ -260,7 +260,7 @@ def _take(stream: socket.socket, flags: int = 0) -> tuple[bytes, list[tuple[int,
 def _raise_ended(started: Started) -> None:
     message = b""
     try:
-        message = started._line.recv(65536, socket.MSG_DONTWAIT)
+        message, _ = _take(started._line, socket.MSG_DONTWAIT)
     except OSError:
         pass
     if message.startswith(b'{"failed"'):
