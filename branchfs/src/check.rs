@@ -18,7 +18,7 @@ use crate::error::{Context, Error};
 use crate::overlay::parse_redirect;
 use crate::tree::Tree;
 use crate::view::HIDDEN;
-use crate::workspace::{FORMAT, written_part};
+use crate::workspace::{DRAFT, FORMAT, LOG, is_cut_off, written_part};
 
 /// Something that is not as the format has it.
 #[derive(Debug)]
@@ -104,6 +104,21 @@ struct Check {
     damages: Vec<Damage>,
 }
 
+/// Names in a transaction that are no objects, beside its plan.
+const MARKS: [&str; 2] = ["rollback", "finished"];
+
+/// What the log of records says.
+#[derive(Default)]
+struct Books {
+    records: BTreeMap<u64, Record>,
+    /// Layers that were on disk.
+    made: BTreeSet<u64>,
+    /// Numbers that are nobody's.
+    gone: BTreeSet<u64>,
+    /// Every line could be read.
+    all_read: bool,
+}
+
 /// What the check needs of a record.
 struct Record {
     name: String,
@@ -117,9 +132,9 @@ impl Check {
         for name in ["branches", "layers", "journal", "history", "trash"] {
             self.directory(Path::new(name))?;
         }
-        let (records, all_read) = self.records()?;
-        self.relations(&records);
-        self.layers(&records, all_read)?;
+        let books = self.books()?;
+        self.relations(&books.records);
+        self.layers(&books)?;
         self.transactions("journal")?;
         self.transactions("history")
     }
@@ -197,32 +212,55 @@ impl Check {
         self.tell(path, what, Some(&give))
     }
 
-    /// All records that can be read, and whether that is all of them.
-    fn records(&mut self) -> Result<(BTreeMap<u64, Record>, bool), Error> {
-        let (mut records, mut all_read) = (BTreeMap::new(), true);
-        for name in self.names(Path::new("branches"))? {
-            let path = Path::new("branches").join(&name);
-            let Some(id) = name.strip_suffix(".json").and_then(|id| id.parse().ok()) else {
-                self.tell(
-                    &path,
-                    "a draft that was never finished",
-                    Some(&|path| fs::remove_file(path)),
-                )?;
-                continue;
-            };
-            self.owned(&path)?;
-            let full = self.store.join(&path);
-            match read_record(&fs::read(&full).at(&full)?, id) {
-                Ok(record) => {
-                    records.insert(id, record);
-                }
-                Err(what) => {
-                    all_read = false;
-                    self.tell(&path, what, None)?;
+    /// What the log of records says, as far as it can be read.
+    fn books(&mut self) -> Result<Books, Error> {
+        let place = Path::new("branches");
+        let mut books = Books { all_read: true, ..Books::default() };
+        for name in self.names(place)? {
+            let path = place.join(&name);
+            if name == DRAFT {
+                let remove = |path: &Path| fs::remove_file(path);
+                self.tell(&path, "a draft that was never finished", Some(&remove))?;
+            } else if name == LOG {
+                self.owned(&path)?;
+                let full = self.store.join(&path);
+                self.lines(&path, &fs::read(&full).at(&full)?, &mut books)?;
+            } else {
+                self.tell(&path, "it does not belong here", None)?;
+            }
+        }
+        Ok(books)
+    }
+
+    fn lines(&mut self, path: &Path, text: &[u8], books: &mut Books) -> Result<(), Error> {
+        let mut whole = 0;
+        for line in text.split_inclusive(|byte| *byte == b'\n') {
+            if is_cut_off(line) {
+                let cut =
+                    |path: &Path| fs::OpenOptions::new().write(true).open(path)?.set_len(whole);
+                return self.tell(path, "its end is cut off by a loss of power", Some(&cut));
+            }
+            whole += line.len() as u64;
+            let value: Value = serde_json::from_slice(line).unwrap_or_default();
+            if let Some(gone) = value["gone"].as_u64() {
+                books.records.remove(&gone);
+                books.gone.insert(gone);
+            } else if let Some(made) = value["made"].as_u64() {
+                books.made.insert(made);
+            } else {
+                match read_record(&value) {
+                    Ok((id, record)) => {
+                        books.gone.remove(&id);
+                        books.records.insert(id, record);
+                    }
+                    Err(what) => {
+                        books.all_read = false;
+                        self.tell(path, what, None)?;
+                    }
                 }
             }
         }
-        Ok((records, all_read))
+        Ok(())
     }
 
     fn relations(&mut self, records: &BTreeMap<u64, Record>) {
@@ -235,7 +273,7 @@ impl Check {
             }
             for layer in &record.layers {
                 if let Some(other) = owners.insert(*layer, *id) {
-                    found.push((*id, format!("layer {layer} is branch {other}'s as well")));
+                    found.push((*id, format!("has layer {layer}, as has branch {other}")));
                 }
             }
             let mut above = record.parent;
@@ -246,42 +284,47 @@ impl Check {
                 }
             }
             if records.contains_key(&above) {
-                found.push((*id, "it is its own ancestor".to_owned()));
+                found.push((*id, "is its own ancestor".to_owned()));
             } else if above != 0 {
-                found.push((*id, format!("its parent {above} is gone")));
+                found.push((*id, format!("is below branch {above}, which is gone")));
             }
         }
         for (id, what) in found {
-            let path = Path::new("branches").join(format!("{id}.json"));
+            let (path, what) = (Path::new("branches").join(LOG), format!("branch {id} {what}"));
             self.damages.push(Damage { path, what, is_repaired: false });
         }
     }
 
-    fn layers(&mut self, records: &BTreeMap<u64, Record>, all_read: bool) -> Result<(), Error> {
-        let named: BTreeSet<u64> = records
-            .values()
-            .flat_map(|record| record.layers.iter().chain(&record.below).copied())
-            .collect();
+    fn layers(&mut self, books: &Books) -> Result<(), Error> {
+        let layers = |of: fn(&Record) -> &Vec<u64>| -> BTreeSet<u64> {
+            books.records.values().flat_map(of).copied().collect()
+        };
+        let (own, below) = (layers(|record| &record.layers), layers(|record| &record.below));
         let present = self.names(Path::new("layers"))?;
         for name in &present {
             let path = Path::new("layers").join(name);
-            let is_named = name.parse().is_ok_and(|id| named.contains(&id));
-            if is_named {
-                self.layer(&path)?;
-            } else if all_read {
+            let id: Option<u64> = name.parse().ok();
+            if let Some(id) = id.filter(|id| own.contains(id) || below.contains(id)) {
+                self.layer(&path, books.made.contains(&id) || !own.contains(&id))?;
+            } else if !books.all_read {
+                self.tell(&path, "it may be the layer of a branch whose record is damaged", None)?;
+            } else if id.is_none_or(|id| books.gone.contains(&id)) || self.is_unused(&path) {
                 // The next mount would remove it as well.
                 let remove = |path: &Path| fs::remove_dir_all(path);
                 self.tell(&path, "no branch has this layer", Some(&remove))?;
             } else {
-                self.tell(&path, "it may be the layer of a branch whose record is damaged", None)?;
+                let what =
+                    "no branch has this layer, which holds something: the next mount sets it aside";
+                self.tell(&path, what, None)?;
             }
         }
         let is_veil = |id: &u64| {
             let home = self.home.as_ref();
             home.is_some_and(|home| home.join("layers").join(id.to_string()).is_dir())
         };
-        let gone: Vec<u64> = named
-            .iter()
+        // A branch that has changed nothing has no layer on disk, and is no veil.
+        let wanted = own.intersection(&books.made).chain(below.difference(&own));
+        let gone: Vec<u64> = wanted
             .copied()
             .filter(|id| !present.contains(&id.to_string()) && !is_veil(id))
             .collect();
@@ -292,7 +335,16 @@ impl Check {
         Ok(())
     }
 
-    fn layer(&mut self, path: &Path) -> Result<(), Error> {
+    /// A veil that nobody looks through, or a layer in which nobody has written.
+    fn is_unused(&self, path: &Path) -> bool {
+        let full = self.store.join(path);
+        full.join("changes").exists()
+            || !fs::read_dir(full.join("upper")).is_ok_and(|mut entries| {
+                entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != HIDDEN))
+            })
+    }
+
+    fn layer(&mut self, path: &Path, is_made: bool) -> Result<(), Error> {
         self.owned(path)?;
         for name in ["work", "links"] {
             let part = path.join(name);
@@ -305,6 +357,9 @@ impl Check {
         }
         let upper = self.store.join(path).join("upper");
         let Ok(tree) = Tree::open_root(&upper) else {
+            if !is_made {
+                return Ok(());
+            }
             return self.tell(&path.join("upper"), "the layer has no content directory", None);
         };
         self.marks(&tree, Path::new(""), &path.join("upper"))
@@ -371,8 +426,9 @@ impl Check {
                 continue;
             }
             let holds = self.names(&path)?;
-            let holds_objects =
-                holds.iter().any(|name| !name.starts_with("plan") && name != "rollback");
+            let holds_objects = holds
+                .iter()
+                .any(|name| !name.starts_with("plan") && !MARKS.contains(&name.as_str()));
             if place == "journal" && !holds_objects {
                 let remove = |path: &Path| fs::remove_dir_all(path);
                 self.tell(&path, "a transaction that was never decided", Some(&remove))?;
@@ -385,30 +441,25 @@ impl Check {
     }
 }
 
-fn read_record(text: &[u8], id: u64) -> Result<Record, &'static str> {
-    let value: Value = serde_json::from_slice(written_part(text)).map_err(|error| {
-        if error.is_eof() {
-            "the record is no JSON, cut off by a loss of power; the next mount sets the branch aside"
-        } else {
-            "the record is no JSON; the branch cannot be opened, nor can the store"
-        }
-    })?;
+fn read_record(value: &Value) -> Result<(u64, Record), &'static str> {
     let numbers = |key: &str| -> Option<Vec<u64>> {
         value[key].as_array()?.iter().map(Value::as_u64).collect()
     };
-    if value["id"].as_u64() != Some(id) {
-        return Err(
-            "the record is another branch's; the branch cannot be opened, nor can the store",
-        );
+    if !value.is_object() {
+        return Err("a line is no JSON; the store cannot be opened");
     }
-    let (Some(name), Some(parent), Some(layers), Some(below)) =
-        (value["name"].as_str(), value["parent"].as_u64(), numbers("layers"), numbers("below"))
-    else {
+    let (Some(id), Some(name), Some(parent), Some(layers), Some(below)) = (
+        value["id"].as_u64(),
+        value["name"].as_str(),
+        value["parent"].as_u64(),
+        numbers("layers"),
+        numbers("below"),
+    ) else {
         return Err(
-            "the record lacks a name, a parent or its layers; the branch cannot be opened, nor can the store",
+            "a record lacks an id, a name, a parent or its layers; the store cannot be opened",
         );
     };
-    Ok(Record { name: name.to_owned(), parent, layers, below })
+    Ok((id, Record { name: name.to_owned(), parent, layers, below }))
 }
 
 /// Its last line is the checksum of all before.

@@ -9,23 +9,29 @@
 //! Cost: one `rename` for each changed file or new directory, two `syncfs` and two `fsync` for the whole commit.
 //! Measured on ext4, an exchange costs a twentieth of a rename over a file, because nothing is freed.
 
+mod change;
 #[cfg(test)]
 mod crash_tests;
+mod history;
 mod journal;
 mod plan;
+mod recovery;
 mod reverse;
-mod selected;
 mod step;
+mod traces;
 mod veil;
 
-pub(crate) use journal::{
-    Decided, Header, Interval, Kind, Outline, Past, Prepared, VERSION, history, outline, recover,
-};
+pub(crate) use crate::difference::ChangeKind;
+pub(crate) use change::Change;
 #[cfg(test)]
-pub(crate) use plan::ObjectKind;
-pub(crate) use plan::{Change, ChangeKind, Plan, Request, plan};
+pub(crate) use change::ObjectKind;
+pub(crate) use history::{Outline, Past, history, outline};
+pub(crate) use journal::{Decided, Header, Kind, Prepared, VERSION};
+pub(crate) use plan::{Plan, Request, plan};
+pub(crate) use recovery::recover;
 pub(crate) use reverse::{Reversal, reverse};
 pub(crate) use step::Disk;
+pub(crate) use traces::Traces;
 pub(crate) use veil::{Woven, weave};
 
 #[cfg(test)]

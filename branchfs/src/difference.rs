@@ -26,7 +26,7 @@ use rustix::fs::{FileType, Statx};
 use crate::layer::Layer;
 use crate::partial::PartialCopy;
 
-pub(crate) use compare::{Aspect, Difference, compare};
+pub(crate) use compare::{Aspect, ChangeKind, Difference, compare, join, rename_by_inode};
 pub(crate) use content::{OpenedFile, Reader};
 pub(crate) use patch::{Statistics, statistics, write_patch};
 pub(crate) use stack::find_below;

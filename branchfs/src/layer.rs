@@ -4,14 +4,16 @@
 //! renamed into place, so that no half-made object is ever visible), `links/` (copied-up objects that had several hard
 //! links below, by layer and inode number: whichever other name is looked up later becomes a link to the copy) and
 //! `writes` (what the changes depend on in the base, see [`crate::seen`]); and `partial/`, the files that were copied up
-//! in part ([`crate::partial`]). All but `upper/` are made when they are first needed: to create a branch costs hardly
-//! more than the objects that it makes. The base is a layer without whiteouts, scratch or log.
+//! in part ([`crate::partial`]). All of it is made when it is first needed, `upper/` with the first change: until then
+//! there is no layer on disk ([`Layer::is_made`]), and a branch costs its record alone. The base is a layer without
+//! whiteouts, scratch or log.
 
 mod part;
 mod scratch;
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,8 +32,8 @@ use crate::quota::{Ledger, Quota};
 use crate::seen::{Expected, Identity, Read, ReadSet, WriteSet};
 use crate::tree::{Result, Tree, xattr_names};
 
-use part::Part;
 pub(crate) use part::give_as_layer;
+use part::{Part, make_directory};
 pub(crate) use scratch::Scratch;
 
 /// Number of a layer; 0 is the base.
@@ -52,9 +54,16 @@ pub(crate) struct Layer {
     own: Option<Own>,
 }
 
+/// Who keeps the books on layers, and is told when one is on disk.
+pub(crate) trait Births: std::fmt::Debug + Send + Sync {
+    fn made(&self, layer: LayerId) -> io::Result<()>;
+}
+
 /// What only a branch's layer has.
 #[derive(Debug)]
 struct Own {
+    directory: PathBuf,
+    births: OnceLock<Arc<dyn Births>>,
     work: Part,
     links: Part,
     parts: Parts,
@@ -87,47 +96,105 @@ impl Layer {
         Self { id: BASE, origin: BASE, tree, own: None }
     }
 
-    /// A branch's layer in `directory`, which exists. `foreign`: it is on another file system than the base.
+    /// A branch's layer in `directory`, which need not exist yet. `foreign`: it is on another file system than the base.
     pub(crate) fn open(
         id: LayerId,
         directory: &Path,
         namespace: Namespace,
         foreign: bool,
     ) -> std::result::Result<Self, Error> {
+        let mut layer = Self::absent(id, directory, namespace, foreign);
         let upper = directory.join("upper");
-        let tree = Tree::open_root(&upper).at(&upper)?;
-        let links = Part::new(directory, "links");
-        let names = links.list().at(directory)?;
-        let linked = names.iter().filter_map(|entry| parse_link(&entry.name)).collect();
-        let parts = Parts::open(directory)?;
-        let log = directory.join("writes");
-        let loaded = WriteSet::load(&log).at(&log)?;
-        let writes = WriteSet::open(&log).at(&log)?;
+        layer.tree = match Tree::open_root(&upper) {
+            Err(Errno::NOENT) => return Ok(layer),
+            other => other.at(&upper)?,
+        };
+        if let Some(own) = &mut layer.own {
+            let links = own.links.list().at(directory)?;
+            own.parts = Parts::open(directory)?;
+            let path = directory.join("writes");
+            let loaded = WriteSet::load(&path).at(&path)?;
+            own.log = Mutex::new(Log {
+                writes: WriteSet::open(&path).at(&path)?,
+                origins: loaded.origins,
+                linked: links.iter().filter_map(|entry| parse_link(&entry.name)).collect(),
+                link_counts: loaded.links,
+                hidden: loaded.hidden,
+            });
+        }
+        Ok(layer)
+    }
+
+    /// A new branch's layer in `directory`, which does not exist.
+    pub(crate) fn absent(
+        id: LayerId,
+        directory: &Path,
+        namespace: Namespace,
+        foreign: bool,
+    ) -> Self {
         let own = Own {
+            directory: directory.to_path_buf(),
+            births: OnceLock::new(),
             work: Part::new(directory, "work"),
-            links,
-            parts,
+            links: Part::new(directory, "links"),
+            parts: Parts::none(directory),
             namespace,
             foreign,
             scratch: AtomicU64::new(0),
             log: Mutex::new(Log {
-                writes,
-                origins: loaded.origins,
-                linked,
-                link_counts: loaded.links,
-                hidden: loaded.hidden,
+                writes: WriteSet::new(&directory.join("writes")),
+                origins: HashMap::new(),
+                linked: HashSet::new(),
+                link_counts: HashMap::new(),
+                hidden: HashMap::new(),
             }),
             ledger: OnceLock::new(),
             reads: None,
         };
-        Ok(Self { id, origin: id, tree, own: Some(own) })
+        Self { id, origin: id, tree: Tree::absent(), own: Some(own) }
     }
 
-    /// From now on, what the branch reads is noted in `log`.
-    pub(crate) fn record_reads(&mut self, log: &Path) -> std::result::Result<(), Error> {
+    /// From now on, what the branch reads is noted in the log `reads`, which is there from now on.
+    pub(crate) fn record_reads(&mut self) -> std::result::Result<(), Error> {
         if let Some(own) = &mut self.own {
-            own.reads = Some(Mutex::new(ReadSet::open(log).at(log)?));
+            make_directory(&own.directory).at(&own.directory)?;
+            let log = own.directory.join("reads");
+            own.reads = Some(Mutex::new(ReadSet::open(&log).at(&log)?));
         }
+        Ok(())
+    }
+
+    /// Whether it is on disk: one that is not has changed nothing.
+    pub(crate) fn is_made(&self) -> bool {
+        self.tree.is_there()
+    }
+
+    /// Tells these books when it is made.
+    pub(crate) fn enter_in(&self, births: Arc<dyn Births>) {
+        if let Some(own) = &self.own {
+            let _ = own.births.set(births); // set once, when it is opened
+        }
+    }
+
+    /// Makes the layer, if it is not there, with the attributes of the directory that it lies over. A crash leaves all of
+    /// it or, for what a mount takes for nothing, a part without a name of its own.
+    pub(crate) fn make(&self, below: &Tree) -> Result<()> {
+        if self.is_made() {
+            return Ok(());
+        }
+        let (own, root) = (self.own(), Path::new(""));
+        let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        make_directory(&own.directory)?;
+        let draft = own.directory.join("upper.new");
+        make_directory(&draft)?;
+        let made = Tree::open_root(&draft)?;
+        let stat = below.stat(root)?;
+        copy_metadata((below, root, &stat), (&made, root))?;
+        std::fs::rename(&draft, own.directory.join("upper")).map_err(errno)?;
+        if let Some(births) = own.births.get() {
+            births.made(self.id).map_err(errno)?;
+        }
+        self.tree.appear(rustix::io::dup(made.root()?)?);
         Ok(())
     }
 
@@ -145,7 +212,9 @@ impl Layer {
         directory: &Path,
         namespace: Namespace,
     ) -> std::result::Result<Self, Error> {
-        Self::open(id, directory, namespace, false).map(|layer| Self { origin: BASE, ..layer })
+        let layer = Self::open(id, directory, namespace, false)?;
+        layer.tree.root().at(directory)?; // it is there
+        Ok(Self { origin: BASE, ..layer })
     }
 
     fn own(&self) -> &Own {

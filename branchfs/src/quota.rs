@@ -188,7 +188,8 @@ impl Ledger {
     /// The ledger of a layer, with what the layer holds already (after a restart). It may be more than the limit.
     pub(crate) fn of(quota: Arc<Quota>, layer: &Layer) -> Result<Self> {
         let ledger = Self { quota, files: Mutex::default() };
-        let mut pending = vec![PathBuf::new()];
+        let mut pending = Vec::new();
+        pending.extend(layer.is_made().then(PathBuf::new));
         while let Some(directory) = pending.pop() {
             for entry in layer.tree.list(&directory)? {
                 let path = directory.join(&entry.name);

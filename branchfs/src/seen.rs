@@ -123,6 +123,11 @@ pub(crate) struct Loaded {
 }
 
 impl WriteSet {
+    /// The log of a new layer.
+    pub(crate) fn new(path: &Path) -> Self {
+        Self(Log { path: path.to_path_buf(), file: None })
+    }
+
     /// Opens the log for appending. What a crash left behind the last whole line goes: a record appended to it would be
     /// lost, and all that follow it.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {

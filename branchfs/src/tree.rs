@@ -6,13 +6,15 @@
 //! longer than `PATH_MAX` work because a missing parent is opened from its own parent.
 //!
 //! The cache is keyed by path. Whoever renames or removes a directory tells the tree ([`Tree::forget`]).
+//!
+//! The root itself may come later ([`Tree::absent`]): until then there is nothing at any path.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rustix::fs::{
     AtFlags, Dev, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Statx, StatxFlags,
@@ -40,14 +42,31 @@ pub(crate) struct DirectoryEntry {
 /// A tree below one open directory.
 #[derive(Debug)]
 pub(crate) struct Tree {
-    root: Arc<OwnedFd>,
+    root: OnceLock<Arc<OwnedFd>>,
     /// Leaf lock: nothing else is taken while it is held.
     parents: Mutex<HashMap<PathBuf, Arc<OwnedFd>>>,
 }
 
 impl Tree {
     pub(crate) fn new(root: OwnedFd) -> Self {
-        Self { root: Arc::new(root), parents: Mutex::default() }
+        let tree = Self::absent();
+        tree.appear(root);
+        tree
+    }
+
+    /// A tree whose root is not there yet.
+    pub(crate) fn absent() -> Self {
+        Self { root: OnceLock::new(), parents: Mutex::default() }
+    }
+
+    /// The root is there from now on.
+    pub(crate) fn appear(&self, root: OwnedFd) {
+        let _ = self.root.set(Arc::new(root)); // one that came first is the same directory
+    }
+
+    /// Whether the root is there.
+    pub(crate) fn is_there(&self) -> bool {
+        self.root.get().is_some()
     }
 
     /// Opens the directory at `path`, which is trusted (it is not resolved beneath anything).
@@ -57,8 +76,8 @@ impl Tree {
     }
 
     /// The root's descriptor.
-    pub(crate) fn root(&self) -> BorrowedFd<'_> {
-        self.root.as_fd()
+    pub(crate) fn root(&self) -> Result<&Arc<OwnedFd>> {
+        self.root.get().ok_or(Errno::NOENT)
     }
 
     /// Drops cached descriptors of `path` and everything below it.
@@ -74,15 +93,16 @@ impl Tree {
 
     /// The directory at `path`, for use with calls that take a directory descriptor.
     pub(crate) fn directory(&self, path: &Path) -> Result<Arc<OwnedFd>> {
+        let root = self.root()?;
         if path.as_os_str().is_empty() {
-            return Ok(Arc::clone(&self.root));
+            return Ok(Arc::clone(root));
         }
         if let Some(found) = self.parents.lock().unwrap_or_else(PoisonError::into_inner).get(path) {
             return Ok(Arc::clone(found));
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = if path.as_os_str().len() < PATH_BYTES_MAX {
-            rustix::fs::openat2(&*self.root, path, flags, Mode::empty(), beneath())?
+            rustix::fs::openat2(&**root, path, flags, Mode::empty(), beneath())?
         } else {
             let (parent, name) = self.parent(path)?;
             rustix::fs::openat2(&*parent, name, flags, Mode::empty(), beneath())?
@@ -99,7 +119,7 @@ impl Tree {
     fn parent<'p>(&self, path: &'p Path) -> Result<(Arc<OwnedFd>, &'p OsStr)> {
         match (path.parent(), path.file_name()) {
             (Some(parent), Some(name)) => Ok((self.directory(parent)?, name)),
-            _ => Ok((Arc::clone(&self.root), OsStr::new("."))),
+            _ => Ok((Arc::clone(self.root()?), OsStr::new("."))),
         }
     }
 

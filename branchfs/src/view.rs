@@ -379,13 +379,14 @@ impl View {
     }
 }
 
-/// The root is a directory of every layer.
+/// The root is a directory of every layer that is there.
 fn root_place(layers: &[Arc<Layer>]) -> Place {
     let lowers = layers[1..]
         .iter()
+        .filter(|layer| layer.is_made())
         .map(|layer| At { layer: Arc::clone(layer), path: PathBuf::new() })
         .collect();
-    Place::Directory { upper: true, lowers }
+    Place::Directory { upper: layers[0].is_made(), lowers }
 }
 
 /// Directories of several layers under one name, as they are found from the top down.

@@ -7,9 +7,11 @@
 //! Locking, in this order: `turn`, which commits, undos and whatever else the journal and the history are used by take one
 //! after the other; `branches`, the table; the filesystem's gate. The table is locked through a short verb, and by a
 //! commit only where it looks something up and where it happens: a commit that plans, copies and syncs holds its branch
-//! ([`held`]) and nobody else.
+//! ([`held`]) and nobody else. So does a comparison, and a fork with the branch it is forked from; an import takes the turn
+//! too, so that what it is filled over stays as it is.
 
 mod background;
+mod beginning;
 mod branches;
 mod commits;
 mod conflicts;
@@ -17,34 +19,36 @@ mod conflicts;
 mod crash_tests;
 mod differences;
 mod elsewhere;
+mod ending;
+#[cfg(test)]
+mod folding_tests;
 mod held;
 mod history;
 mod import;
 mod nested;
 mod presentation;
 mod probe;
+mod records;
+mod recovery;
 mod selector;
 mod store;
+mod traces;
 mod veils;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
-use serde::{Deserialize, Serialize};
-
-use crate::commit::{self, Change, Disk, Kind};
+use crate::commit::{Change, Disk};
 use crate::driver::Driver;
 use crate::error::{Context, Error};
-use crate::filesystem::{Filesystem, MAIN, Mounted, Slot};
-use crate::layer::{Layer, LayerId, copy_metadata};
+use crate::filesystem::{Filesystem, Slot};
+use crate::layer::Layer;
 use crate::overlay::Namespace;
 use crate::partial;
 use crate::quota::Quota;
@@ -58,9 +62,10 @@ use background::Background;
 pub(crate) use background::stand_back;
 use branches::Branches;
 use elsewhere::Places;
-use selector::check_name;
+pub(crate) use records::{DRAFT, LOG, is_cut_off};
+use records::{Line, Record, Records};
 pub(crate) use store::{FORMAT, written_part};
-use store::{KeptTimes, Lock, discard, give, lock_store, make_store, write_private};
+use store::{KeptTimes, Lock, discard, give, lock_store, make_store};
 
 /// A branch's number; 0 is main. Never used twice.
 pub(crate) type BranchId = u64;
@@ -112,34 +117,6 @@ impl Default for Settings {
     }
 }
 
-/// A branch as the store records it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Record {
-    id: BranchId,
-    name: String,
-    parent: BranchId,
-    /// Own layers, top first.
-    layers: Vec<u64>,
-    /// Those between its own and the base, top first: the parent's at the fork, and the veils of commits since.
-    below: Vec<u64>,
-    is_stale: bool,
-    /// Nanoseconds since 1970.
-    created: i64,
-    /// Bytes that the branch may add.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    disk_limit: Option<u64>,
-    /// A commit into this branch that the other records may not know of yet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    absorbed: Option<Absorbed>,
-}
-
-/// A child that was committed into its parent, and the branches that are stale with it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Absorbed {
-    child: BranchId,
-    stale: Vec<BranchId>,
-}
-
 /// A branch that is open.
 #[derive(Clone, Debug)]
 struct Branch {
@@ -183,13 +160,6 @@ pub(crate) struct Committed {
     pub(crate) stale: Vec<String>,
 }
 
-/// Records that are written and not yet in their place: only when all of them are synced may one be there.
-#[must_use]
-struct Drafts(Vec<(BranchId, PathBuf)>);
-
-/// Fills a layer that nobody sees yet.
-type Fill<'f> = Box<dyn FnOnce(&Layer, &[Arc<Layer>]) -> Result<(), Error> + 'f>;
-
 /// The base, its store and its branches.
 pub(crate) struct Workspace {
     base_path: PathBuf,
@@ -208,8 +178,10 @@ pub(crate) struct Workspace {
     /// What a crash left, and what was done about it, for who mounts.
     recovery: Vec<String>,
     pub(crate) filesystem: Arc<Filesystem>,
-    turn: Mutex<()>,
+    /// The background takes it too, to delete what shares objects with the base ([`traces`]).
+    turn: Arc<Mutex<()>>,
     branches: Mutex<Branches>,
+    records: Arc<Records>,
     /// A branch was held, and is no more.
     let_go: Condvar,
     settings: Settings,
@@ -294,7 +266,8 @@ impl Workspace {
         let open = |path: &Path| Tree::open_root(path).at(path);
         let writable = open(&base_path)?;
         // Lower layers are reached through a read-only mount: a mistake would be EROFS, not a changed base.
-        let lower = match crate::sys::read_only_clone(writable.root()) {
+        let root = writable.root().at(&base_path)?;
+        let lower = match crate::sys::read_only_clone(root.as_fd()) {
             Ok(root) => Tree::new(root),
             Err(_) => open(&base_path)?, // without the privilege to mount; views never write lower layers by design
         };
@@ -302,9 +275,11 @@ impl Workspace {
         if home_path != store_path {
             probe::probe(&home_path)?; // commits are carried out there
         }
-        let duplicate = |tree: &Tree| rustix::io::dup(tree.root()).at(&base_path);
+        let duplicate = |tree: &Tree| tree.root().and_then(rustix::io::dup).at(&base_path);
         let disk_roots = (duplicate(&writable)?, duplicate(&open(&home_path)?)?);
+        let (records, loaded) = Records::open(&store_path, owner)?;
         let mut workspace = Self {
+            records: Arc::new(records),
             owner,
             namespace,
             base: Arc::new(Layer::base(lower)),
@@ -315,7 +290,7 @@ impl Workspace {
             home_path,
             is_foreign,
             filesystem: Arc::new(Filesystem::new(Arc::new(Layer::base(writable)))),
-            turn: Mutex::default(),
+            turn: Arc::default(),
             branches: Mutex::default(),
             let_go: Condvar::new(),
             settings,
@@ -325,7 +300,7 @@ impl Workspace {
             base_path,
             store_path,
         };
-        let mut recovery = workspace.recover()?;
+        let mut recovery = workspace.recover(loaded)?;
         // A full disk has no room for the mark: the next start then says less, and this one goes on.
         if store::mark_in_use(&workspace.lock_file).unwrap_or(false) {
             recovery.insert(0, "the last mount ended without being unmounted".to_owned());
@@ -377,498 +352,13 @@ impl Workspace {
         self.store_path.join("layers").join(layer.to_string())
     }
 
-    fn record_path(&self, id: BranchId) -> PathBuf {
-        self.store_path.join("branches").join(format!("{id}.json"))
-    }
-
-    /// Writes the record of a new branch. It is not synced: see [`Filesystem::set_unsynced_record`].
-    fn write_new_record(&self, record: &Record) -> Result<(), Error> {
-        let path = self.record_path(record.id);
-        fs::rename(self.draft_record(record)?, &path).at(&path)
-    }
-
-    /// Replaces a record. After a loss of power it is the old one or the new one.
-    fn write_record(&self, record: &Record) -> Result<(), Error> {
-        let (path, draft) = (self.record_path(record.id), self.draft_record(record)?);
-        fs::File::open(&draft).and_then(|file| file.sync_data()).at(&draft)?;
-        fs::rename(&draft, &path).at(&path)
-    }
-
-    /// Drafts the records of those of the branches that there are.
-    fn draft_records<'i>(
+    /// Writes records as they are from now on. They are durable when this returns.
+    fn write_records<'r>(
         &self,
-        branches: &Branches,
-        ids: impl Iterator<Item = &'i BranchId>,
-    ) -> Result<Drafts, Error> {
-        let mut drafts = Vec::new();
-        for id in ids {
-            if let Some(branch) = branches.get(id) {
-                drafts.push((*id, self.draft_record(&branch.record)?));
-            }
-        }
-        Ok(Drafts(drafts))
-    }
-
-    /// Puts drafts, which are synced, in the place of the records; those of branches that were aborted meanwhile go.
-    fn put_records(&self, branches: &Branches, Drafts(drafts): Drafts) -> Result<(), Error> {
-        for (id, draft) in drafts {
-            if branches.contains_key(&id) {
-                let path = self.record_path(id);
-                fs::rename(draft, &path).at(&path)?;
-            } else {
-                fs::remove_file(&draft).at(&draft)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes the records' directory durable.
-    fn sync_records(&self) -> Result<(), Error> {
-        let path = self.store_path.join("branches");
-        fs::File::open(&path).and_then(|directory| directory.sync_all()).at(&path)
-    }
-
-    fn draft_record(&self, record: &Record) -> Result<PathBuf, Error> {
-        let draft = self.record_path(record.id).with_extension("new");
-        let text = serde_json::to_vec(record).map_err(|error| Error::Corrupt(error.to_string()))?;
-        write_private(&draft, &text)?;
-        give(&draft, self.owner)?;
-        Ok(draft)
-    }
-
-    /// Brings the store in line after a crash, and shows the branches that are in it.
-    fn recover(&self) -> Result<Vec<String>, Error> {
-        let mut done = Vec::new();
-        let disk = self.disk()?;
-        let mut records = self.read_records(&mut done)?;
-        for recovered in commit::recover(&disk)? {
-            let header = &recovered.decided.header;
-            let trash = self.trash_name("tx", header.transaction);
-            done.push(describe(header.kind, recovered.is_committed, &records));
-            if !recovered.is_committed {
-                recovered.decided.discard(&disk, &trash)?;
-                continue;
-            }
-            for id in &header.stale {
-                if let Some(record) = records.get_mut(id) {
-                    record.is_stale = true;
-                    self.write_record(record)?;
-                }
-            }
-            self.veil_records(&mut records, &disk, &recovered.decided)?;
-            if let Kind::Commit { branch } = header.kind {
-                if let Some(mut record) = records.remove(&branch) {
-                    self.unlink_kept(&record)?;
-                    record.layers.clear(); // they go with the commit; copies of them are nobody's now
-                    self.drop_record(&record)?;
-                }
-            }
-            self.sync_records_elsewhere()?;
-            self.keep(&disk, &recovered.decided, history::oldest(records.values()))?;
-        }
-        self.settle_absorbed(&mut records)?;
-        let past = commit::history(&disk)?;
-        let numbers = past.iter().map(|past| past.commit.header.transaction);
-        let last = records.keys().copied().chain(numbers).max();
-        self.last_number.store(last.unwrap_or(0), Ordering::Relaxed);
-        let keep: Vec<u64> = records
-            .values()
-            .flat_map(|record| record.layers.iter().chain(&record.below).copied())
-            .collect();
-        if self.is_elsewhere() {
-            let own: Vec<u64> =
-                records.values().flat_map(|record| record.layers.iter().copied()).collect();
-            let veils: Vec<u64> = keep.iter().copied().filter(|id| !own.contains(id)).collect();
-            self.drop_unknown_layers(&self.home_path, &veils)?;
-        }
-        self.drop_unknown_layers(&self.store_path, &keep)?;
-        let mut branches = self.lock();
-        for record in records.into_values() {
-            let above = branches.get(&record.parent).and_then(|parent| parent.quota.as_ref());
-            let quota = Quota::of(record.disk_limit, above);
-            let stack = self.open_stack(&record, &branches, quota.as_ref())?;
-            let parent = branches.get(&record.parent).map_or(MAIN, |parent| parent.slot);
-            let slot = self.filesystem.add(OsStr::new(&record.name), parent, stack.clone());
-            if record.is_stale {
-                self.filesystem.set_stale(slot);
-            } else {
-                self.freeze(parent);
-            }
-            branches.insert(record.id, Branch { record, slot, stack, quota });
-        }
-        drop(branches);
-        self.empty_trash();
-        Ok(done)
-    }
-
-    /// Goes on where a crash cut a commit into a branch short.
-    fn settle_absorbed(&self, records: &mut BTreeMap<BranchId, Record>) -> Result<(), Error> {
-        let absorbed: Vec<(BranchId, Absorbed)> = records
-            .values_mut()
-            .filter_map(|record| Some((record.id, record.absorbed.take()?)))
-            .collect();
-        for (parent, Absorbed { child, stale }) in absorbed {
-            for id in stale {
-                if let Some(record) = records.get_mut(&id).filter(|record| !record.is_stale) {
-                    record.is_stale = true;
-                    self.write_record(record)?;
-                }
-            }
-            if let Some(child) = records.remove(&child) {
-                self.drop_record(&child)?;
-            }
-            self.write_record(&records[&parent])?;
-        }
-        Ok(())
-    }
-
-    /// All records. Of those that a loss of power has cut off nothing was synced in the branch, nor in one below it: they
-    /// go, and what was written all the same is set aside; `done` gets a sentence on each.
-    fn read_records(&self, done: &mut Vec<String>) -> Result<BTreeMap<BranchId, Record>, Error> {
-        let directory = self.store_path.join("branches");
-        let mut records: BTreeMap<BranchId, Record> = BTreeMap::new();
-        let mut torn = BTreeSet::new();
-        for entry in fs::read_dir(&directory).at(&directory)? {
-            let path = entry.at(&directory)?.path();
-            let id = path.file_stem().and_then(OsStr::to_str).and_then(|stem| stem.parse().ok());
-            if path.extension() != Some(OsStr::new("json")) {
-                fs::remove_file(&path).at(&path)?; // a draft that was never finished
-                continue;
-            }
-            let damaged = |what: &str| Error::Corrupt(format!("{}: {what}", path.display()));
-            let text = fs::read(&path).at(&path)?;
-            match (serde_json::from_slice::<Record>(store::written_part(&text)), id) {
-                (Ok(record), Some(id)) if record.id == id => drop(records.insert(id, record)),
-                (Ok(_), _) => return Err(damaged("it is another branch's record")),
-                (Err(error), Some(id)) if error.is_eof() => drop(torn.insert(id)),
-                (Err(error), _) => return Err(damaged(&error.to_string())),
-            }
-        }
-        // A child's record is synced after its parent's.
-        while let Some(id) =
-            records.values().find(|record| torn.contains(&record.parent)).map(|record| record.id)
-        {
-            records.remove(&id);
-            torn.insert(id);
-        }
-        for id in torn {
-            done.push(self.set_aside(id)?);
-        }
-        Ok(records)
-    }
-
-    /// Takes a branch out of the store whose record a loss of power has damaged. What its layer holds is kept in `lost`.
-    fn set_aside(&self, id: BranchId) -> Result<String, Error> {
-        let (record, layer) = (self.record_path(id), self.layer_path(id));
-        let is_empty = match fs::read_dir(layer.join("upper")) {
-            Ok(mut entries) => entries.next().is_none(),
-            Err(_) => true, // half made, or gone
-        };
-        if is_empty {
-            fs::remove_file(&record).at(&record)?;
-            return Ok("an empty branch was lost with the power".to_owned());
-        }
-        let lost = self.store_path.join("lost");
-        if !lost.exists() {
-            self.make_directory(&lost)?;
-        }
-        // The layer first: without its record it would be thrown away.
-        for (from, to) in [(&layer, id.to_string()), (&record, format!("{id}.json"))] {
-            let to = lost.join(to);
-            fs::rename(from, &to).at(from)?;
-        }
-        Ok(format!(
-            "a branch was lost with the power, nothing in it had been synced; what was written of it is in {}",
-            lost.join(id.to_string()).display()
-        ))
-    }
-
-    fn drop_unknown_layers(&self, store: &Path, keep: &[u64]) -> Result<(), Error> {
-        let directory = store.join("layers");
-        for entry in fs::read_dir(&directory).at(&directory)? {
-            let entry = entry.at(&directory)?;
-            let known = entry
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse().ok())
-                .is_some_and(|id| keep.contains(&id));
-            if !known {
-                self.throw_away(&entry.path(), "lost");
-            }
-        }
-        Ok(())
-    }
-
-    /// Opens a recorded branch's layers on top of its parent's stack.
-    fn open_stack(
-        &self,
-        record: &Record,
-        branches: &Branches,
-        quota: Option<&Arc<Quota>>,
-    ) -> Result<Vec<Arc<Layer>>, Error> {
-        let mut stack = Vec::new();
-        for layer in &record.layers {
-            let path = self.layer_path(*layer);
-            commits::remove_tree(&path.join("work"))?;
-            let layer = self.open_layer(*layer)?;
-            layer.limit(quota.cloned()).at(&path)?;
-            stack.push(Arc::new(layer));
-        }
-        let known = |id: u64| {
-            let mut layers = branches.values().flat_map(|branch| &branch.stack);
-            layers.find(|layer| layer.id.0 == id).cloned()
-        };
-        // Nothing is read through a stale branch, and the layers of its parent may be gone.
-        for id in record.below.iter().filter(|_| !record.is_stale) {
-            stack.push(match known(*id) {
-                Some(layer) => layer,
-                None => {
-                    let path = self.home_layer_path(*id);
-                    Arc::new(Layer::open_veil(LayerId(*id), &path, self.namespace)?)
-                }
-            });
-        }
-        stack.push(Arc::clone(&self.base));
-        Ok(stack)
-    }
-
-    /// Opens a branch's own layer.
-    fn open_layer(&self, id: u64) -> Result<Layer, Error> {
-        let path = self.layer_path(id);
-        let mut layer = Layer::open(LayerId(id), &path, self.namespace, self.is_foreign)?;
-        if self.settings.policy == Policy::Serializable {
-            layer.record_reads(&path.join("reads"))?;
-        }
-        Ok(layer)
-    }
-
-    fn make_directory(&self, path: &Path) -> Result<(), Error> {
-        fs::DirBuilder::new().mode(0o700).create(path).at(path)?;
-        give(path, self.owner)
-    }
-
-    /// Creates a branch. O(1): two directories and a record, whatever the size of the tree.
-    ///
-    /// # Errors
-    /// `Name`, `Exists`, `NotFound` (parent), `Stale` (parent). Nothing is left behind then.
-    pub(crate) fn create(&self, name: &str, parent: &Selector) -> Result<BranchInfo, Error> {
-        self.create_limited(name, parent, None)
-    }
-
-    /// Creates a branch that may add so many bytes.
-    ///
-    /// # Errors
-    /// As [`Self::create`].
-    pub(crate) fn create_limited(
-        &self,
-        name: &str,
-        parent: &Selector,
-        disk_limit: Option<u64>,
-    ) -> Result<BranchInfo, Error> {
-        self.create_filled(name, parent, disk_limit, None)
-    }
-
-    /// Creates a branch whose layer `fill` fills before anybody sees it: it gets the layer, and the stack below.
-    fn create_filled(
-        &self,
-        name: &str,
-        parent: &Selector,
-        disk_limit: Option<u64>,
-        fill: Option<Fill<'_>>,
-    ) -> Result<BranchInfo, Error> {
-        check_name(OsStr::new(name))?;
-        let _frozen = self.await_kernel_writers(parent)?;
-        let mut branches = self.lock_unheld(parent, Branches::is_held)?;
-        if branches.named(name).is_some() {
-            return Err(Error::Exists(name.to_owned()));
-        }
-        let above = parent.find(&branches)?.and_then(|parent| parent.quota.as_ref());
-        let quota = Quota::of(disk_limit, above);
-        let (parent_id, parent_slot, parent_stack) = match parent.find(&branches)? {
-            None => (MAIN_BRANCH, MAIN, vec![Arc::clone(&self.base)]),
-            Some(parent) if parent.record.is_stale => {
-                return Err(Error::Stale(parent.record.name.clone()));
-            }
-            Some(parent) => (parent.record.id, parent.slot, parent.stack.clone()),
-        };
-        let id = self.next_number();
-        let path = self.layer_path(id);
-        self.freeze_for_fork(parent_slot)?;
-        self.freeze_presented(parent_id).inspect_err(|_| self.thaw(parent_slot, 1))?;
-        let is_filled = fill.is_some();
-        let created = now();
-        let made = self.make_layer(id, &path, &parent_stack).and_then(|layer| {
-            layer.limit(quota.clone()).at(&path)?;
-            if let Some(fill) = fill {
-                if quota.is_some() {
-                    return Err(Error::Unsupported(format!(
-                        "{name} would be below a branch with a disk limit, which an import does not heed"
-                    )));
-                }
-                fill(&layer, &parent_stack)?;
-            }
-            let record = Record {
-                id,
-                name: name.to_owned(),
-                parent: parent_id,
-                layers: vec![id],
-                below: branches
-                    .get(&parent_id)
-                    .map(|parent| [&parent.record.layers[..], &parent.record.below].concat())
-                    .unwrap_or_default(),
-                is_stale: false,
-                created,
-                disk_limit,
-                absorbed: None,
-            };
-            self.write_new_record(&record)?;
-            Ok((layer, record))
-        });
-        let (layer, record) = made.inspect_err(|_| {
-            self.throw_away(&path, "unmade");
-            self.thaw(parent_slot, 1);
-            self.thaw_presented(&branches);
-        })?;
-        let mut stack = vec![Arc::new(layer)];
-        stack.extend(parent_stack);
-        // From here on nothing writes to the parent: what the child sees is settled.
-        let gate = self.filesystem.close_gate();
-        let slot = self.filesystem.add(OsStr::new(name), parent_slot, stack.clone());
-        drop(gate);
-        self.filesystem.set_unsynced_record(slot, self.record_path(id));
-        branches.insert(id, Branch { record, slot, stack, quota });
-        // What the kernel did not write from the start is left to the FUSE view.
-        let presented = if is_filled { Ok(()) } else { self.present_new(&branches[&id]) };
-        if let Err(error) = presented {
-            self.abort_one(&mut branches, id)?;
-            return Err(error);
-        }
-        Self::info(&branches, id)
-    }
-
-    fn make_layer(&self, id: u64, path: &Path, parent: &[Arc<Layer>]) -> Result<Layer, Error> {
-        self.make_directory(path)?;
-        let upper = path.join("upper");
-        self.make_directory(&upper)?;
-        let layer = self.open_layer(id)?;
-        let root = Path::new("");
-        let top = &parent[0].tree;
-        let stat = top.stat(root).at(&self.base_path)?;
-        copy_metadata((top, root, &stat), (&layer.tree, root)).at(&upper)?;
-        Ok(layer)
-    }
-
-    /// Numbers grow with the clock, so that none is used twice over restarts.
-    fn next_number(&self) -> u64 {
-        let clock = u64::try_from(now() / 1_000_000).unwrap_or(0);
-        let next = |last: u64| Some(clock.max(last + 1));
-        let last = self.last_number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
-        last.map_or(clock, |last| clock.max(last + 1))
-    }
-
-    /// Drops a branch and its children. Returns at once; space is given back in the background.
-    ///
-    /// # Errors
-    /// `NotFound`, `Io`.
-    pub(crate) fn abort(&self, selector: &Selector) -> Result<(), Error> {
-        let mut branches = self.lock_unheld(selector, Branches::holds)?;
-        let branch = selector
-            .find(&branches)?
-            .ok_or_else(|| Error::Usage("main cannot be aborted".to_owned()))?;
-        let id = branch.record.id;
-        self.abort_one(&mut branches, id)?;
-        self.thaw_presented(&branches);
-        drop(branches);
-        self.empty_trash();
-        Ok(())
-    }
-
-    fn abort_one(&self, branches: &mut Branches, id: BranchId) -> Result<(), Error> {
-        let children: Vec<BranchId> = branches.children(id).map(|child| child.record.id).collect();
-        for child in children {
-            self.abort_one(branches, child)?;
-        }
-        let Some(branch) = branches.remove(&id) else {
-            return Ok(());
-        };
-        if !branch.record.is_stale {
-            let parent = branches.get(&branch.record.parent).map_or(MAIN, |parent| parent.slot);
-            self.thaw(parent, 1);
-        }
-        self.retire_branch(branches, &branch)
-    }
-
-    /// Takes a branch, which is not in the table any more, out of the mount, and the layers that were its alone into the
-    /// trash.
-    fn retire_branch(&self, branches: &Branches, branch: &Branch) -> Result<(), Error> {
-        self.driver().detach(branch.record.id);
-        let mounted = {
-            let _gate = self.filesystem.close_gate();
-            self.filesystem.remove(branch.slot)
-        };
-        self.drop_record(&branch.record)?;
-        let is_used = |layer: &u64| {
-            let mut others = branches.values().map(|other| &other.record);
-            others.any(|other| other.layers.contains(layer) || other.below.contains(layer))
-        };
-        // Only branches below it could look through its layers, and there are none any more.
-        for layer in &branch.record.layers {
-            self.throw_away(&self.layer_path(*layer), "layer");
-        }
-        // Those of branches above it are used by these.
-        for veil in branch.record.below.iter().filter(|layer| !is_used(layer)) {
-            self.throw_away(&self.home_layer_path(*veil), "veil");
-        }
-        if let Some(mounted) = mounted {
-            self.outdate(mounted);
-        }
-        Ok(())
-    }
-
-    fn drop_record(&self, record: &Record) -> Result<(), Error> {
-        let path = self.record_path(record.id);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            other => other.at(&path)?,
-        }
-        Ok(())
-    }
-
-    fn drop_journal(&self, id: BranchId) {
-        self.throw_away(&self.home_path.join("journal").join(id.to_string()), "failed");
-        self.empty_trash(); // where the disk was full, the next try needs the room
-    }
-
-    fn trash_name(&self, what: &str, number: u64) -> PathBuf {
-        Path::new("trash").join(format!("{what}-{number}-{}", now()))
-    }
-
-    /// Moves something of the store into the trash. What cannot be moved stays where it is and is tried again at the
-    /// next start: nothing refers to it any more.
-    fn throw_away(&self, path: &Path, what: &str) {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let root =
-            if path.starts_with(&self.home_path) { &self.home_path } else { &self.store_path };
-        let to = root.join("trash").join(format!("{what}-{name}-{}", now()));
-        let _ = fs::rename(path, to);
-    }
-
-    /// Deletes what is in the trash, in the background.
-    fn empty_trash(&self) {
-        let mut trash = vec![self.home_path.join("trash")];
-        trash.extend(self.is_elsewhere().then(|| self.store_path.join("trash")));
-        self.background.empty(trash);
-    }
-
-    /// Lets the kernel forget a branch that is gone or stale; its name at once, all it knows of a big one in the background.
-    fn outdate(&self, mounted: Arc<Mounted>) {
-        /// So many nodes take well under a millisecond.
-        const NODES_AT_ONCE_MAX: usize = 64;
-        if mounted.lock().nodes.len() <= NODES_AT_ONCE_MAX {
-            return self.filesystem.invalidate(&mounted);
-        }
-        self.filesystem.expire(&mounted);
-        self.background.invalidate(&self.filesystem, mounted);
+        records: impl IntoIterator<Item = &'r Record>,
+    ) -> Result<(), Error> {
+        self.records.append(&records.into_iter().map(Line::of).collect::<Vec<_>>())?;
+        self.records.sync()
     }
 
     /// The branch that a slot of the mount shows.
@@ -922,6 +412,18 @@ impl Workspace {
         })
     }
 
+    /// What the first change in a branch begins with.
+    #[cfg(test)]
+    fn make_layer_for_tests(&self, id: BranchId) {
+        let slot = self.lock()[&id].slot;
+        self.filesystem.mounted(slot).unwrap().lock().make_layer().unwrap();
+    }
+
+    fn make_directory(&self, path: &Path) -> Result<(), Error> {
+        fs::DirBuilder::new().mode(0o700).create(path).at(path)?;
+        give(path, self.owner)
+    }
+
     fn freeze(&self, slot: Slot) {
         if let Ok(mounted) = self.filesystem.mounted(slot) {
             mounted.freeze();
@@ -945,11 +447,12 @@ impl Workspace {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             entries => entries.at(root).map(|mut entries| entries.next().is_some()),
         };
-        // Branches, what was saved of a damaged one, logs that are wanted after their branches.
-        if !self.lock().is_empty()
-            || keeps(&self.store_path, "lost")?
-            || self.store_path.join("logs/kept").exists()
-        {
+        if !self.lock().is_empty() {
+            return Ok(());
+        }
+        self.records.clear()?;
+        // What was saved of a damaged branch, logs that are wanted after their branches.
+        if keeps(&self.store_path, "lost")? || self.store_path.join("logs/kept").exists() {
             return Ok(());
         }
         let keep = KeptTimes::of(&self.base_path)?;
@@ -965,20 +468,6 @@ impl Workspace {
         store::remove(&self.home_path)?;
         keep.restore()
     }
-}
-
-/// A sentence about a transaction that a crash cut short.
-fn describe(kind: Kind, is_committed: bool, records: &BTreeMap<BranchId, Record>) -> String {
-    let what = match kind {
-        Kind::Commit { branch } => match records.get(&branch) {
-            Some(record) => format!("the commit of {}", record.name),
-            None => "a commit".to_owned(),
-        },
-        Kind::Undo { .. } => "an undo".to_owned(),
-        Kind::Redo { .. } => "a redo".to_owned(),
-    };
-    let how = if is_committed { "was finished" } else { "was taken back" };
-    format!("{what}, which was under way, {how}")
 }
 
 fn children_of(branches: &Branches, id: BranchId) -> Vec<String> {

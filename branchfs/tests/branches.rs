@@ -58,18 +58,17 @@ fn a_record_that_the_power_emptied_is_a_branch_that_never_was() {
     mount.create("kept");
     mount.create("lost");
     mount.kill();
-    let records = mount.base().join(".branching/branches");
-    let last = fs::read_dir(&records).unwrap().map(|entry| entry.unwrap().path()).max().unwrap();
-    let length = fs::metadata(&last).unwrap().len();
-    fs::write(&last, vec![0; usize::try_from(length).unwrap()]).unwrap();
+    let log = mount.base().join(".branching/branches/log");
+    let mut records = fs::read(&log).unwrap();
+    let last = records[..records.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap();
+    records[last + 1..].fill(0);
+    fs::write(&log, records).unwrap();
     mount.mount();
     assert!(mount.branch("kept").exists() && !mount.branch("lost").exists());
-    mount.create("lost");
+    fs::write(mount.create("lost").join("file"), "again").unwrap();
     mount.commit("kept");
-    for name in ["branches", "layers"] {
-        let left = fs::read_dir(mount.base().join(".branching").join(name)).unwrap().count();
-        assert_eq!(left, 1, "{name}");
-    }
+    let layers = mount.base().join(".branching/layers");
+    assert_eq!(fs::read_dir(layers).unwrap().count(), 1, "that of the new branch");
 }
 
 /// S5: also with nothing changed.
@@ -431,9 +430,10 @@ fn a_big_branch_vanishes_at_once_when_it_is_aborted_or_a_sibling_wins() {
     }
 }
 
-/// S1: what a create makes depends neither on the size of the tree nor on the number of branches.
+/// S1: a create makes no object, for its record is a line, or the few that the kernel mounts; what it makes depends
+/// neither on the size of the tree nor on the number of branches.
 #[test]
-fn a_create_makes_the_same_few_objects_whatever_there_is() {
+fn a_create_makes_no_object_or_the_same_few_whatever_there_is() {
     let made = |files: usize, branches: usize| {
         let mount = Mount::over(|base| {
             for number in 0..files {
@@ -447,7 +447,6 @@ fn a_create_makes_the_same_few_objects_whatever_there_is() {
         snapshot(&store).len() - before
     };
     let few = made(1, 0);
-    assert!(few <= 10, "{few} objects");
-    assert_eq!(made(1000, 0), few);
-    assert_eq!(made(1, 20), few);
+    assert!(few <= if common::driver() == "fuse" { 0 } else { 6 }, "{few} objects");
+    assert_eq!((made(1000, 0), made(1, 20)), (few, few));
 }

@@ -19,7 +19,10 @@ fn listed(mount: &Mount, branch: &str) -> Vec<String> {
     let output = mount.run(&["diff", "--json", branch], &[]);
     succeed(&output);
     let text = String::from_utf8(output.stdout).unwrap().replace("\\udc", "\\\\udc");
-    let reply: serde_json::Value = serde_json::from_str(&text).unwrap();
+    lines(&serde_json::from_str(&text).unwrap())
+}
+
+fn lines(reply: &serde_json::Value) -> Vec<String> {
     let line = |change: &serde_json::Value| {
         let text = |key: &str| change[key].as_str().unwrap_or_default();
         let from = change["from"].as_str().map_or(String::new(), |from| format!("{from} => "));
@@ -369,4 +372,37 @@ fn random_work_gives_exact_patches() {
         assert!(committed.status.success(), "seed {seed}: {told}\n{all}");
         common::assert_same(&snapshot(&mount.base()), &wanted, &format!("seed {seed}, the commit"));
     }
+}
+
+/// What a commit tells is what the diff told, renames too.
+#[test]
+fn a_commit_lists_what_a_diff_does() {
+    const SCRIPT: &str = "mv other moved; mkdir new; mv d/one new/one; mv link new/link; mv hard twin; echo x >> found
+        mv kept kept2; rm pipe; mv e e2; mv file e2/file; echo fresh > other2; mv other2 fresh";
+    let mount = Mount::over(|base| shell(base, FILLED));
+    shell(&mount.create("one"), SCRIPT);
+    mount.create("outer");
+    shell(&mount.create_below("outer", "inner"), SCRIPT);
+    let ask = |verb: &str, branch: &str, dry_run: bool| {
+        let mut request = serde_json::json!({"v": 1, "verb": verb, "dry_run": dry_run});
+        if !branch.is_empty() {
+            request["branch"] = branch.into();
+        }
+        lines(&mount.request(&request))
+    };
+    let of_diff = |name: &str| -> Vec<String> {
+        let lines = listed(&mount, name);
+        lines.iter().map(|line| line.split(" (").next().unwrap().to_owned()).collect()
+    };
+    let told = of_diff("one");
+    assert!(told.contains(&"renamed d/one => new/one".to_owned()), "{told:?}");
+    for name in ["one", "inner"] {
+        assert_eq!(of_diff(name), told, "{name}");
+        assert_eq!(ask("commit", name, true), told, "{name}");
+    }
+    mount.abort("outer");
+    assert_eq!(ask("commit", "one", false), told);
+    let undone = ask("undo", "", true);
+    assert!(undone.contains(&"renamed new/one => d/one".to_owned()), "{undone:?}");
+    assert_eq!(undone.len(), told.len());
 }

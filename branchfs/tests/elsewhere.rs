@@ -59,12 +59,7 @@ fn a_commit_carries_everything_and_leaves_nothing_behind() {
     assert_same(&snapshot(&branch), &wanted, "after a kill");
     mount.commit("work");
     assert_same(&snapshot(&mount.base()), &wanted, "committed");
-    for directory in [
-        mount.store().join("branches"),
-        mount.store().join("layers"),
-        home.join("layers"),
-        home.join("journal"),
-    ] {
+    for directory in [mount.store().join("layers"), home.join("layers"), home.join("journal")] {
         assert_eq!(names(&directory), [""; 0], "{}", directory.display());
     }
     assert_eq!(fs::metadata(mount.base().join("new/sparse")).unwrap().blocks(), 0, "holes stay");

@@ -45,27 +45,32 @@ fn a_store_as_the_daemon_leaves_it_is_clean() {
 }
 
 /// (what is done to the store, what is told, whether it can be repaired)
-const DAMAGES: [(&str, &str, bool); 16] = [
-    ("echo '{' > branches/7.new", "a draft", true),
+const DAMAGES: [(&str, &str, bool); 17] = [
+    ("echo '{' > branches/log.new", "a draft", true),
     ("echo x >> layers/$LAYER/writes", "lines of the log are damaged", true),
     ("mkdir -p layers/5/upper", "no branch has this layer", true),
+    ("mkdir -p layers/5/upper/work", "the next mount sets it aside", false),
     ("rm -r journal", "the directory is missing", true),
     ("mkdir journal/9; echo torn > journal/9/plan.new", "never decided", true),
-    ("chown 12345 branches/$LAYER.json", "belongs to user 12345", true),
+    ("chown 12345 branches/log", "belongs to user 12345", true),
     ("chown 12345 layers/$LAYER", "belongs to user 12345", true),
-    ("echo '{' > branches/$LAYER.json", "no JSON", false),
-    ("sed -i 's/\"name\"/\"nom\"/' branches/$LAYER.json", "lacks a name", false),
-    ("sed 's/\"id\":[0-9]*/\"id\":8/' branches/$LAYER.json > branches/8.json", "as well", false),
-    ("cp branches/$LAYER.json branches/8.json", "another branch's", false),
+    ("printf '{\"id\":8' >> branches/log", "cut off", true),
+    ("echo '{' >> branches/log", "no JSON", false),
+    ("sed -i 's/\"name\"/\"nom\"/' branches/log", "lacks an id, a name", false),
+    (
+        "grep name branches/log | tail -n 1 | sed 's/\"id\":[0-9]*/\"id\":8/' > 8; cat 8 >> branches/log; rm 8",
+        "as has",
+        false,
+    ),
     ("rm -r layers/$LAYER", "the layer is gone", false),
     ("rm -r layers/$LAYER/upper", "no content directory", false),
     (
-        "sed -i 's/\"parent\":[0-9]*/\"parent\":77/' branches/$LAYER.json",
-        "its parent 77 is gone",
+        "sed -i 's/\"parent\":[0-9]*/\"parent\":77/' branches/log",
+        "is below branch 77, which is gone",
         false,
     ),
     (
-        "sed -i \"s/\\\"parent\\\":[0-9]*/\\\"parent\\\":$LAYER/\" branches/$LAYER.json",
+        "sed -i \"s/\\\"parent\\\":[0-9]*/\\\"parent\\\":$LAYER/\" branches/log",
         "its own ancestor",
         false,
     ),
@@ -172,7 +177,7 @@ fn books(store: &Path, kind: &str) -> Vec<PathBuf> {
 
 #[test]
 fn no_damage_of_any_book_is_a_panic_or_a_loss() {
-    const ALL: &str = "format branches/*.json layers/*/writes layers/*/reads layers/*/changes history/*/plan history/*/undone/plan history/*/finished journal/*/plan forgotten lock .gitignore";
+    const ALL: &str = "format branches/log layers/*/writes layers/*/reads layers/*/changes history/*/plan history/*/undone/plan history/*/finished journal/*/plan forgotten lock .gitignore";
     let options = ["--policy", "serializable", "--history", "2"];
     let mut mount = with_all_books();
     let is_unharmed = |mount: &Mount, when: &str| {
@@ -204,7 +209,7 @@ fn no_damage_of_any_book_is_a_panic_or_a_loss() {
                     "zeros" => vec![0; content.len()],
                     "garbage" => content.iter().map(|byte| byte ^ 0x5a).collect(),
                     _ => String::from_utf8_lossy(content)
-                        .replace("branchfs 1", "branchfs 9")
+                        .replace("branchfs 2", "branchfs 9")
                         .replace("\"version\":", "\"version\":9")
                         .into_bytes(),
                 };
@@ -235,7 +240,7 @@ fn no_damage_of_any_book_is_a_panic_or_a_loss() {
                 let found = trees(&mount);
                 for name in BRANCHES {
                     let is_kept = found.contains_key(name)
-                        || *damage == "missing" && kind.contains("json")
+                        || *damage == "missing" && kind.contains("branches/log")
                         || shell_finds(&lost, name);
                     assert!(is_kept, "{when}: {name} is gone\n{said}");
                     if let (Some(found), Some(wanted)) = (found.get(name), &wanted) {

@@ -6,11 +6,10 @@
 pub(crate) mod common;
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::time::{Duration, SystemTime};
 
-use common::{Mount, assert_same, refusal, shell, snapshot, succeed};
+use common::{Mount, assert_same, refusal, shell, snapshot, succeed, wait_for_the_clock};
 
 fn fill(base: &Path) {
     shell(
@@ -123,21 +122,6 @@ fn what_others_changed_since_is_listed_and_nothing_is_undone() {
         assert!(said.contains("others changed what it left"), "{case}: {said}");
         assert!(said.lines().any(|line| line.trim() == path), "{case}: {said}");
         assert_same(&snapshot(&mount.base()), &changed, case);
-    }
-}
-
-/// File times move in ticks: what is changed in the tick of the commit's end could not be told from it.
-fn wait_for_the_clock(directory: &Path) {
-    let probe = directory.with_extension("probe");
-    let time = || {
-        fs::write(&probe, "").unwrap();
-        let metadata = fs::metadata(&probe).unwrap();
-        (metadata.ctime(), metadata.ctime_nsec())
-    };
-    let first = time();
-    let start = SystemTime::now();
-    while time() == first {
-        assert!(start.elapsed().unwrap() < Duration::from_secs(10), "the clock stands still");
     }
 }
 
@@ -257,4 +241,44 @@ fn a_branch_open_through_a_commit_and_its_undo_sees_no_drift() {
     assert_eq!(fs::read_to_string(mount.base().join("file")).unwrap(), "old\nsecond\n");
     symlink("x", mount.base().join("link")).unwrap();
     fs::set_permissions(mount.base().join("file"), fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+/// What the history has dropped has moved the same objects.
+#[test]
+fn the_history_is_undone_past_commits_that_were_undone_for_good() {
+    let mount = Mount::over(fill);
+    let before = snapshot(&mount.base());
+    let commit = |name: &str, script: &str| {
+        shell(&mount.create(name), script);
+        mount.commit(name);
+        wait_for_the_clock(&mount.base());
+    };
+    commit("one", "echo one >file; mkdir d; echo one >d/file");
+    commit("two", "echo two >file; rm -r d");
+    undo(&mount);
+    wait_for_the_clock(&mount.base());
+    commit("three", "echo three >other");
+    undo(&mount);
+    undo(&mount);
+    assert_same(&snapshot(&mount.base()), &before, "all is undone");
+}
+
+/// S9: an error half-way takes the commit back; what it moved and moved back is no change by others.
+#[test]
+fn a_commit_that_was_taken_back_stands_in_nobodys_way() {
+    let mount = Mount::over(fill);
+    let before = snapshot(&mount.base());
+    shell(&mount.create("work"), "echo work >file; mkdir new; echo work >new/file");
+    mount.commit("work");
+    wait_for_the_clock(&mount.base());
+    shell(&mount.create("bad"), "echo bad >file; mv new elsewhere; echo bad >kept/bad");
+    shell(&mount.base(), "chattr +i kept");
+    let said = refusal(&mount.run(&["commit", "bad"], &[]));
+    shell(&mount.base(), "chattr -i kept");
+    assert!(said.contains("kept/bad"), "{said}");
+    wait_for_the_clock(&mount.base());
+    mount.commit("bad");
+    undo(&mount);
+    undo(&mount);
+    assert_same(&snapshot(&mount.base()), &before, "both are undone");
 }

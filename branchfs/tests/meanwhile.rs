@@ -6,81 +6,12 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use common::{Mount, assert_same, refusal, shell, snapshot, succeed};
-
-/// `PID DIRECTORY`: the first time that the process opens the directory it waits until a line is read.
-const HOLDING: &str = r#"
-import ctypes, os, select, struct, sys
-pid, path = int(sys.argv[1]), sys.argv[2]
-libc = ctypes.CDLL(None, use_errno=True)
-libc.fanotify_mark.argtypes = ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p
-CLASS_CONTENT, CLOSE_ON_EXEC, ADD, HERE, OPEN_PERMISSION, ON_DIRECTORIES, ALLOW = 4, 1, 1, -100, 0x10000, 0x40000000, 1
-events = libc.fanotify_init(CLASS_CONTENT | CLOSE_ON_EXEC, os.O_RDONLY | os.O_CLOEXEC)
-assert events >= 0, os.strerror(ctypes.get_errno())
-marked = libc.fanotify_mark(events, ADD, OPEN_PERMISSION | ON_DIRECTORIES, HERE, os.fsencode(path))
-assert marked == 0, os.strerror(ctypes.get_errno())
-print('ready', flush=True)
-held, is_over = None, False
-allow = lambda fd: (os.write(events, struct.pack('=iI', fd, ALLOW)), os.close(fd))
-while True:
-    if 0 in select.select([events, 0], [], [])[0]:
-        if not os.read(0, 1):
-            break
-        allow(held)
-        is_over = True
-        continue
-    found = os.read(events, 4096)
-    while found:
-        length, *_, fd, who = struct.unpack_from('=IBBHQii', found)
-        found = found[length:]
-        if who == pid and held is None:
-            held = fd
-            print('held', flush=True)
-        else:
-            allow(fd)
-"#;
-
-/// Holds the daemon at the next time that it opens a directory; lets go of it at the end.
-struct Hold {
-    holder: Child,
-    said: BufReader<std::process::ChildStdout>,
-}
-
-impl Hold {
-    fn new(mount: &Mount, directory: &Path) -> Self {
-        let script = mount.directory.path().join("holding.py");
-        fs::write(&script, HOLDING).unwrap();
-        let mut command = Command::new("python3");
-        command.arg(script).arg(mount.daemon().to_string()).arg(directory);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut holder = command.spawn().unwrap();
-        let said = BufReader::new(holder.stdout.take().unwrap());
-        let mut hold = Self { holder, said };
-        hold.hear("ready");
-        hold
-    }
-
-    fn hear(&mut self, word: &str) {
-        let mut line = String::new();
-        self.said.read_line(&mut line).unwrap();
-        assert_eq!(line.trim(), word);
-    }
-
-    fn release(&mut self) {
-        self.holder.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        let _ = self.holder.kill();
-        let _ = self.holder.wait();
-    }
-}
+use common::disk::Disk;
+use common::hold::Hold;
+use common::{Mount, assert_same, refusal, shell, snapshot, snapshot_by_names, succeed};
 
 /// A verb that must be answered while something else is held.
 fn run(mount: &Mount, words: &[&str]) -> Output {
@@ -113,15 +44,25 @@ fn read(path: PathBuf) -> String {
     fs::read_to_string(path).unwrap()
 }
 
-/// A base and branches `one`, `sibling` and `doomed` of it, `one` of which is being committed and is held there.
-fn committing(directory: impl Fn(&Mount) -> PathBuf) -> (Mount, Hold, Child) {
-    let mount = Mount::with(&["--policy", "snapshot"], |base| {
-        shell(base, "echo old | tee file other > /dev/null; mkdir d; echo x > d/x");
-    });
+const FILLED: &str = "echo old | tee file other > /dev/null; mkdir d; echo x > d/x";
+
+/// A base, and branches `one`, `sibling` and `doomed` of it.
+fn branches() -> Mount {
+    let mount = Mount::with(&["--policy", "snapshot"], |base| shell(base, FILLED));
+    make_branches(&mount);
+    mount
+}
+
+fn make_branches(mount: &Mount) {
     shell(&mount.create("one"), "echo new > file; mkdir made; rm -r d");
     for name in ["sibling", "doomed"] {
         shell(&mount.create(name), "echo mine > mine");
     }
+}
+
+/// The same, with `one` being committed and held there.
+fn committing(directory: impl Fn(&Mount) -> PathBuf) -> (Mount, Hold, Child) {
+    let mount = branches();
     let mut hold = Hold::new(&mount, &directory(&mount));
     let commit = start(&mount, &["commit", "one"]);
     hold.hear("held");
@@ -252,4 +193,115 @@ fn others_go_on_while_a_branch_is_committed_into_its_parent() {
     succeed(&aborted.wait_with_output().unwrap());
     assert_eq!(listed(&mount), ["apart"], "the parent went after the commit, with all below it");
     assert_eq!(read(apart.join("mine")), "mine\n");
+}
+
+#[test]
+fn other_branches_go_on_while_one_is_compared() {
+    let mount = branches();
+    let id = mount.ask("list")["branches"][0]["id"].to_string();
+    let mut hold = Hold::new(&mount, &mount.store().join("layers").join(id).join("upper"));
+    let compared = start(&mount, &["diff", "one"]);
+    hold.hear("held");
+    others_go_on(&mount);
+    let aborted = start(&mount, &["abort", "one"]);
+    assert!(listed(&mount).contains(&"one".to_owned()), "it waits");
+    hold.release();
+    let compared = compared.wait_with_output().unwrap();
+    succeed(&compared);
+    assert!(String::from_utf8_lossy(&compared.stdout).contains("file"));
+    succeed(&aborted.wait_with_output().unwrap());
+    assert_eq!(listed(&mount), ["sibling", "late"]);
+}
+
+/// A branch into which an archive is imported is its parent's child from the beginning: that cannot end meanwhile.
+#[test]
+fn other_branches_go_on_while_one_is_imported() {
+    let disk = Disk::image("64M", "mkfs.ext4 -q");
+    shell(&disk.base(), FILLED);
+    disk.mount_with(&["--policy", "snapshot"]);
+    make_branches(&disk);
+    let outside = disk.directory.path();
+    shell(
+        outside,
+        "mkdir tree; echo brought > tree/brought; touch tree/.wh.file; tar -C tree -cf archive .",
+    );
+    let mut hold = Hold::at_file(&disk, "brought");
+    let mut command = Command::new(common::PROGRAM);
+    command.args(["import", "--parent", "one", "brought"]).arg(disk.mountpoint());
+    command.stdin(fs::File::open(outside.join("archive")).unwrap());
+    let imported = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    hold.hear("held");
+    others_go_on(&disk);
+    let aborted = start(&disk, &["abort", "one"]);
+    let committed = start(&disk, &["commit", "sibling"]);
+    assert_eq!(listed(&disk), ["one", "sibling", "late"]);
+    work(&disk.branch("late"), "echo later > later");
+    hold.release();
+    succeed(&imported.wait_with_output().unwrap());
+    succeed(&committed.wait_with_output().unwrap());
+    succeed(&aborted.wait_with_output().unwrap());
+    assert_eq!(listed(&disk), ["late"], "the parent went after the import, with all below it");
+}
+
+/// Deletes what is in the trash as late as it may: after an undo has brought back what it shares with the base.
+fn undone_before_a_veil_is_deleted() -> (Mount, Hold) {
+    let mount = Mount::with(&["--policy", "snapshot"], |base| {
+        shell(
+            base,
+            "mkdir d; echo old | tee file d/file > /dev/null; touch -d 2020-01-01 file d/file",
+        );
+    });
+    let before = snapshot(&mount.base());
+    mount.create("observer"); // its veil links what the commit replaces
+    shell(&mount.create("one"), "echo new > file; rm -r d");
+    mount.commit("one");
+    let mut hold = Hold::new(&mount, &mount.store().join("trash"));
+    mount.abort("observer");
+    hold.hear("held");
+    succeed(&run(&mount, &["undo"]));
+    assert_same(&snapshot_by_names(&mount.base()), &before, "undone");
+    (mount, hold)
+}
+
+fn let_go_and_wait_for_an_empty_trash(mount: &Mount, hold: &mut Hold) {
+    common::wait_for_the_clock(&mount.base());
+    hold.release();
+    common::wait_until("the trash is empty", || {
+        fs::read_dir(mount.store().join("trash")).unwrap().next().is_none()
+    });
+}
+
+/// S12: only what others changed stands in the way of a redo, not a link of ours that goes.
+#[test]
+fn a_veil_that_is_deleted_in_the_background_stands_in_no_redos_way() {
+    let (mount, mut hold) = undone_before_a_veil_is_deleted();
+    let_go_and_wait_for_an_empty_trash(&mount, &mut hold);
+    succeed(&run(&mount, &["redo"]));
+    assert_eq!(read(mount.base().join("file")), "new\n");
+}
+
+/// S8: nor in that of a commit whose branch saw the object before.
+#[test]
+fn a_veil_that_is_deleted_in_the_background_is_no_drift() {
+    let (mount, mut hold) = undone_before_a_veil_is_deleted();
+    let early = mount.create("early");
+    work(&early, "echo mine >> file; rm d/file");
+    let_go_and_wait_for_an_empty_trash(&mount, &mut hold);
+    let late = mount.create("late");
+    work(&late, "test $(cat d/file) = old");
+    succeed(&run(&mount, &["commit", "early"]));
+    assert_eq!(read(mount.base().join("file")), "old\nmine\n");
+}
+
+/// What others did before a link of ours went is told from it all the same, though only the ctime tells of it.
+#[test]
+fn what_others_changed_before_a_veil_was_deleted_is_drift() {
+    let (mount, mut hold) = undone_before_a_veil_is_deleted();
+    common::wait_for_the_clock(&mount.base());
+    shell(&mount.base(), "chmod 600 file");
+    let_go_and_wait_for_an_empty_trash(&mount, &mut hold);
+    let said = refusal(&run(&mount, &["redo"]));
+    assert!(said.contains("others changed what it left"), "{said}");
+    assert!(said.lines().any(|line| line.trim() == "file"), "{said}");
+    assert!(!said.contains("d/file"), "{said}");
 }

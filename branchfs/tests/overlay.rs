@@ -25,6 +25,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use common::hold::Hold;
 use common::{Mount, assert_same, refusal, shell, snapshot, snapshot_by_names, succeed};
 
 /// The file systems mounted below a mount: mountpoint and options.
@@ -389,4 +390,35 @@ fn where_the_index_cannot_be_had_the_driver_says_so() {
     let refused = refusal(&mount_without_index(&mount, "overlay"));
     assert!(refused.contains("index=on") && refused.contains("DAC_READ_SEARCH"), "{refused}");
     assert!(!mount.base().join(".branching").exists());
+}
+
+#[test]
+fn other_branches_go_on_while_the_writing_in_one_is_stopped_for_a_fork() {
+    let mount = Mount::over(|base| fs::write(base.join("file"), "old\n").unwrap());
+    shell(&mount.create("outer"), "echo new > file");
+    let apart = mount.create("apart");
+    mount.create("doomed");
+    let id = mount.ask("list")["branches"][0]["id"].to_string();
+    let mut hold = Hold::new(&mount, &mount.store().join("layers").join(id).join("upper"));
+    let forked = Command::new(common::PROGRAM)
+        .args(["create", "--parent", "outer", "inner"])
+        .arg(mount.mountpoint())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    hold.hear("held");
+    let run = |words: &[&str]| {
+        let mut command = Command::new("timeout");
+        command.args(["60", common::PROGRAM]).args(words).arg(mount.mountpoint());
+        succeed(&command.stdin(Stdio::null()).output().unwrap());
+    };
+    run(&["create", "late"]);
+    run(&["diff", "apart"]);
+    run(&["abort", "doomed"]);
+    shell(&apart, "echo mine > mine");
+    hold.release();
+    succeed(&forked.wait_with_output().unwrap());
+    assert_eq!(fs::read_to_string(mount.branch("inner").join("file")).unwrap(), "new\n");
+    let refused = fs::write(mount.branch("outer").join("file"), "").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EROFS), "it has a child");
 }

@@ -68,6 +68,29 @@ fn siblings_live_on_and_go_on_seeing_their_own_snapshot() {
     assert_same(&seen(&early), &before, "after a kill");
 }
 
+/// Who has changed nothing yet has no layer: of the topmost directory too it sees what was.
+#[test]
+fn the_topmost_directory_stays_what_it_was_at_the_fork() {
+    let mount = mounted("snapshot");
+    shell(&mount.base(), "chmod 751 .");
+    let early = mount.create("early");
+    let before = seen(&early);
+    mount.create("nothing");
+    mount.commit("nothing");
+    assert_same(&seen(&early), &before, "after a commit of nothing");
+    shell(&mount.create("below"), "echo new >apart/mine");
+    succeed(&mount.run(&["commit", "--only", "apart/mine", "below"], &[]));
+    assert_same(&seen(&early), &before, "after a commit of one file");
+    shell(&mount.create("top"), "chmod 700 .");
+    mount.commit("top");
+    assert_same(&seen(&early), &before, "after a commit of the topmost directory's attributes");
+    mount.unmount();
+    mount.mount_with(&["--policy", "snapshot"]);
+    assert_same(&seen(&early), &before, "after a remount");
+    shell(&early, "echo mine >own; rm own");
+    assert_eq!(snapshot(&early)[Path::new("")].mode, before[Path::new("")].mode);
+}
+
 #[test]
 fn a_branch_works_on_in_its_snapshot_after_others_have_committed() {
     let mount = mounted("snapshot");

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::RenameFlags;
 
-use super::journal::{Decided, Header, Prepared, recover};
+use super::journal::{Decided, Header, Prepared};
+use super::recovery::recover;
 use super::step::Direction;
 use super::{Disk, Plan, Step};
 use crate::view::{Index, New, Owner, ROOT, View};

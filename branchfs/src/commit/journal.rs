@@ -1,4 +1,4 @@
-//! The journal of decided transactions, what is done about them after a crash, and the history they leave.
+//! The journal of decided transactions.
 //!
 //! `journal/<tx>/plan` is a header line, a line of steps, a line of changes and a line with the checksum of the three. It
 //! is written under another name, synced and renamed, so it is there whole or not at all; the checksum guards against a
@@ -19,20 +19,22 @@ use rustix::fs::{OFlags, RenameFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::history::interval;
 use super::step::{Direction, Disk, Place};
+use super::traces::Interval;
 use super::{Change, Plan, Step};
 use crate::error::{Context, Error};
 
-const JOURNAL: &str = "journal";
-const HISTORY: &str = "history";
-const PLAN: &str = "plan";
-const ROLLBACK: &str = "rollback";
+pub(super) const JOURNAL: &str = "journal";
+pub(super) const HISTORY: &str = "history";
+pub(super) const PLAN: &str = "plan";
+pub(super) const ROLLBACK: &str = "rollback";
 /// Its modification time tells when the transaction was done.
-const FINISHED: &str = "finished";
+pub(super) const FINISHED: &str = "finished";
 /// The undo of a commit, inside the commit's entry.
-const UNDONE: &str = "undone";
+pub(super) const UNDONE: &str = "undone";
 /// Its modification time tells when the commit's last redo was decided; its content is the number of the redo's veil.
-const REDONE: &str = "redone";
+pub(super) const REDONE: &str = "redone";
 
 /// What a transaction does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -80,30 +82,6 @@ pub(crate) struct Decided {
     pub(crate) directory: PathBuf,
     pub(crate) steps: Vec<Step>,
     pub(crate) changes: Vec<Change>,
-}
-
-/// A transaction that a crash interrupted, settled.
-#[derive(Debug)]
-pub(crate) struct Recovered {
-    pub(crate) decided: Decided,
-    /// The base is as the transaction wanted it; otherwise it is as before.
-    pub(crate) is_committed: bool,
-}
-
-/// First and last moment of a transaction by the clock of the file system, nanoseconds since 1970: an object of the base
-/// whose ctime lies between was touched by us.
-pub(crate) type Interval = (i64, i64);
-
-/// A commit of the history.
-#[derive(Debug)]
-pub(crate) struct Past {
-    pub(crate) commit: Decided,
-    /// When it was done last.
-    pub(crate) done: Interval,
-    /// The veil over it, or over its undo while it is undone.
-    pub(crate) veil: Option<u64>,
-    /// Its undo, while it is undone.
-    pub(crate) undone: Option<(Decided, Interval)>,
 }
 
 /// Where the objects lie that a transaction moves out of the base.
@@ -168,6 +146,7 @@ impl Decided {
         text.push(b'\n');
         let checksum = crc32fast::hash(&text);
         text.extend_from_slice(format!("{checksum:08x}\n").as_bytes());
+        mark_now(disk, &self.directory.join(FINISHED))?; // on a full disk its end has an inode for that
         // The entry is on disk since the file system was synced; the rename goes with the file. Should a disk keep the name and
         // not the content, the checksum tells: then nothing was done yet.
         let plan = self.directory.join(PLAN);
@@ -283,7 +262,7 @@ impl Decided {
 
     /// How many steps were done. They are done in order, and the file systems we know make renames durable in order, so
     /// the last one that is found done tells; steps after it that can be repeated are repeated.
-    fn done(&self, disk: &Disk) -> Result<usize, Error> {
+    pub(super) fn done(&self, disk: &Disk) -> Result<usize, Error> {
         for (position, step) in self.steps.iter().enumerate().rev() {
             if step.is_done(disk)? == Some(true) {
                 return Ok(position + 1);
@@ -292,7 +271,7 @@ impl Decided {
         Ok(0)
     }
 
-    fn roll_back(&self, disk: &Disk, done: usize) -> Result<(), Error> {
+    pub(super) fn roll_back(&self, disk: &Disk, done: usize) -> Result<(), Error> {
         self.mark_rollback(disk)?;
         for step in self.steps[..done].iter().rev() {
             step.run(disk, Direction::Back)?;
@@ -311,6 +290,12 @@ impl Decided {
     /// Takes a transaction back that was carried out, before anybody was told.
     pub(crate) fn take_back(&self, disk: &Disk) -> Result<(), Error> {
         self.roll_back(disk, self.steps.len())
+    }
+
+    /// When a transaction touched the base that was taken back a moment ago.
+    pub(crate) fn taken_back(&self, disk: &Disk) -> Result<Interval, Error> {
+        mark_now(disk, &self.directory.join(FINISHED))?;
+        Ok(interval(disk, &self.directory, PLAN)?.unwrap_or_default())
     }
 
     pub(super) fn mark_rollback(&self, disk: &Disk) -> Result<(), Error> {
@@ -366,95 +351,6 @@ impl Decided {
     }
 }
 
-/// Every commit of the history, oldest first; the last ones may be undone. An entry that cannot be read is left alone:
-/// it can be pruned, not undone.
-pub(crate) fn history(disk: &Disk) -> Result<Vec<Past>, Error> {
-    let mut entries = Vec::new();
-    for entry in disk.store.list(Path::new(HISTORY)).at(HISTORY)? {
-        let directory = Path::new(HISTORY).join(&entry.name);
-        let Some(commit) = Decided::read(disk, &directory)? else {
-            continue;
-        };
-        let times = Times::of(disk, &directory)?;
-        let veil = if times.was_redone {
-            read_number(disk, &directory.join(REDONE))?
-        } else {
-            commit.header.veil
-        };
-        let undone = Decided::read(disk, &directory.join(UNDONE))?.zip(times.undone);
-        let veil = match &undone {
-            Some((undo, _)) => undo.header.veil,
-            None => veil,
-        };
-        entries.push(Past { commit, done: times.done, veil, undone });
-    }
-    entries.sort_by_key(|past| past.commit.header.transaction);
-    Ok(entries)
-}
-
-/// A commit of the history, without what it did.
-#[derive(Debug)]
-pub(crate) struct Outline {
-    pub(crate) header: Header,
-    /// Its entry in the store.
-    pub(crate) directory: PathBuf,
-    /// When it was done last.
-    pub(crate) done: Interval,
-    /// When it was undone, while it is.
-    pub(crate) undone: Option<Interval>,
-}
-
-/// As [`history`], reading only the first line of each plan: what a commit needs to know of those before it.
-pub(crate) fn outline(disk: &Disk) -> Result<Vec<Outline>, Error> {
-    let mut entries = Vec::new();
-    for entry in disk.store.list(Path::new(HISTORY)).at(HISTORY)? {
-        let directory = Path::new(HISTORY).join(&entry.name);
-        let plan = directory.join(PLAN);
-        let file = match disk.store.open(&plan, OFlags::RDONLY) {
-            Err(Errno::NOENT) => continue,
-            other => other.at(&plan)?,
-        };
-        let mut line = Vec::new();
-        let mut reader = std::io::BufReader::new(std::fs::File::from(file));
-        std::io::BufRead::read_until(&mut reader, b'\n', &mut line).at(&plan)?;
-        let Ok(header) = serde_json::from_slice(&line) else { continue }; // as one that cannot be read
-        let times = Times::of(disk, &directory)?;
-        entries.push(Outline { header, directory, done: times.done, undone: times.undone });
-    }
-    entries.sort_by_key(|outline| outline.header.transaction);
-    Ok(entries)
-}
-
-/// When the transactions of an entry of the history were carried out.
-struct Times {
-    done: Interval,
-    was_redone: bool,
-    undone: Option<Interval>,
-}
-
-impl Times {
-    fn of(disk: &Disk, directory: &Path) -> Result<Self, Error> {
-        let interval = |start: &Path, end: &Path| -> Result<Option<Interval>, Error> {
-            let end = modified(disk, end)?;
-            Ok(modified(disk, start)?.zip(end))
-        };
-        let (plan, finished) = (directory.join(PLAN), directory.join(FINISHED));
-        let redone = interval(&directory.join(REDONE), &finished)?;
-        let done = match redone {
-            Some(redone) => redone,
-            None => interval(&plan, &finished)?.unwrap_or_default(),
-        };
-        let undone = directory.join(UNDONE);
-        let undone = interval(&undone.join(PLAN), &undone.join(FINISHED))?;
-        Ok(Self { done, was_redone: redone.is_some(), undone })
-    }
-}
-
-fn modified(disk: &Disk, path: &Path) -> Result<Option<i64>, Error> {
-    let stat = disk.stat(&Place::Store(path.to_path_buf()))?;
-    Ok(stat.map(|stat| stat.stx_mtime.tv_sec * 1_000_000_000 + i64::from(stat.stx_mtime.tv_nsec)))
-}
-
 /// Format of the plan.
 pub(crate) const VERSION: u32 = 2;
 
@@ -468,49 +364,6 @@ fn checked(bytes: &[u8]) -> Option<&[u8]> {
     const CHECKSUM_LINE_BYTES: usize = 9;
     let (text, checksum) = bytes.split_at(bytes.len().checked_sub(CHECKSUM_LINE_BYTES)?);
     (format!("{:08x}\n", crc32fast::hash(text)).as_bytes() == checksum).then_some(text)
-}
-
-/// Settles every transaction that a crash interrupted: forward, or back where it was being taken back. Can itself be
-/// interrupted at any point. The caller brings the registry in line, then finishes or discards each.
-pub(crate) fn recover(disk: &Disk) -> Result<Vec<Recovered>, Error> {
-    let mut recovered = Vec::new();
-    for entry in disk.store.list(Path::new(JOURNAL)).at(JOURNAL)? {
-        let directory = Path::new(JOURNAL).join(&entry.name);
-        let Some(decided) = Decided::read(disk, &directory)? else {
-            refuse_holding(disk, &directory)?;
-            disk.store.remove_all(&directory).at(&directory)?; // undecided: nothing was moved yet
-            continue;
-        };
-        let is_committed = disk.stat(&Place::Store(directory.join(ROLLBACK)))?.is_none();
-        let done = decided.done(disk)?;
-        if is_committed {
-            decided.steps[done..].iter().try_for_each(|step| step.run(disk, Direction::Forward))?;
-        } else {
-            decided.roll_back(disk, done)?;
-        }
-        Decided::sync(disk)?;
-        recovered.push(Recovered { decided, is_committed });
-    }
-    Ok(recovered)
-}
-
-/// An entry without a whole plan was never decided, and holds nothing but empty directories that were made for it. One
-/// that holds more has lost its plan: what it holds may be the only copy.
-fn refuse_holding(disk: &Disk, directory: &Path) -> Result<(), Error> {
-    for entry in disk.store.list(directory).at(directory)? {
-        let path = directory.join(&entry.name);
-        let is_ours = entry.name.to_string_lossy().starts_with(PLAN);
-        let is_empty = entry.kind == rustix::fs::FileType::Directory
-            && disk.store.list(&path).at(&path)?.is_empty();
-        if !is_ours && !is_empty {
-            return Err(Error::Corrupt(format!(
-                "{} has no valid plan, but holds {}, which came out of the base",
-                directory.display(),
-                entry.name.to_string_lossy()
-            )));
-        }
-    }
-    Ok(())
 }
 
 /// Which tree's file system.
@@ -546,13 +399,6 @@ fn move_in_store(disk: &Disk, from: &Path, to: &Path) -> Result<(), Error> {
 /// Makes an empty file anew, so that its times are those of now by the clock of the file system.
 fn mark_now(disk: &Disk, path: &Path) -> Result<(), Error> {
     write_now(disk, path, b"")
-}
-
-fn read_number(disk: &Disk, path: &Path) -> Result<Option<u64>, Error> {
-    let file = disk.store.open(path, OFlags::RDONLY).at(path)?;
-    let mut text = String::new();
-    std::io::Read::read_to_string(&mut std::fs::File::from(file), &mut text).at(path)?;
-    Ok(text.parse().ok())
 }
 
 fn write_now(disk: &Disk, path: &Path, content: &[u8]) -> Result<(), Error> {

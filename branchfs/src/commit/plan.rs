@@ -11,24 +11,31 @@
 //! | directory, new or opaque | | as an object, whole; then what upper layers change in it |
 //! | directory, merging | directory | recurse; its attributes last |
 //! | directory with a redirect | | the base's directory moves there; recurse |
-//!
-//! Redirected directories are moved out of the base first, deepest first, so that chains and swaps of renames need no
-//! order among themselves.
+
+mod attributes;
+mod drift;
+mod redirects;
+mod selected;
+mod whole;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Statx, StatxAttributes};
-use serde::{Deserialize, Serialize};
+use rustix::fs::{FileType, Statx};
 
-use super::journal::{Interval, directory_of};
-use super::step::{Disk, Mark, Metadata, Place, Step};
-use crate::error::{Context, Error};
-use crate::overlay::{DEVICE_XATTR, METACOPY_XATTR, Namespace, may_be_whiteout, parse_redirect};
-use crate::seen::{Expected, Identity};
+use super::change::{Change, Renames, one_change_a_path};
+use super::journal::directory_of;
+use super::step::{Disk, Place, Step};
+use super::traces::Traces;
+use crate::difference::ChangeKind;
+use crate::error::Error;
+use crate::overlay::{DEVICE_XATTR, Namespace, may_be_whiteout};
+use crate::seen::Expected;
 use crate::selection::Selection;
 use crate::view::is_hidden;
+use drift::{refuse_folding, refuse_immutable};
+use redirects::Made;
 
 /// What is to be committed.
 #[derive(Clone, Debug)]
@@ -47,60 +54,10 @@ pub(crate) struct Request {
     pub(crate) veils: Vec<PathBuf>,
     /// What of the branch is committed.
     pub(crate) selection: Selection,
-    /// When our own transactions changed the base: a ctime of then is no drift.
-    pub(crate) own: Vec<Interval>,
-}
-
-/// How a path of the base changes.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum ChangeKind {
-    /// It is new.
-    Added,
-    /// Its content or target is another.
-    Modified,
-    /// It is gone.
-    Deleted,
-    /// It was moved here.
-    Renamed,
-    /// It is of another type.
-    Type,
-    /// Its mode, owner or extended attributes are others: of a directory, or of a file whose content nobody touched.
-    Metadata,
-}
-
-/// What a changed path is.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum ObjectKind {
-    File,
-    Directory,
-    Symlink,
-    /// A device, fifo or socket.
-    Other,
-}
-
-impl From<FileType> for ObjectKind {
-    fn from(kind: FileType) -> Self {
-        match kind {
-            FileType::RegularFile => Self::File,
-            FileType::Directory => Self::Directory,
-            FileType::Symlink => Self::Symlink,
-            _ => Self::Other,
-        }
-    }
-}
-
-/// One changed path.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub(crate) struct Change {
-    #[serde(with = "super::step::hex")]
-    pub(crate) path: PathBuf,
-    pub(crate) change: ChangeKind,
-    /// Where it was, if it was renamed.
-    #[serde(with = "super::step::hex_option", default, skip_serializing_if = "Option::is_none")]
-    pub(crate) from: Option<PathBuf>,
-    pub(crate) kind: ObjectKind,
+    /// What our own work did to ctimes.
+    pub(crate) traces: Traces,
+    /// Inode number of an object in a layer -> that of the object of the base which it is a copy of.
+    pub(crate) origins: HashMap<u64, u64>,
 }
 
 /// A worked-out commit.
@@ -126,22 +83,11 @@ pub(crate) struct Plan {
 
 /// A directory of one of the branch's layers: where it is now, and where it will be when its children are moved.
 #[derive(Clone, Debug)]
-pub(super) struct Source {
-    pub(super) now: Place,
-    pub(super) then: Place,
+struct Source {
+    now: Place,
+    then: Place,
     /// Position in the stack.
-    pub(super) layer: usize,
-}
-
-/// What a directory of the branch is made of.
-#[derive(Debug, Default)]
-struct Made {
-    /// Its parts in the layers, top first.
-    chain: Vec<Source>,
-    /// The directory of the base that it merges with.
-    origin: Option<PathBuf>,
-    /// That directory has another path.
-    is_redirected: bool,
+    layer: usize,
 }
 
 /// What is to be put somewhere.
@@ -157,40 +103,19 @@ impl Object {
     }
 }
 
-/// Sorts, and folds what was deleted and added at one path into one change.
-pub(super) fn one_change_a_path(changes: Vec<Change>) -> Vec<Change> {
-    let mut by_path: BTreeMap<PathBuf, Change> = BTreeMap::new();
-    for change in changes {
-        let folded = match by_path.get(&change.path) {
-            Some(known)
-                if known.change == ChangeKind::Deleted || change.change == ChangeKind::Deleted =>
-            {
-                let new = if change.change == ChangeKind::Deleted { known.clone() } else { change };
-                let is_same_kind =
-                    by_path.get(&new.path).is_some_and(|known| known.kind == new.kind);
-                Change {
-                    change: if is_same_kind { ChangeKind::Modified } else { ChangeKind::Type },
-                    ..new
-                }
-            }
-            _ => change,
-        };
-        by_path.insert(folded.path.clone(), folded);
-    }
-    by_path.into_values().collect()
-}
-
-pub(super) struct Planner<'a> {
-    pub(super) disk: &'a Disk,
-    pub(super) request: &'a Request,
-    /// Renamed directories that stay where they are, under both their names (`super::selected`).
-    pub(super) unmoved: BTreeSet<PathBuf>,
-    pub(super) plan: Plan,
+struct Planner<'a> {
+    disk: &'a Disk,
+    request: &'a Request,
+    /// Renamed directories that stay where they are, under both their names (`selected`).
+    unmoved: BTreeSet<PathBuf>,
+    plan: Plan,
     /// Directories of the base that move: path -> where they wait.
     moved: HashMap<PathBuf, Place>,
-    pub(super) metadata: Vec<Step>,
+    metadata: Vec<Step>,
     /// Directories of the base of which something is left out, or that are not taken themselves.
-    pub(super) left_out: BTreeSet<PathBuf>,
+    left_out: BTreeSet<PathBuf>,
+    /// What is deleted, and what is added and was copied from the base: perhaps one that was renamed.
+    renames: Renames,
     next: usize,
 }
 
@@ -204,6 +129,7 @@ pub(crate) fn plan(disk: &Disk, request: &Request) -> Result<Plan, Error> {
         moved: HashMap::new(),
         metadata: Vec::new(),
         left_out: BTreeSet::new(),
+        renames: Renames::default(),
         next: 0,
     };
     let root: Vec<Source> = request
@@ -221,7 +147,7 @@ pub(crate) fn plan(disk: &Disk, request: &Request) -> Result<Plan, Error> {
     planner.keep_times();
     let mut plan = planner.plan;
     plan.steps.append(&mut planner.metadata);
-    plan.changes = one_change_a_path(std::mem::take(&mut plan.changes));
+    plan.changes = planner.renames.joined(one_change_a_path(std::mem::take(&mut plan.changes)));
     Ok(plan)
 }
 
@@ -232,75 +158,11 @@ impl Planner<'_> {
         Place::Store(directory_of(self.request.transaction).join(self.next.to_string()))
     }
 
-    /// First of all, every directory of the base that is elsewhere in the branch leaves its place.
-    fn move_redirected(&mut self, root: &[Source]) -> Result<(), Error> {
-        let mut renamed = Vec::new();
-        for source in root {
-            self.find_redirects(&source.now, Path::new(""), &mut renamed)?;
-        }
-        self.choose_renamed(&renamed)?;
-        let origins: BTreeSet<PathBuf> = renamed
-            .into_iter()
-            .map(|(_, origin)| origin)
-            .filter(|origin| !self.unmoved.contains(origin))
-            .collect();
-        // Sorted paths have parents before children; in reverse the deepest leave first.
-        for origin in origins.into_iter().rev() {
-            let from = Place::Base(origin.clone());
-            let Some(stat) = self.disk.stat(&from)? else {
-                self.plan.drift.insert(origin);
-                continue;
-            };
-            self.check_present(&origin, &stat);
-            let to = self.aside();
-            self.plan.steps.push(Step::Rename {
-                from,
-                to: to.clone(),
-                ino: stat.stx_ino,
-                directory: true,
-            });
-            self.moved.insert(origin, to);
-        }
-        Ok(())
-    }
-
-    fn find_redirects(
-        &mut self,
-        directory: &Place,
-        path: &Path,
-        found: &mut Vec<(PathBuf, PathBuf)>,
-    ) -> Result<(), Error> {
-        for entry in self.disk.list(directory)? {
-            if entry.kind != FileType::Directory {
-                continue;
-            }
-            let (place, path) = (directory.join(&entry.name), path.join(&entry.name));
-            if let Some(origin) = self.origin(&place, &path)? {
-                self.plan.written.insert(origin.clone());
-                if self.disk.stat(&Place::Base(origin.clone()))?.is_some() {
-                    found.push((path.clone(), origin));
-                }
-            }
-            self.find_redirects(&place, &path, found)?;
-        }
-        Ok(())
-    }
-
-    fn redirect(&self, place: &Place, path: &Path) -> Result<Option<PathBuf>, Error> {
-        let Some(value) = self.disk.xattr(place, self.request.namespace.redirect()) else {
-            return Ok(None);
-        };
-        let origin = parse_redirect(&value, path);
-        origin.map(Some).ok_or_else(|| {
-            Error::Corrupt(format!("{} has a redirect that leads out", path.display()))
-        })
-    }
-
-    pub(super) fn is_opaque(&self, place: &Place) -> bool {
+    fn is_opaque(&self, place: &Place) -> bool {
         self.disk.xattr(place, self.request.namespace.opaque()).is_some_and(|value| value == b"y")
     }
 
-    pub(super) fn is_whiteout(&self, place: &Place, stat: &Statx) -> bool {
+    fn is_whiteout(&self, place: &Place, stat: &Statx) -> bool {
         may_be_whiteout(stat) && self.disk.xattr(place, DEVICE_XATTR).is_none()
     }
 
@@ -313,7 +175,11 @@ impl Planner<'_> {
                 names.entry(entry.name).or_insert(position);
             }
         }
-        if !names.is_empty() || !path.as_os_str().is_empty() {
+        let is_root = path.as_os_str().is_empty(); // it was tried out at the mount
+        if !names.is_empty() && !is_root {
+            refuse_folding(self.disk, existing)?;
+        }
+        if !names.is_empty() || !is_root {
             self.plan_metadata(path, &sources[0], existing)?;
         }
         self.note_left_out(path, names.keys());
@@ -323,38 +189,15 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The attributes that a directory of the base had at the fork, if our own transactions may have changed them since.
-    fn metadata_at_fork(&self, path: &Path) -> Result<Option<Metadata>, Error> {
-        for veil in &self.request.veils {
-            let place = Place::Store(veil.join(path));
-            let stat = self.disk.stat(&place)?;
-            if stat.is_some_and(|stat| kind_of(&stat) == FileType::Directory) {
-                return self.disk.metadata(&place).map(Some);
-            }
-        }
-        Ok(None)
-    }
-
-    /// Whether a path of the base was free at the fork, as far as our own transactions may have filled it since.
-    fn was_missing_at_fork(&self, path: &Path) -> Result<bool, Error> {
-        for veil in &self.request.veils {
-            let place = Place::Store(veil.join(path));
-            if let Some(stat) = self.disk.stat(&place)? {
-                return Ok(self.is_whiteout(&place, &stat));
-            }
-        }
-        Ok(false)
-    }
-
     /// What is now at a place of the base, unless it moved away.
-    pub(super) fn existing(&self, place: &Place) -> Result<Option<Statx>, Error> {
+    fn existing(&self, place: &Place) -> Result<Option<Statx>, Error> {
         match place {
             Place::Base(path) if self.moved.contains_key(path) => Ok(None),
             _ => self.disk.stat(place),
         }
     }
 
-    pub(super) fn plan_name(
+    fn plan_name(
         &mut self,
         path: &Path,
         name: &std::ffi::OsStr,
@@ -415,61 +258,6 @@ impl Planner<'_> {
         self.place_directory(path, made, existing, found)
     }
 
-    /// What the directory `name` of `sources` is made of; `here` is its path in the base, where it merges with that.
-    fn follow(
-        &self,
-        sources: &[Source],
-        name: &std::ffi::OsStr,
-        here: Option<PathBuf>,
-    ) -> Result<Made, Error> {
-        let mut made = Made::default();
-        for source in sources {
-            let (now, then) = (source.now.join(name), source.then.join(name));
-            let Some(stat) = self.disk.stat(&now)? else { continue };
-            if kind_of(&stat) != FileType::Directory {
-                return Ok(made); // a whiteout, or hidden by what is above
-            }
-            made.chain.push(Source { now: now.clone(), then, layer: source.layer });
-            if self.is_opaque(&now) {
-                return Ok(made);
-            }
-            if let Some(redirect) = self.redirect(&now, Path::new(name))? {
-                let below = self.follow_redirect(source.layer, &redirect)?;
-                made.chain.extend(below.chain);
-                return Ok(Made { origin: below.origin, is_redirected: true, ..made });
-            }
-        }
-        Ok(Made { origin: here, ..made })
-    }
-
-    /// What a redirect in a layer means: the layers below know the directory under that path, and may have renamed any
-    /// part of it themselves.
-    fn follow_redirect(&self, layer: usize, redirect: &Path) -> Result<Made, Error> {
-        let roots = self.request.layers.iter().enumerate().skip(layer + 1);
-        let root = |(layer, path): (usize, &PathBuf)| {
-            let place = Place::Store(path.clone());
-            Source { now: place.clone(), then: place, layer }
-        };
-        let mut made = Made {
-            chain: roots.map(root).collect(),
-            origin: Some(PathBuf::new()),
-            is_redirected: true,
-        };
-        for name in redirect {
-            let here = made.origin.map(|origin| origin.join(name));
-            made = Made { is_redirected: true, ..self.follow(&made.chain, name, here)? };
-        }
-        Ok(made)
-    }
-
-    /// The path in the base that a redirect at `place` leads to in the end; `None` for a directory of the branch's own.
-    fn origin(&self, place: &Place, path: &Path) -> Result<Option<PathBuf>, Error> {
-        let Some(redirect) = self.redirect(place, path)? else { return Ok(None) };
-        let is_in = |layer: &&PathBuf| place.path().starts_with(layer);
-        let layer = self.request.layers.iter().position(|layer| is_in(&layer)).unwrap_or(0);
-        Ok(self.follow_redirect(layer, &redirect)?.origin)
-    }
-
     /// Plans a directory that is made of `made`; `existing` is what the base has in its place.
     fn place_directory(
         &mut self,
@@ -521,69 +309,6 @@ impl Planner<'_> {
         }
     }
 
-    /// A directory that one layer alone has comes into the base with all that is in it.
-    fn put_whole(
-        &mut self,
-        path: &Path,
-        only: &Source,
-        existing: &Place,
-        found: Option<&Statx>,
-    ) -> Result<(), Error> {
-        let Some(stat) = self.disk.stat(&only.now)? else {
-            return Ok(());
-        };
-        let apart = self.purify(only, path)?;
-        self.strip_marks(&only.now, path, FileType::Directory)?;
-        self.put(path, only.then.clone(), Object::of(&stat), existing, found)?;
-        if self.is_opaque(&only.now) {
-            let name = self.request.namespace.opaque().to_owned();
-            self.plan.steps.push(Step::Strip {
-                place: Place::Base(path.to_path_buf()),
-                name,
-                value: Mark(b"y".to_vec()),
-            });
-        }
-        for (path, source) in apart {
-            let Some(redirect) = self.redirect(&source.now, &path)? else { continue };
-            let mut made = self.follow_redirect(source.layer, &redirect)?;
-            // In a new directory nothing of the base can be in its way.
-            let nothing = source.now.clone();
-            made.chain.insert(0, source);
-            self.place_directory(&path, made, &nothing, None)?;
-        }
-        Ok(())
-    }
-
-    /// A directory of the base that was renamed, with what the branch changed in it.
-    fn put_moved(
-        &mut self,
-        path: &Path,
-        chain: &[Source],
-        existing: &Place,
-        found: Option<&Statx>,
-        origin: PathBuf,
-        waiting: Place,
-    ) -> Result<(), Error> {
-        if let Some(found) = found {
-            self.remove(path, existing, found)?;
-        } else {
-            self.check(existing, None)?;
-        }
-        let now = Place::Base(origin.clone());
-        let Some(stat) = self.disk.stat(&now)? else {
-            return Ok(());
-        };
-        let to = Place::Base(path.to_path_buf());
-        self.plan.steps.push(Step::Rename {
-            from: waiting,
-            to,
-            ino: stat.stx_ino,
-            directory: true,
-        });
-        self.change(path, ChangeKind::Renamed, Some(origin), FileType::Directory);
-        self.merge(path, chain, &now)
-    }
-
     /// Moves an object of the layer into the base, in exchange for what is there.
     fn put(
         &mut self,
@@ -618,7 +343,7 @@ impl Planner<'_> {
                 });
             }
             None => {
-                self.change(path, ChangeKind::Added, None, kind);
+                self.added(path, kind, ino);
                 let directory = kind == FileType::Directory;
                 self.plan.steps.push(Step::Rename { from, to, ino, directory });
             }
@@ -626,19 +351,14 @@ impl Planner<'_> {
         Ok(())
     }
 
-    pub(super) fn remove(
-        &mut self,
-        path: &Path,
-        existing: &Place,
-        found: &Statx,
-    ) -> Result<(), Error> {
+    fn remove(&mut self, path: &Path, existing: &Place, found: &Statx) -> Result<(), Error> {
         self.check(existing, Some(found))?;
         self.displace(found);
         let kind = kind_of(found);
         if kind == FileType::Directory {
             self.list_deleted(path, existing)?;
         }
-        self.change(path, ChangeKind::Deleted, None, kind);
+        self.deleted(path, found);
         let (from, to) = (Place::Base(path.to_path_buf()), self.aside());
         let directory = kind == FileType::Directory;
         self.plan.steps.push(Step::Rename { from, to, ino: found.stx_ino, directory });
@@ -664,169 +384,22 @@ impl Planner<'_> {
             if kind == FileType::Directory {
                 self.list_deleted(&path, &place)?;
             }
-            self.change(&path, ChangeKind::Deleted, None, kind);
+            self.deleted(&path, &stat);
         }
         Ok(())
     }
 
-    /// A new directory goes into the base whole. Finds what must not go with it: whiteouts, and directories that were
-    /// moved into it from elsewhere, whose part here is set aside first (path, part).
-    fn purify(&mut self, source: &Source, path: &Path) -> Result<Vec<(PathBuf, Source)>, Error> {
-        let mut apart = Vec::new();
-        let mut loses_entries = false;
-        for entry in self.disk.list(&source.now)? {
-            let (now, then) = (source.now.join(&entry.name), source.then.join(&entry.name));
-            let path = path.join(&entry.name);
-            if entry.kind == FileType::CharacterDevice {
-                if let Some(stat) = self.disk.stat(&now)? {
-                    if self.is_whiteout(&now, &stat) {
-                        self.plan.litter.push(now);
-                        loses_entries = true;
-                        continue;
-                    }
-                }
-            }
-            if !self.takes_any(&path)? {
-                if let Some(stat) = self.disk.stat(&now)? {
-                    loses_entries = true;
-                    let directory = entry.kind == FileType::Directory;
-                    let (to, ino) = (self.aside(), stat.stx_ino);
-                    self.plan.steps.push(Step::Rename { from: then, to, ino, directory });
-                }
-                continue;
-            }
-            if entry.kind == FileType::Directory {
-                if self.redirect(&now, &path)?.is_some() {
-                    let Some(stat) = self.disk.stat(&now)? else {
-                        continue;
-                    };
-                    loses_entries = true;
-                    let to = self.aside();
-                    self.plan.steps.push(Step::Rename {
-                        from: then,
-                        to: to.clone(),
-                        ino: stat.stx_ino,
-                        directory: true,
-                    });
-                    apart.push((path, Source { now, then: to, layer: source.layer }));
-                    continue;
-                }
-                if self.is_opaque(&now) {
-                    let name = self.request.namespace.opaque().to_owned();
-                    self.metadata.push(Step::Strip {
-                        place: Place::Base(path.clone()),
-                        name,
-                        value: Mark(b"y".to_vec()),
-                    });
-                }
-                let inner = Source { now: now.clone(), then, layer: source.layer };
-                apart.extend(self.purify(&inner, &path)?);
-            }
-            self.strip_marks(&now, &path, entry.kind)?;
-            self.change(&path, ChangeKind::Added, None, entry.kind);
+    /// `ino` is its number in the layer.
+    fn added(&mut self, path: &Path, kind: FileType, ino: u64) {
+        self.change(path, ChangeKind::Added, None, kind);
+        if let Some(origin) = self.request.origins.get(&ino) {
+            self.renames.added(path, kind, *origin);
         }
-        if loses_entries {
-            // Its times are what the branch shows, not when its entries were sorted out.
-            let (shown, path) = (self.disk.metadata(&source.now)?, Place::Base(path.to_path_buf()));
-            let ino = self.disk.stat(&source.now)?.map_or(0, |stat| stat.stx_ino);
-            self.metadata.push(Step::Metadata {
-                path,
-                before: source.now.clone(),
-                ino,
-                new: shown.clone(),
-                old: shown,
-            });
-        }
-        Ok(apart)
     }
 
-    /// An object comes into the base without the marks that it bears in the layer. What makes a directory opaque is seen
-    /// to where that is planned.
-    fn strip_marks(&mut self, now: &Place, path: &Path, kind: FileType) -> Result<(), Error> {
-        if kind != FileType::CharacterDevice && !self.request.by_kernel {
-            return Ok(());
-        }
-        let namespace = self.request.namespace;
-        for (name, value) in self.disk.marks(now)? {
-            if name == namespace.opaque() {
-                continue;
-            }
-            let name = name.to_string_lossy().into_owned(); // names of attributes are ASCII
-            let place = Place::Base(path.to_path_buf());
-            self.metadata.push(Step::Strip { place, name, value });
-        }
-        Ok(())
-    }
-
-    /// A file of which the branch changed the attributes alone: the layer has it without its content, which the base has
-    /// under the same name.
-    fn is_attributes_alone(&self, now: &Place, kind: FileType) -> bool {
-        kind == FileType::RegularFile
-            && self.request.by_kernel
-            && self.disk.xattr(now, METACOPY_XATTR).is_some()
-            && self.disk.xattr(now, self.request.namespace.redirect()).is_none()
-    }
-
-    fn plan_attributes(
-        &mut self,
-        path: &Path,
-        now: &Place,
-        existing: &Place,
-        found: Option<&Statx>,
-    ) -> Result<(), Error> {
-        let Some(found) = found.filter(|found| kind_of(found) == FileType::RegularFile) else {
-            // The branch has no content that could be put in its place, whoever wins.
-            let message = "the content of a file that the branch changed the attributes of is gone from the base";
-            return Err(Error::Conflict {
-                message: message.to_owned(),
-                paths: vec![path.to_path_buf()],
-                hint: "the branch is still open: abort it, and start again from a new one",
-            });
-        };
-        let (new, old) = (self.disk.metadata(now)?, self.disk.metadata(existing)?);
-        self.change(path, ChangeKind::Metadata, None, FileType::RegularFile);
-        let (path, before) = (Place::Base(path.to_path_buf()), existing.clone());
-        self.metadata.push(Step::Metadata { path, before, ino: found.stx_ino, new, old });
-        Ok(())
-    }
-
-    /// A directory on both sides takes the attributes that the branch shows.
-    pub(super) fn plan_metadata(
-        &mut self,
-        path: &Path,
-        top: &Source,
-        existing: &Place,
-    ) -> Result<(), Error> {
-        let mut new = self.disk.metadata(&top.now)?;
-        let is_made = self.plan.empty.contains(existing);
-        let old = if is_made { new.clone() } else { self.disk.metadata(existing)? };
-        if let Place::Base(path) = existing {
-            if let Some(then) = self.metadata_at_fork(path)? {
-                new.keep_changes(&then, &old);
-            }
-        }
-        if !self.takes(path) {
-            new = Metadata { mtime: new.mtime, ..old.clone() }; // on the way to something that is taken
-        }
-        let is_changed =
-            (new.mode, new.uid, new.gid, &new.xattrs) != (old.mode, old.uid, old.gid, &old.xattrs);
-        if is_changed && !path.as_os_str().is_empty() {
-            self.change(path, ChangeKind::Metadata, None, FileType::Directory);
-        }
-        // Others who added or removed entries since the fork have left a later time, which is then the right one.
-        let (seconds, nanoseconds) = old.mtime;
-        if seconds * 1_000_000_000 + i64::from(nanoseconds) > self.request.forked {
-            new.mtime = new.mtime.max(old.mtime);
-        }
-        let ino = self.disk.stat(existing)?.map_or(0, |stat| stat.stx_ino);
-        self.metadata.push(Step::Metadata {
-            path: Place::Base(path.to_path_buf()),
-            before: existing.clone(),
-            ino,
-            new,
-            old,
-        });
-        Ok(())
+    fn deleted(&mut self, path: &Path, stat: &Statx) {
+        self.change(path, ChangeKind::Deleted, None, kind_of(stat));
+        self.renames.deleted(path, kind_of(stat), stat.stx_ino);
     }
 
     fn change(&mut self, path: &Path, change: ChangeKind, from: Option<PathBuf>, kind: FileType) {
@@ -837,53 +410,8 @@ impl Planner<'_> {
             kind: kind.into(),
         });
     }
-
-    /// Compares what the base has at a place with what the branch saw there.
-    fn check(&mut self, existing: &Place, found: Option<&Statx>) -> Result<(), Error> {
-        let Place::Base(path) = existing else {
-            return Ok(());
-        };
-        match found {
-            Some(stat) => self.check_present(path, stat),
-            None => {
-                if matches!(self.request.seen.get(path), Some(Expected::Present(_)))
-                    && !self.moved.contains_key(path)
-                {
-                    self.plan.drift.insert(path.clone());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn check_present(&mut self, path: &Path, stat: &Statx) {
-        let now = Identity::of(stat);
-        let is_ours =
-            self.request.own.iter().any(|(start, end)| (*start..=*end).contains(&now.ctime));
-        let has_drifted = match self.request.seen.get(path) {
-            Some(Expected::Present(then)) => {
-                // A commit and its undo leave an object as it was but for its ctime.
-                let then = if is_ours { Identity { ctime: now.ctime, ..*then } } else { *then };
-                !then.still(&now)
-            }
-            Some(Expected::Absent) => true,
-            // Never noted: a directory's times change with its entries, which are compared by themselves.
-            None => !now.is_directory() && now.ctime > self.request.forked && !is_ours,
-        };
-        if has_drifted {
-            self.plan.drift.insert(path.to_path_buf());
-        }
-    }
 }
 
 pub(super) fn kind_of(stat: &Statx) -> FileType {
     FileType::from_raw_mode(u32::from(stat.stx_mode))
-}
-
-/// What `rm -r` would leave standing is not taken away with the directory around it: nobody could delete it later.
-fn refuse_immutable(path: &Path, stat: &Statx) -> Result<(), Error> {
-    if stat.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
-        return Err(rustix::io::Errno::PERM).at(path);
-    }
-    Ok(())
 }

@@ -1,7 +1,7 @@
 //! Taking a transaction back: its steps in reverse, each compared with what the base has now (S12).
 //!
 //! What the transaction put into the base must still be there as it was put: the same inode, and no ctime later than the
-//! end of the transaction but for what later transactions of ours did. A directory that it brought is looked through.
+//! end of the transaction but for what our own work did since ([`super::traces`]). A directory that it brought is looked through.
 //! Where it took something away, the name must be free. Each difference is drift; the plan works all the same, for one who forces
 //! it: what others did is then moved aside with the new transaction.
 //!
@@ -14,9 +14,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Statx};
 
-use super::journal::{Decided, Interval, directory_of};
-use super::plan::{Change, ChangeKind, Plan, kind_of};
+use super::change::Change;
+use super::journal::{Decided, directory_of};
+use super::plan::{Plan, kind_of};
 use super::step::{Disk, Metadata, Place, Step};
+use super::traces::Traces;
+use crate::difference::ChangeKind;
 use crate::error::Error;
 use crate::seen::Identity;
 
@@ -26,8 +29,8 @@ pub(crate) struct Reversal<'a> {
     pub(crate) past: &'a Decided,
     /// When it was done, nanoseconds since 1970 by the clock of the file system.
     pub(crate) finished: i64,
-    /// When later transactions of ours changed the base.
-    pub(crate) later: &'a [Interval],
+    /// What our own work did to ctimes.
+    pub(crate) traces: &'a Traces,
     /// Number of the transaction that takes it back.
     pub(crate) transaction: u64,
 }
@@ -230,10 +233,9 @@ impl Planner<'_> {
 
     /// What goes away must be as the transaction left it.
     fn check(&mut self, real: &Place, path: &Path, stat: &Statx) -> Result<(), Error> {
-        let ctime = Identity::of(stat).ctime;
-        let is_ours = ctime <= self.reversal.finished
-            || self.reversal.later.iter().any(|(start, end)| (*start..=*end).contains(&ctime));
-        if !is_ours {
+        let Reversal { finished, traces, .. } = *self.reversal;
+        let is_ours = |ctime: i64| ctime <= finished || traces.covers(ctime, finished);
+        if !traces.same(stat.stx_ino, Identity::of(stat).ctime).any(is_ours) {
             self.plan.drift.insert(path.to_path_buf());
         }
         if is_directory(stat) {

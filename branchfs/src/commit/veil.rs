@@ -82,7 +82,8 @@ struct Weaver<'a> {
 
 impl Weaver<'_> {
     fn weave(&mut self) -> Result<(), Error> {
-        self.woven.paths.insert(PathBuf::new());
+        let root = PathBuf::new();
+        self.woven.paths.insert(root.clone());
         let keys = self.moves.keys().chain(self.attributes.keys());
         // Sorted paths have parents before children.
         for path in keys.cloned().collect::<BTreeSet<PathBuf>>() {
@@ -90,6 +91,12 @@ impl Weaver<'_> {
                 Some(origin) => self.put(&path, origin.as_ref())?,
                 None => self.directory(&path)?,
             }
+        }
+        // Who has no layer of its own yet sees the veil's root.
+        let base = Place::Base(root.clone());
+        if let Some(stat) = self.disk.stat(&base)? {
+            let from = (self.disk.tree(&base), root.as_path(), &stat);
+            copy_metadata(from, (&self.veil.tree, &root)).at(&root)?;
         }
         // Last: entries were made in them since.
         self.attributes.keys().try_for_each(|path| self.set_attributes(path))

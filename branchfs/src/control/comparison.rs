@@ -55,7 +55,7 @@ fn object(
     let aspects: Vec<&str> = difference.aspects.iter().map(|aspect| aspect.name()).collect();
     let mut value = json!({
         "path": path,
-        "change": difference.word.name(),
+        "change": difference.change,
         "kind": difference::kind_name(difference.kind()),
     });
     if let Some(from) = difference.from() {

@@ -9,13 +9,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
+use serde::{Deserialize, Serialize};
 
 use super::{Pair, Reader, Side};
 use crate::error::Error;
 
-/// How a path differs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Word {
+/// How a path differs, or changes with a transaction.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ChangeKind {
     /// It is new.
     Added,
     /// Its content, target or device number is another.
@@ -26,22 +28,8 @@ pub(crate) enum Word {
     Renamed,
     /// It is of another type.
     Type,
-    /// Only its attributes are others.
+    /// Only its attributes are others: mode, owner, extended attributes, times.
     Metadata,
-}
-
-impl Word {
-    /// The protocol's word.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Added => "added",
-            Self::Modified => "modified",
-            Self::Deleted => "deleted",
-            Self::Renamed => "renamed",
-            Self::Type => "type",
-            Self::Metadata => "metadata",
-        }
-    }
 }
 
 /// In what an object that is on both sides differs.
@@ -71,7 +59,7 @@ impl Aspect {
 /// One changed path.
 #[derive(Clone, Debug)]
 pub(crate) struct Difference {
-    pub(crate) word: Word,
+    pub(crate) change: ChangeKind,
     pub(crate) pair: Pair,
     /// Empty for what is only on one side.
     pub(crate) aspects: Vec<Aspect>,
@@ -85,8 +73,8 @@ impl Difference {
 
     /// Where a renamed object was.
     pub(crate) fn from(&self) -> Option<&Path> {
-        match (&self.pair.before, self.word) {
-            (Some(before), Word::Renamed) => Some(&before.path),
+        match (&self.pair.before, self.change) {
+            (Some(before), ChangeKind::Renamed) => Some(&before.path),
             _ => None,
         }
     }
@@ -106,24 +94,24 @@ pub(crate) fn compare(pairs: Vec<Pair>, reader: &mut Reader) -> Result<Vec<Diffe
             (Some(before), Some(after)) => aspects(before, after, reader)?,
             _ => Vec::new(),
         };
-        if let Some(word) = word(&pair, &aspects) {
-            differences.push(Difference { word, pair, aspects });
+        if let Some(change) = change_of(&pair, &aspects) {
+            differences.push(Difference { change, pair, aspects });
         }
     }
     Ok(differences)
 }
 
 /// `None` where nothing differs.
-fn word(pair: &Pair, aspects: &[Aspect]) -> Option<Word> {
+fn change_of(pair: &Pair, aspects: &[Aspect]) -> Option<ChangeKind> {
     match (&pair.before, &pair.after) {
-        (None, _) => Some(Word::Added),
-        (_, None) => Some(Word::Deleted),
+        (None, _) => Some(ChangeKind::Added),
+        (_, None) => Some(ChangeKind::Deleted),
         (Some(before), Some(after)) if before.path != after.path && !pair.keeps_name => {
-            Some(Word::Renamed)
+            Some(ChangeKind::Renamed)
         }
-        (Some(before), Some(after)) if before.kind() != after.kind() => Some(Word::Type),
-        _ if aspects.contains(&Aspect::Content) => Some(Word::Modified),
-        _ => (!aspects.is_empty()).then_some(Word::Metadata),
+        (Some(before), Some(after)) if before.kind() != after.kind() => Some(ChangeKind::Type),
+        _ if aspects.contains(&Aspect::Content) => Some(ChangeKind::Modified),
+        _ => (!aspects.is_empty()).then_some(ChangeKind::Metadata),
     }
 }
 
@@ -182,46 +170,74 @@ fn readable<T>(read: Result<T, Error>) -> Result<Option<T>, Error> {
 
 /// Joins removed and added objects that are one.
 fn rename(pairs: Vec<Pair>, reader: &mut Reader) -> Result<Vec<Pair>, Error> {
-    let (mut removed, mut added, mut rest) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-    for pair in pairs {
-        match (pair.before, pair.after) {
-            (Some(before), None) if !before.is_directory() => {
-                removed.insert(before.path.clone(), before);
+    let mut sorted = Sorted::of(pairs);
+    sorted.join(by_inode);
+    let digests = digests_of_equal_sizes(&sorted.removed, &sorted.added, reader)?;
+    sorted.join(|side| digests.get(&(side.layer.id, side.stat.ino)).copied());
+    Ok(sorted.into_pairs())
+}
+
+/// The same by inode number alone, which reads nothing.
+pub(crate) fn rename_by_inode(pairs: Vec<Pair>) -> Vec<Pair> {
+    let mut sorted = Sorted::of(pairs);
+    sorted.join(by_inode);
+    sorted.into_pairs()
+}
+
+fn by_inode(side: &Side) -> Option<(u32, u64)> {
+    Some((side.stat.mode & libc::S_IFMT, side.shown_ino()))
+}
+
+/// Pairs, as far as they may be parts of a rename by path.
+struct Sorted {
+    removed: BTreeMap<PathBuf, Side>,
+    added: BTreeMap<PathBuf, Side>,
+    rest: Vec<Pair>,
+}
+
+impl Sorted {
+    fn of(pairs: Vec<Pair>) -> Self {
+        let (mut removed, mut added, mut rest) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        for pair in pairs {
+            match (pair.before, pair.after) {
+                (Some(before), None) if !before.is_directory() => {
+                    removed.insert(before.path.clone(), before);
+                }
+                (None, Some(after)) if !after.is_directory() => {
+                    added.insert(after.path.clone(), after);
+                }
+                (before, after) => rest.push(Pair { before, after, keeps_name: pair.keeps_name }),
             }
-            (None, Some(after)) if !after.is_directory() => {
-                added.insert(after.path.clone(), after);
-            }
-            (before, after) => rest.push(Pair { before, after, keeps_name: pair.keeps_name }),
         }
+        Self { removed, added, rest }
     }
-    let by_inode = |side: &Side| Some((side.stat.mode & libc::S_IFMT, side.shown_ino()));
-    join(&mut removed, &mut added, &mut rest, by_inode);
 
-    let digests = digests_of_equal_sizes(&removed, &added, reader)?;
-    let by_content = |side: &Side| digests.get(&(side.layer.id, side.stat.ino)).copied();
-    join(&mut removed, &mut added, &mut rest, by_content);
+    fn join<K: Eq + std::hash::Hash>(&mut self, key: impl Fn(&Side) -> Option<K>) {
+        let joined = join(&mut self.removed, &mut self.added, key);
+        self.rest.extend(joined.into_iter().map(|(before, after)| Pair {
+            before: Some(before),
+            after: Some(after),
+            keeps_name: false,
+        }));
+    }
 
-    rest.extend(removed.into_values().map(|side| Pair {
-        before: Some(side),
-        after: None,
-        keeps_name: false,
-    }));
-    rest.extend(added.into_values().map(|side| Pair {
-        before: None,
-        after: Some(side),
-        keeps_name: false,
-    }));
-    rest.sort_by(|one, other| one.path().cmp(other.path()));
-    Ok(rest)
+    fn into_pairs(self) -> Vec<Pair> {
+        let pair = |before, after| Pair { before, after, keeps_name: false };
+        let mut pairs = self.rest;
+        pairs.extend(self.removed.into_values().map(|side| pair(Some(side), None)));
+        pairs.extend(self.added.into_values().map(|side| pair(None, Some(side))));
+        pairs.sort_by(|one, other| one.path().cmp(other.path()));
+        pairs
+    }
 }
 
 /// Takes out of `removed` and `added` what has the same key, and pairs it.
-fn join<K: Eq + std::hash::Hash>(
-    removed: &mut BTreeMap<PathBuf, Side>,
-    added: &mut BTreeMap<PathBuf, Side>,
-    pairs: &mut Vec<Pair>,
-    key: impl Fn(&Side) -> Option<K>,
-) {
+pub(crate) fn join<T, K: Eq + std::hash::Hash>(
+    removed: &mut BTreeMap<PathBuf, T>,
+    added: &mut BTreeMap<PathBuf, T>,
+    key: impl Fn(&T) -> Option<K>,
+) -> Vec<(T, T)> {
+    let mut pairs = Vec::new();
     let mut candidates: HashMap<K, Vec<PathBuf>> = HashMap::new();
     for (path, side) in removed.iter().rev() {
         if let Some(found) = key(side) {
@@ -239,13 +255,10 @@ fn join<K: Eq + std::hash::Hash>(
             let fits = |from: &PathBuf| !must_keep_name || from.file_name() == path.file_name();
             let Some(position) = known.iter().rposition(fits) else { continue };
             let from = known.remove(position);
-            pairs.push(Pair {
-                before: removed.remove(&from),
-                after: added.remove(&path),
-                keeps_name: false,
-            });
+            pairs.extend(removed.remove(&from).zip(added.remove(&path)));
         }
     }
+    pairs
 }
 
 type Digest = [u8; 20];

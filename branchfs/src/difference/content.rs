@@ -60,7 +60,7 @@ impl Reader {
         match self.trees.entry(side.layer.id) {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(free) => {
-                let root = rustix::io::dup(side.layer.tree.root()).at(&side.path)?;
+                let root = side.layer.tree.root().and_then(rustix::io::dup).at(&side.path)?;
                 Ok(free.insert(Tree::new(root)))
             }
         }

@@ -23,7 +23,7 @@ use std::path::Path;
 
 use rustix::fs::FileType;
 
-use super::compare::Word;
+use super::compare::ChangeKind;
 use super::{Aspect, Difference, Reader, Side, content};
 use crate::error::{Context, Error};
 use quote::quoted;
@@ -179,7 +179,7 @@ fn remarks(difference: &Difference, later: &[Difference]) -> Vec<String> {
         }
     }
     let special = |side: &Option<Side>| side.as_ref().map_or(0, |side| side.mode() & SPECIAL_BITS);
-    if difference.word != Word::Deleted
+    if difference.change != ChangeKind::Deleted
         && !is_directory(after)
         && after.as_ref().is_some_and(|side| side.kind() == FileType::RegularFile)
         && special(before) != special(after)

@@ -78,7 +78,10 @@ impl<'s> Stack<'s> {
         let piece = |layer| Piece { layer, path: PathBuf::new() };
         Directory {
             path: PathBuf::new(),
-            pieces: (first..self.layers.len()).map(piece).collect(),
+            pieces: (first..self.layers.len())
+                .filter(|layer| self.layers[*layer].is_made())
+                .map(piece)
+                .collect(),
             below: self.below.map(|below| Box::new(below.root())),
         }
     }

@@ -302,7 +302,7 @@ fn open_origin(base: &OwnedFd, origin: &[u8]) -> Result<OwnedFd> {
 pub(crate) fn seen(
     directory: &Path,
     base: &Path,
-    forked: i64,
+    is_as_forked: IsAsForked<'_>,
 ) -> std::result::Result<BTreeMap<PathBuf, Expected>, Error> {
     let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
     let below = Tree::open_root(base).at(base)?;
@@ -310,7 +310,7 @@ pub(crate) fn seen(
     let mut seen = BTreeMap::new();
     let walked = walk(&upper, &mut |object| {
         if let Some(origin) = mark(&upper, &object.path, ORIGIN_XATTR)? {
-            let expected = expect(&open_origin(&opened, &origin), object, &below, forked)?;
+            let expected = expect(&open_origin(&opened, &origin), object, &below, is_as_forked)?;
             if let Some(expected) = expected {
                 seen.insert(object.below.clone(), expected);
             }
@@ -321,13 +321,16 @@ pub(crate) fn seen(
     Ok(seen)
 }
 
+/// Whether an object of the base is as it was at the fork, as far as its ctime tells.
+pub(crate) type IsAsForked<'f> = &'f dyn Fn(&Identity) -> bool;
+
 /// What the path below must be, given what was copied up. `None`: it was renamed inside the branch, and its old name is
 /// gone there, which is checked by itself.
 fn expect(
     origin: &Result<OwnedFd>,
     object: &Object,
     base: &Tree,
-    forked: i64,
+    is_as_forked: IsAsForked<'_>,
 ) -> Result<Option<Expected>> {
     let never = Identity { kind: 0, ino: 0, size: 0, mtime: 0, ctime: 0 };
     let origin = match origin {
@@ -344,7 +347,7 @@ fn expect(
     let is_same = now.is_some_and(|now| now.ino == origin.ino);
     Ok(if object.kind == FileType::Directory {
         Some(Expected::Present(if is_same { origin } else { never }))
-    } else if origin.ctime > forked {
+    } else if !is_as_forked(&origin) {
         Some(Expected::Present(never))
     } else {
         is_same.then_some(Expected::Present(origin))
@@ -356,10 +359,10 @@ fn expect(
 pub(crate) fn make_plain(
     directory: &Path,
     base: &Path,
-    forked: i64,
+    is_as_forked: IsAsForked<'_>,
     layer: &Layer,
 ) -> std::result::Result<(), Error> {
-    for (path, expected) in seen(directory, base, forked)? {
+    for (path, expected) in seen(directory, base, is_as_forked)? {
         layer.saw(&path, expected).at(directory)?;
     }
     let upper = Tree::open_root(&directory.join("upper")).at(directory)?;

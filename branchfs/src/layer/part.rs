@@ -28,11 +28,7 @@ impl Part {
         if let Some(tree) = self.tree.get() {
             return Ok(tree);
         }
-        let made = match DirBuilder::new().mode(0o700).create(&self.path) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-            other => other.and_then(|()| give_as_layer(&self.path)),
-        };
-        made.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        make_directory(&self.path)?;
         let tree = Tree::open_root(&self.path)?;
         Ok(self.tree.get_or_init(|| tree))
     }
@@ -44,6 +40,15 @@ impl Part {
         }
         self.tree()?.list(Path::new(""))
     }
+}
+
+/// Makes a directory of a layer's; it may be there.
+pub(super) fn make_directory(path: &Path) -> Result<()> {
+    let made = match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        other => other.and_then(|()| give_as_layer(path)),
+    };
+    made.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 /// Gives something in a layer's directory to the owner of that.

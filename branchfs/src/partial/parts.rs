@@ -25,6 +25,11 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
+    /// The table of a new layer.
+    pub(crate) fn none(layer: &Path) -> Self {
+        Self { directory: layer.join("partial"), known: Mutex::default() }
+    }
+
     /// Reads the table of the layer in `layer`.
     pub(crate) fn open(layer: &Path) -> std::result::Result<Self, Error> {
         let directory = layer.join("partial");

@@ -27,7 +27,8 @@ impl View {
                 let at = self.locate(index)?;
                 let stat = at.layer.tree.stat(&at.path)?;
                 let mut found = attributes(&stat, &at.layer);
-                if usize::from(*upper) + lowers.len() > 1 {
+                // A branch's root as well, before and after the first change.
+                if usize::from(*upper) + lowers.len() > 1 || self.is_branch_root(index) {
                     found.nlink = 1;
                 }
                 if let Some(lowest) = lowers.last() {
@@ -43,6 +44,10 @@ impl View {
             }
             _ => self.orphan_attributes(index),
         }
+    }
+
+    fn is_branch_root(&self, index: Index) -> bool {
+        index == super::ROOT && self.layers.len() > 1
     }
 
     fn orphan_attributes(&self, index: Index) -> Result<Attributes> {

@@ -13,7 +13,7 @@ use rustix::fs::{FileType, Gid, Mode, OFlags, RenameFlags, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use super::accounts::{self, Copying};
-use super::{At, Index, Place, View};
+use super::{At, Index, Place, ROOT, View};
 use crate::layer::{self, Layer, LayerId, Scratch, copy_content, copy_metadata, identity};
 use crate::overlay;
 use crate::seen::Expected;
@@ -33,6 +33,7 @@ impl View {
     pub(crate) fn copy_up(&mut self, index: Index, content: Content) -> Result<()> {
         match &self.nodes.get(index)?.place {
             Place::Upper | Place::Directory { upper: true, .. } => Ok(()),
+            Place::Directory { upper: false, .. } if index == ROOT => self.make_layer(),
             Place::Directory { upper: false, .. } => self.copy_up_directory(index),
             Place::Lower(_) if self.nodes.get(index)?.names.is_empty() => {
                 self.copy_up_orphan(index)
@@ -40,6 +41,19 @@ impl View {
             Place::Lower(_) => self.copy_up_object(index, content),
             Place::Orphan => Ok(()), // changed through its descriptor
         }
+    }
+
+    /// Makes sure that the top layer is on disk.
+    pub(crate) fn make_layer(&mut self) -> Result<()> {
+        let Place::Directory { upper: false, lowers } = &self.nodes.get(ROOT)?.place else {
+            return Ok(());
+        };
+        let below = lowers.first().ok_or(Errno::NOENT)?;
+        self.layers[0].make(&below.layer.tree)?;
+        if let Place::Directory { upper, .. } = &mut self.nodes.get_mut(ROOT)?.place {
+            *upper = true;
+        }
+        Ok(())
     }
 
     fn copy_up_directory(&mut self, index: Index) -> Result<()> {
@@ -161,7 +175,7 @@ impl View {
         for layer in &self.layers {
             lacks |= layer.lacks_names()?;
         }
-        let mut pending = if lacks { vec![super::ROOT] } else { Vec::new() };
+        let mut pending = if lacks { vec![ROOT] } else { Vec::new() };
         while let Some(directory) = pending.pop() {
             for entry in self.list(directory)? {
                 if let Some((index, _)) = self.lookup(directory, &entry.name)? {
@@ -194,6 +208,7 @@ impl View {
         let Some(file) = self.open_file_of(index) else {
             return Err(Errno::NOENT);
         };
+        self.make_layer()?;
         let top = self.top();
         let stat = rustix::fs::fstat(&file)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 
+use super::traces::Unlinker;
 use crate::filesystem::{Filesystem, Mounted};
 use crate::tree::Tree;
 
 /// Something to do.
 enum Job {
     /// Delete what is in these directories.
-    Empty(Vec<PathBuf>),
+    Empty(Vec<PathBuf>, Unlinker),
     /// Tell the kernel that this branch's answers are outdated; then close its files.
     Invalidate(Arc<Filesystem>, Arc<Mounted>),
 }
@@ -19,11 +20,11 @@ enum Job {
 impl Job {
     fn run(self) {
         match self {
-            Self::Empty(directories) => {
+            Self::Empty(directories, unlinker) => {
                 for tree in directories.iter().flat_map(|path| Tree::open_root(path)) {
                     for entry in tree.list(Path::new("")).unwrap_or_default() {
                         // What cannot be deleted is tried again the next time.
-                        let _ = tree.remove_all(Path::new(&entry.name));
+                        let _ = unlinker.remove(&tree, Path::new(&entry.name));
                     }
                 }
             }
@@ -39,9 +40,9 @@ pub(super) struct Background {
 }
 
 impl Background {
-    pub(super) fn empty(&self, directories: Vec<PathBuf>) {
+    pub(super) fn empty(&self, directories: Vec<PathBuf>, unlinker: Unlinker) {
         // Without a thread it is left for the next mount.
-        let _ = self.send(Job::Empty(directories));
+        let _ = self.send(Job::Empty(directories, unlinker));
     }
 
     pub(super) fn invalidate(&self, filesystem: &Arc<Filesystem>, mounted: Arc<Mounted>) {

@@ -1,6 +1,6 @@
 //! The table of open branches, found by number, by name and by parent: no verb looks through all of them for one.
 //!
-//! One of them may be held, by the commit that is under way: nobody forks or ends it meanwhile.
+//! Some of them may be held, by verbs that take their time: nobody forks or ends those meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::{Deref, DerefMut};
@@ -14,7 +14,7 @@ pub(super) struct Branches {
     /// Names and parents never change.
     by_name: HashMap<String, BranchId>,
     children: HashMap<BranchId, BTreeSet<BranchId>>,
-    held: Option<BranchId>,
+    held: BTreeSet<BranchId>,
 }
 
 impl Branches {
@@ -40,20 +40,24 @@ impl Branches {
         self.by_id.get(self.by_name.get(name)?)
     }
 
-    /// Holds a branch, or lets go of the one that is held.
-    pub(super) fn hold(&mut self, id: Option<BranchId>) {
-        self.held = id;
+    pub(super) fn hold(&mut self, id: BranchId) {
+        self.held.insert(id);
+    }
+
+    pub(super) fn let_go(&mut self, id: BranchId) {
+        self.held.remove(&id);
     }
 
     /// Whether this branch, or one below it, is held.
     pub(super) fn holds(&self, id: BranchId) -> bool {
         let above = |below: &BranchId| self.by_id.get(below).map(|branch| branch.record.parent);
-        std::iter::successors(self.held, above).any(|found| found == id)
+        let lineage = |held: &BranchId| std::iter::successors(Some(*held), above);
+        self.held.iter().flat_map(lineage).any(|found| found == id)
     }
 
-    /// Whether it is this branch that is held.
+    /// Whether this branch itself is held.
     pub(super) fn is_held(&self, id: BranchId) -> bool {
-        self.held == Some(id)
+        self.held.contains(&id)
     }
 
     /// Those forked from this branch, stale ones too.

@@ -1,6 +1,6 @@
 //! Committing a branch: into the base through [`crate::commit`], into a parent branch by stacking its layers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use super::branches::Branches;
 use super::nested::Work;
+use super::records::{Absorbed, Line};
 use super::{
-    Absorbed, Branch, BranchId, Committed, MAIN_BRANCH, Policy, Selector, Workspace, below, now,
+    Branch, BranchId, Committed, MAIN_BRANCH, Policy, Selector, Workspace, below, children_of, now,
 };
 use crate::commit::{self, Decided, Disk, Header, Kind, Plan, Prepared, Request, VERSION, Woven};
 use crate::driver::{self, Completion};
@@ -81,7 +82,9 @@ impl Workspace {
     ) -> Result<Committed, Error> {
         let _frozen = if options.dry_run { None } else { self.await_writers(selector)? };
         let _turn = self.take_turn();
-        let held = self.hold(selector)?;
+        let held = self
+            .hold(selector, may_be_committed)?
+            .ok_or_else(|| Error::Usage("main has no parent to commit to".to_owned()))?;
         let branch = &held.branch;
         let (id, parent) = (branch.record.id, branch.record.parent);
         if parent != MAIN_BRANCH && (options.skip || !options.selection.is_all()) {
@@ -97,6 +100,8 @@ impl Workspace {
             ));
         }
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
+        // A commit of nothing is one too: what follows knows no branch without a layer.
+        mounted.lock().make_layer().at(&self.base_path)?;
         if options.dry_run && parent != MAIN_BRANCH {
             let above = self.parent_of(branch)?;
             let (ours, theirs) = (Work::of(branch)?, Work::since(&above, branch)?);
@@ -187,14 +192,20 @@ impl Workspace {
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
         mounted.lock().join_all_links().at(&self.base_path)?;
         let mut seen = BTreeMap::new();
+        let mut origins = HashMap::new();
         for layer in branch.record.layers.iter().rev() {
             let log = self.layer_path(*layer).join("writes");
-            for (path, expected) in WriteSet::load(&log).at(&log)?.seen {
+            let loaded = WriteSet::load(&log).at(&log)?;
+            for (path, expected) in loaded.seen {
                 seen.entry(path).or_insert(expected);
             }
+            if !self.is_elsewhere() {
+                origins.extend(loaded.origins); // copies that are staged have other numbers
+            }
         }
-        self.seen_by_kernel(branch, &mut seen)?;
         let disk = self.disk()?;
+        let traces = self.traces(&disk)?;
+        self.seen_by_kernel(branch, &traces, &mut seen)?;
         let layers = branch
             .record
             .layers
@@ -210,7 +221,8 @@ impl Workspace {
             by_kernel: self.is_by_kernel(branch),
             veils: self.veils_of(&branch.record),
             selection,
-            own: self.own_intervals(&disk)?,
+            traces,
+            origins,
         };
         commit::plan(&disk, &request)
     }
@@ -222,6 +234,8 @@ impl Workspace {
         let branch = Selector::Name(name.to_owned())
             .find(&branches)?
             .ok_or_else(|| Error::NotFound(name.to_owned()))?;
+        let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
+        mounted.lock().make_layer().at(&self.base_path)?;
         self.stage(branch.record.id, &branch.record)?.hand_over();
         let plan = self.plan(branch, Selection::default())?;
         Ok((self.disk()?, commit_header(branch, &plan), plan))
@@ -356,6 +370,8 @@ impl Workspace {
             Err(error) => {
                 drop(gate);
                 if !matches!(error, Error::Corrupt(_)) {
+                    // Without the note a later undo may be refused that need not be.
+                    let _ = self.note_taken_back(disk, &decided);
                     self.drop_journal(number); // all is taken back: the entry holds nothing of the base
                 }
                 Err(error)
@@ -380,19 +396,15 @@ impl Workspace {
         if let Kind::Commit { branch } = header.kind {
             self.retire_committed(&mut branches, branch)?;
         }
-        // One sync for all: what the records say is on disk before any of them is there.
         let concerned = header.stale.iter().chain(&header.observers).chain(&header.unveiled);
-        let drafts = self.draft_records(&branches, concerned)?;
+        self.append_records(&branches, concerned)?;
         drop(branches);
+        // Together with the base, where they are on one file system. The journal forgets why only after it.
         let synced = Decided::sync(disk);
-        if self.is_elsewhere() && !drafts.0.is_empty() {
-            self.sync_store()?;
+        if self.is_elsewhere() {
+            self.records.sync()?;
         }
-        let branches = self.lock();
-        self.put_records(&branches, drafts)?;
-        self.drop_lifted(&branches, header)?;
-        drop(branches);
-        self.sync_records_elsewhere()?;
+        self.drop_lifted(&self.lock(), header)?;
         self.keep(disk, &decided, self.oldest_fork())?;
         self.tell_stale(&self.lock(), &header.stale);
         self.filesystem.invalidate_main();
@@ -461,6 +473,9 @@ impl Workspace {
         let (ours, theirs) = (Work::of(child)?, Work::since(above, child)?);
         self.refuse_nested(child, (&ours, &theirs), options)?;
         ours.take_attributes(&theirs)?;
+        let mounted = self.filesystem.mounted(above.slot).at(&self.base_path)?;
+        mounted.lock().make_layer().at(&self.base_path)?; // only the top layer of a branch may be missing
+        drop(mounted);
         let branches = self.lock();
         self.leave_to_fuse(above)?; // the kernel cannot mount what several layers make up
         drop(branches);
@@ -481,8 +496,7 @@ impl Workspace {
         let mut record = above.record.clone();
         record.layers = child.record.layers.iter().chain(&record.layers).copied().collect();
         record.absorbed = Some(Absorbed { child: id, stale: stale.clone() });
-        self.write_record(&record)?;
-        self.sync_records()?;
+        self.write_records([&record])?;
         let slot = above.slot;
         let gate = self.filesystem.close_gate();
         self.settle_stale(&mut branches, &stale);
@@ -501,20 +515,24 @@ impl Workspace {
             child.record.layers.clear(); // they are the parent's now
             self.retire_branch(&branches, &child)?;
         }
-        let drafts = self.draft_records(&branches, stale.iter())?;
-        if !drafts.0.is_empty() {
-            drop(branches);
-            self.sync_store()?;
-            branches = self.lock();
-        }
-        self.put_records(&branches, drafts)?;
+        // Lines become durable in their order: what is absorbed is settled when the last of these is.
         if let Some(above) = branches.get_mut(&parent) {
             above.record.absorbed = None;
-            self.write_record(&above.record)?;
         }
+        self.append_records(&branches, stale.iter().chain([&parent]))?;
         self.filesystem.invalidate_outdated(slot, &outdated);
         self.tell_stale(&branches, &stale);
         Ok(Committed { changes: ours.changes, stale: names })
+    }
+
+    /// Writes the records of those of the branches that there are. They are not synced.
+    fn append_records<'i>(
+        &self,
+        branches: &Branches,
+        ids: impl Iterator<Item = &'i BranchId>,
+    ) -> Result<(), Error> {
+        let found = ids.filter_map(|id| branches.get(id));
+        self.records.append(&found.map(|branch| Line::of(&branch.record)).collect::<Vec<_>>())
     }
 
     /// Under the gate: from the next request on these branches answer ESTALE, and freeze nobody any more.
@@ -537,6 +555,18 @@ impl Workspace {
             }
         }
     }
+}
+
+fn may_be_committed(branches: &Branches, branch: &Branch) -> Result<(), Error> {
+    let name = &branch.record.name;
+    if branch.record.is_stale {
+        return Err(too_late(name));
+    }
+    let children = children_of(branches, branch.record.id);
+    if children.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Frozen { name: name.clone(), children: children.join(", ") })
 }
 
 fn names_of(branches: &Branches, ids: &[BranchId]) -> Vec<String> {

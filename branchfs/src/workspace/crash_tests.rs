@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Policy, Selector, Settings, Workspace};
+use super::{CommitOptions, Policy, Selector, Settings, Workspace};
 use crate::layer::{Layer, LayerId};
 use crate::overlay::Namespace;
 use crate::seen::{Expected, Read};
@@ -27,6 +27,7 @@ impl Store {
         let workspace = store.open();
         for name in ["synced", "fresh"] {
             let id = workspace.create(name, &Selector::Id(0)).unwrap().id;
+            workspace.make_layer_for_tests(id);
             fs::write(store.layer(id).join("upper/file"), name).unwrap();
         }
         store
@@ -45,6 +46,11 @@ impl Store {
 
     fn path(&self, below: &str) -> PathBuf {
         self.base().join(".branching").join(below)
+    }
+
+    /// The log of records.
+    fn log(&self) -> PathBuf {
+        self.path("branches/log")
     }
 
     fn layer(&self, id: u64) -> PathBuf {
@@ -81,6 +87,12 @@ impl Store {
     }
 }
 
+/// How much of a log of records is before the first line of this branch: what was there when the others were synced.
+fn before(log: &[u8], id: u64) -> usize {
+    let (log, begin) = (std::str::from_utf8(log).unwrap(), format!("{{\"id\":{id},"));
+    log.split_inclusive('\n').take_while(|line| !line.starts_with(&begin)).map(str::len).sum()
+}
+
 /// What a disk may leave of a file that was not synced.
 fn torn(content: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
     (0..=content.len()).flat_map(|length| {
@@ -98,66 +110,85 @@ fn whatever_a_loss_of_power_leaves_of_files_that_were_not_synced_can_be_mounted(
     let nothing = Path::new("file");
     let layer = Layer::open(LayerId(fresh), &store.layer(fresh), Namespace::Trusted, false);
     let mut layer = layer.unwrap();
-    layer.record_reads(&store.layer(fresh).join("reads")).unwrap();
+    layer.record_reads().unwrap();
     layer.saw(nothing, Expected::Absent).unwrap();
     layer.note_read(nothing, Read::Missing).unwrap();
     let unsynced = [
         "format".to_owned(),
         ".gitignore".to_owned(),
         "lock".to_owned(),
-        format!("branches/{fresh}.json"),
+        "branches/log".to_owned(),
         format!("layers/{fresh}/writes"),
         format!("layers/{fresh}/reads"),
     ];
     let mut all = Vec::new();
     for path in &unsynced {
         let content = fs::read(store.path(path)).unwrap();
+        let synced = if path == "branches/log" { before(&content, fresh) } else { 0 };
+        let (synced, content) = content.split_at(synced);
         // Short files at every byte, records at every third.
         let step = if content.len() > 64 { 7 } else { 2 };
-        for (number, left) in torn(&content).enumerate().step_by(step) {
+        for (number, left) in torn(content).enumerate().step_by(step) {
             let copy = store.copy();
-            fs::write(copy.path(path), &left).unwrap();
+            fs::write(copy.path(path), [synced, &left].concat()).unwrap();
             copy.check(ids, true, &format!("{path}, state {number}"));
         }
-        all.push((path, content));
+        all.push((path, synced.to_vec(), content.to_vec()));
     }
     for keep in [0, 1, 2] {
         let copy = store.copy();
-        for (path, content) in &all {
-            fs::write(copy.path(path), &content[..content.len() * keep / 3]).unwrap();
+        for (path, synced, content) in &all {
+            let left = &content[..content.len() * keep / 3];
+            fs::write(copy.path(path), [synced, left].concat()).unwrap();
         }
         copy.check(ids, true, &format!("{keep} thirds of all of them"));
     }
 }
 
 #[test]
-fn a_create_that_was_cut_anywhere_is_whole_or_nothing() {
+fn a_create_and_a_first_change_that_were_cut_anywhere_are_whole_or_nothing() {
     let store = Store::new();
     let (synced, fresh) = store.ids();
     fs::remove_file(store.layer(fresh).join("upper/file")).unwrap();
-    // From its end to its beginning: what was made last is lost first.
-    let made = [
-        "rename branches/ID.json branches/ID.new",
-        "empty branches/ID.new",
-        "remove branches/ID.new",
-        "remove layers/ID/reads",
-        "remove layers/ID/upper",
-        "remove layers/ID",
-    ];
-    for lost in 0..=made.len() {
-        let copy = store.copy();
-        for step in &made[..lost] {
-            let step = step.replace("ID", &fresh.to_string());
-            let words: Vec<&str> = step.split(' ').collect();
-            let path = copy.path(words[1]);
-            match words[0] {
-                "rename" => fs::rename(&path, copy.path(words[2])).unwrap(),
-                "empty" => fs::write(&path, "").unwrap(),
-                _ if path.is_dir() => fs::remove_dir(&path).unwrap(),
-                _ => fs::remove_file(&path).unwrap(),
+    let log = fs::read(store.log()).unwrap();
+    let (begins, ends) = (before(&log, fresh), log.len());
+    let made = ends - "{\"made\":}\n".len() - fresh.to_string().len();
+    // From its end to its beginning: of directories what was made last is lost first, and lines are lost apart from them.
+    let directories = ["", "rename upper upper.new", "remove upper.new", "remove reads", "remove "];
+    for (number, length) in (begins..=ends).enumerate() {
+        // Each byte of a line is as good as another.
+        if number % 11 != 0 && ![made, made + 1, ends].contains(&length) {
+            continue;
+        }
+        for lost in 0..directories.len() {
+            let is_announced = length == ends;
+            if is_announced && (1..directories.len() - 1).contains(&lost) {
+                continue; // a layer is announced after it is there, and goes whole
+            }
+            let copy = store.copy();
+            fs::write(copy.log(), &log[..length]).unwrap();
+            for step in &directories[1..=lost] {
+                let (verb, names) = step.split_once(' ').unwrap();
+                let mut names = names.split(' ').map(|name| copy.layer(fresh).join(name));
+                let path = names.next().unwrap();
+                match verb {
+                    "rename" => fs::rename(&path, names.next().unwrap()).unwrap(),
+                    _ if path.is_dir() => fs::remove_dir(&path).unwrap(),
+                    _ => fs::remove_file(&path).unwrap(),
+                }
+            }
+            let when = format!("{length} bytes of {ends}, {lost} steps are lost");
+            copy.check((synced, fresh), false, &when);
+            // What there is can be changed and committed.
+            let workspace = copy.open();
+            let branch = Selector::Name("fresh".to_owned());
+            let is_there = workspace.list().unwrap().iter().any(|branch| branch.name == "fresh");
+            assert_eq!(is_there, length >= made && !(is_announced && lost > 0), "{when}");
+            if is_there {
+                workspace.make_layer_for_tests(fresh);
+                workspace.commit(&branch, &CommitOptions::default()).expect(&when);
             }
         }
-        copy.check((synced, fresh), false, &format!("the last {lost} steps are lost"));
     }
 }
 
@@ -165,10 +196,14 @@ fn a_create_that_was_cut_anywhere_is_whole_or_nothing() {
 fn a_parent_that_was_lost_takes_its_children_along_and_nothing_written_is_thrown_away() {
     let store = Store::new();
     let (synced, fresh) = store.ids();
-    let child = store.open().create("child", &Selector::Id(fresh)).unwrap().id;
+    let workspace = store.open();
+    let child = workspace.create("child", &Selector::Id(fresh)).unwrap().id;
+    workspace.make_layer_for_tests(child);
+    drop(workspace);
     fs::write(store.layer(child).join("upper/file"), "child").unwrap();
-    fs::write(store.path("branches").join(format!("{fresh}.json")), "").unwrap();
-    store.check((synced, fresh), true, "the parent's record is empty");
+    let log = fs::read(store.log()).unwrap();
+    fs::write(store.log(), &log[..before(&log, fresh)]).unwrap();
+    store.check((synced, fresh), true, "the log ends before the parent");
     let lost = store.path("lost").join(child.to_string());
     assert_eq!(fs::read_to_string(lost.join("upper/file")).unwrap(), "child");
     let workspace = store.open();
@@ -181,22 +216,53 @@ fn a_parent_that_was_lost_takes_its_children_along_and_nothing_written_is_thrown
 fn an_abort_that_was_cut_anywhere_has_happened_or_not() {
     let store = Store::new();
     let (synced, fresh) = store.ids();
-    let record = format!("branches/{fresh}.json");
     for (when, leaves_record, leaves_layer) in [
         ("nothing is lost", false, false),
         ("the layer is not in the trash", false, true),
+        ("the line is lost, as it was not synced", true, false),
         ("nothing happened", true, true),
     ] {
         let copy = store.copy();
         if !leaves_record {
-            fs::remove_file(copy.path(&record)).unwrap();
+            let mut log = fs::read(copy.log()).unwrap();
+            log.extend(format!("{{\"gone\":{fresh}}}\n").into_bytes());
+            fs::write(copy.log(), log).unwrap();
         }
         if !leaves_layer {
             fs::rename(copy.layer(fresh), copy.path("trash/layer")).unwrap();
         }
-        copy.check((synced, fresh), leaves_record, when);
-        assert_eq!(copy.layer(fresh).exists(), leaves_record, "{when}");
+        let is_there = leaves_record && leaves_layer;
+        copy.check((synced, fresh), is_there, when);
+        assert_eq!(copy.layer(fresh).exists(), is_there, "{when}");
     }
+}
+
+#[test]
+fn a_log_that_is_damaged_in_another_way_refuses_the_mount() {
+    let store = Store::new();
+    for damage in ["x", "\n", "{\"id\":1}\n"] {
+        let copy = store.copy();
+        let log = fs::read(copy.log()).unwrap();
+        fs::write(copy.log(), [damage.as_bytes(), &log].concat()).unwrap();
+        let refused = Workspace::open(&copy.base(), None, SETTINGS).err().unwrap();
+        assert!(refused.to_string().contains("branches/log, line 1"), "{refused}");
+    }
+}
+
+#[test]
+fn the_log_is_written_anew_without_what_is_over() {
+    let store = Store::new();
+    let workspace = store.open();
+    let before = fs::metadata(store.log()).unwrap().len();
+    for number in 0..50 {
+        workspace.create(&format!("short{number}"), &Selector::Id(0)).unwrap();
+        workspace.abort(&Selector::Name(format!("short{number}"))).unwrap();
+    }
+    drop(workspace);
+    assert!(fs::metadata(store.log()).unwrap().len() > 2 * before);
+    let ids = store.ids();
+    assert_eq!(fs::metadata(store.log()).unwrap().len(), before);
+    store.check(ids, true, "after it");
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! Comparing a branch with its parent as it was at the fork.
 
-use super::branches::Branches;
 use super::{Selector, Workspace};
 use crate::difference::{Moves, Pair, walk};
 use crate::error::{Context, Error};
@@ -12,10 +11,10 @@ impl Workspace {
     /// # Errors
     /// `Usage` for main, `NotFound`, `Io`.
     pub(crate) fn compare(&self, selector: &Selector, moves: Moves) -> Result<Vec<Pair>, Error> {
-        let branches = self.lock_unheld(selector, Branches::is_held)?;
-        let branch = selector
-            .find(&branches)?
+        let held = self
+            .hold(selector, |_, _| Ok(()))?
             .ok_or_else(|| Error::Usage("main has no parent to compare with".to_owned()))?;
+        let branch = &held.branch;
         self.driver().settle(branch.record.id)?;
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
         let mut view = mounted.lock();

@@ -16,8 +16,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, Statx, StatxFlags, XattrFlags};
 
+use super::records::{Record, Records};
 use super::store::give;
-use super::{BranchId, Record, Workspace};
+use super::{BranchId, Workspace};
 use crate::error::{Context, Error};
 use crate::layer::{copy_content, copy_metadata};
 use crate::overlay::is_private_xattr;
@@ -72,8 +73,7 @@ impl Places {
         if !self.is_elsewhere() {
             return Ok(());
         }
-        let branches = self.home.join("branches");
-        if fs::read_dir(&branches).at(&branches)?.next().is_some() {
+        if Records::keeps_any(&self.home)? {
             return Err(Error::Unsupported(format!(
                 "the base keeps branches in {}: mount it without --store, and commit or abort them first",
                 self.home.display()
@@ -169,12 +169,6 @@ impl Workspace {
         for layer in layers {
             self.throw_away(&self.home_layer_path(*layer), "staged");
         }
-    }
-
-    /// Makes what changed in the records durable before the journal forgets why. On one file system the order of renames
-    /// does that.
-    pub(super) fn sync_records_elsewhere(&self) -> Result<(), Error> {
-        if self.is_elsewhere() { self.sync_records() } else { Ok(()) }
     }
 
     /// Makes all of the store durable.

@@ -1,11 +1,10 @@
-//! A branch that a commit is working on: planning, copying and syncing take their time, and other branches go on
-//! meanwhile. Who wants to fork or end this one, or one above it, waits.
+//! A branch that a verb is working on which takes its time: a commit plans, copies and syncs, a comparison walks. Other
+//! branches go on meanwhile. Who wants to fork, commit or end this one, or end one above it, waits.
 
 use std::sync::{MutexGuard, PoisonError};
 
 use super::branches::Branches;
-use super::commits::too_late;
-use super::{Branch, BranchId, Selector, Workspace, children_of};
+use super::{Branch, BranchId, Selector, Workspace};
 use crate::error::Error;
 
 /// As long as it lives, the branch stays open, without children, and its layers are nobody else's.
@@ -16,7 +15,7 @@ pub(super) struct Held<'w> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.workspace.lock().hold(None);
+        self.workspace.lock().let_go(self.branch.record.id);
         self.workspace.let_go.notify_all();
     }
 }
@@ -27,30 +26,23 @@ impl Workspace {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner) // it guards nothing that could be half-done
     }
 
-    /// Holds a branch that can be committed. Only whose turn it is may do that.
+    /// Holds a branch, as soon as nobody else does; `None` for main.
     ///
     /// # Errors
-    /// `Usage` for main, `NotFound`, `Conflict` for a stale branch, `Frozen`.
-    pub(super) fn hold(&self, selector: &Selector) -> Result<Held<'_>, Error> {
-        let mut branches = self.lock();
-        let branch = selector
-            .find(&branches)?
-            .ok_or_else(|| Error::Usage("main has no parent to commit to".to_owned()))?
-            .clone();
-        let name = &branch.record.name;
-        if branch.record.is_stale {
-            return Err(too_late(name));
-        }
-        let children = children_of(&branches, branch.record.id);
-        if !children.is_empty() {
-            let children = children.join(", ");
-            return Err(Error::Frozen { name: name.clone(), children });
-        }
-        branches.hold(Some(branch.record.id));
-        Ok(Held { workspace: self, branch })
+    /// `NotFound`, and what `check` finds against it.
+    pub(super) fn hold(
+        &self,
+        selector: &Selector,
+        check: impl FnOnce(&Branches, &Branch) -> Result<(), Error>,
+    ) -> Result<Option<Held<'_>>, Error> {
+        let mut branches = self.lock_unheld(selector, Branches::is_held)?;
+        let Some(branch) = selector.find(&branches)?.cloned() else { return Ok(None) };
+        check(&branches, &branch)?;
+        branches.hold(branch.record.id);
+        Ok(Some(Held { workspace: self, branch }))
     }
 
-    /// The table, as soon as no commit is under way that `is_concerned` with the branch. Main is never held.
+    /// The table, as soon as the branch is not held any more in the way that `is_concerned` says. Main is never held.
     pub(super) fn lock_unheld(
         &self,
         selector: &Selector,

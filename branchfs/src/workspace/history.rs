@@ -5,14 +5,10 @@
 //! under the gate, rolled forward or back after a crash.
 
 use std::fs;
-use std::path::PathBuf;
 
 use super::branches::Branches;
-use super::store::{give, write_private};
 use super::{BranchId, Committed, HISTORY_BYTES_MAX, Record, Workspace, now};
-use crate::commit::{
-    self, Decided, Disk, Header, Interval, Kind, Outline, Past, Reversal, VERSION,
-};
+use crate::commit::{self, Decided, Disk, Header, Kind, Outline, Past, Reversal, VERSION};
 use crate::error::{Context, Error};
 
 /// A commit of the history as it is reported.
@@ -106,12 +102,10 @@ impl Workspace {
             Err(Error::Frozen { name: "main".to_owned(), children: names.join(", ") })
         };
         audience(&self.lock())?;
-        let later = intervals(&history, finished);
+        let traces = self.traces(&disk)?;
         let transaction = self.next_number();
-        let plan = commit::reverse(
-            &disk,
-            &Reversal { past: decided, finished, later: &later, transaction },
-        )?;
+        let reversal = Reversal { past: decided, finished, traces: &traces, transaction };
+        let plan = commit::reverse(&disk, &reversal)?;
         if !plan.drift.is_empty() && !force {
             let word = if towards == Towards::Past { "undone" } else { "done again" };
             let name = &past.commit.header.name;
@@ -142,9 +136,9 @@ impl Workspace {
         let history = commit::history(&disk)?;
         let past = history.last().ok_or(Error::NothingKept("undo"))?;
         let transaction = self.next_number();
-        let later = intervals(&history, past.done.1);
+        let traces = self.traces(&disk)?;
         let reversal =
-            Reversal { past: &past.commit, finished: past.done.1, later: &later, transaction };
+            Reversal { past: &past.commit, finished: past.done.1, traces: &traces, transaction };
         let plan = commit::reverse(&disk, &reversal)?;
         let kind = Kind::Undo { commit: past.commit.header.transaction };
         let name = past.commit.header.name.clone();
@@ -166,12 +160,10 @@ impl Workspace {
     /// `Io`.
     pub(crate) fn prune(&self, keep: usize) -> Result<(usize, u64), Error> {
         let _turn = self.take_turn();
-        let history = commit::outline(&self.disk()?)?;
-        let old = &history[..history.len().saturating_sub(keep)];
-        let oldest = self.oldest_fork();
-        for past in old {
-            self.forget(past, oldest)?;
-        }
+        let disk = self.disk()?;
+        let mut old = commit::outline(&disk)?;
+        let kept = old.split_off(old.len().saturating_sub(keep));
+        self.forget(&old, &kept, self.oldest_fork())?;
         self.empty_trash();
         Ok((old.len(), old.iter().map(|past| past.header.displaced_bytes).sum()))
     }
@@ -194,76 +186,33 @@ impl Workspace {
         if !matches!(decided.header.kind, Kind::Commit { .. }) {
             return Ok(());
         }
-        let mut kept = 0;
+        let (mut gone, mut kept): (Vec<_>, Vec<_>) =
+            commit::outline(disk)?.into_iter().partition(|past| past.undone.is_some());
         let mut bytes = 0;
-        for past in commit::outline(disk)?.iter().rev() {
-            kept += 1;
+        let fits = |past: &&Outline| {
             bytes += past.header.displaced_bytes;
-            let is_over = kept > self.settings.history_commits_max || bytes > HISTORY_BYTES_MAX;
-            if past.undone.is_some() || is_over {
-                self.forget(past, oldest)?;
-            }
+            bytes <= HISTORY_BYTES_MAX
+        };
+        let newest = kept.iter().rev().take(self.settings.history_commits_max);
+        let count = newest.take_while(fits).count();
+        gone.extend(kept.drain(..kept.len() - count));
+        self.forget(&gone, &kept, oldest)
+    }
+
+    /// Moves commits out of the history; `kept` are those that stay.
+    fn forget(
+        &self,
+        gone: &[Outline],
+        kept: &[Outline],
+        oldest_fork: Option<i64>,
+    ) -> Result<(), Error> {
+        self.remember(gone, kept, oldest_fork)?;
+        for past in gone {
+            let from = self.home_path.join(&past.directory);
+            let to = self.home_path.join(self.trash_name("past", past.header.transaction));
+            fs::rename(&from, to).at(&from)?;
         }
         Ok(())
-    }
-
-    fn forget(&self, past: &Outline, oldest: Option<i64>) -> Result<(), Error> {
-        let passed: Vec<Interval> = [Some(past.done), past.undone].into_iter().flatten().collect();
-        self.remember(&passed, oldest)?;
-        let number = past.header.transaction;
-        let from = self.home_path.join(&past.directory);
-        let to = self.home_path.join(self.trash_name("past", number));
-        fs::rename(&from, to).at(&from)
-    }
-
-    /// When our own transactions changed the base.
-    pub(super) fn own_intervals(&self, disk: &Disk) -> Result<Vec<Interval>, Error> {
-        let mut own = self.forgotten()?;
-        for past in commit::outline(disk)? {
-            own.extend([Some(past.done), past.undone].into_iter().flatten());
-        }
-        Ok(own)
-    }
-
-    fn forgotten_path(&self) -> PathBuf {
-        self.home_path.join("forgotten")
-    }
-
-    /// When transactions changed the base that the history has forgotten since. A line that a loss of power has damaged
-    /// is passed over: then a commit is refused that need not be.
-    fn forgotten(&self) -> Result<Vec<Interval>, Error> {
-        let path = self.forgotten_path();
-        let text = match fs::read(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            other => other.at(&path)?,
-        };
-        let interval = |line: &str| {
-            let (start, end) = line.split_once(' ')?;
-            Some((start.parse().ok()?, end.parse().ok()?))
-        };
-        Ok(String::from_utf8_lossy(&text).lines().filter_map(interval).collect())
-    }
-
-    /// Notes for branches that live on when transactions changed the base that are to be forgotten.
-    fn remember(&self, passed: &[Interval], oldest: Option<i64>) -> Result<(), Error> {
-        /// The clock of the file system is behind by some ticks of a few milliseconds.
-        const CLOCKS_APART_MAX: i64 = 1_000_000_000;
-        let path = self.forgotten_path();
-        let Some(oldest) = oldest else {
-            return match fs::remove_file(&path) {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-                other => other.at(&path),
-            };
-        };
-        let mut known = self.forgotten()?;
-        known.extend(passed);
-        known.retain(|(_, end)| end.saturating_add(CLOCKS_APART_MAX) >= oldest);
-        let lines: Vec<String> =
-            known.iter().map(|(start, end)| format!("{start} {end}\n")).collect();
-        let draft = path.with_extension("new");
-        write_private(&draft, lines.concat().as_bytes())?;
-        give(&draft, self.owner)?;
-        fs::rename(&draft, &path).at(&path)
     }
 }
 
@@ -287,17 +236,6 @@ fn reversal_header(transaction: u64, kind: Kind, name: String) -> Header {
         decided: now(),
         displaced_bytes: 0,
     }
-}
-
-/// Those that began at `since` or later.
-fn intervals(history: &[Past], since: i64) -> Vec<Interval> {
-    let undone = |past: &Past| past.undone.as_ref().map(|(_, interval)| *interval);
-    history
-        .iter()
-        .flat_map(|past| [Some(past.done), undone(past)])
-        .flatten()
-        .filter(|(start, _)| *start >= since)
-        .collect()
 }
 
 fn seconds(nanoseconds: i64) -> f64 {

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::Branch;
 use super::conflicts::Theirs;
 use crate::commit::{Change, ChangeKind};
-use crate::difference::{Moves, Pair, Side, Walked, walk};
+use crate::difference::{Moves, Pair, Side, Walked, rename_by_inode, walk};
 use crate::error::{Context, Error};
 use crate::layer::copy_attributes;
 use crate::tree::{Tree, xattr_names};
@@ -42,7 +42,8 @@ impl Work {
             return Ok(Self::default());
         }
         let (own, below) = branch.stack.split_at(own);
-        let walked = walk(own, below, Moves::Whole)?;
+        let mut walked = walk(own, below, Moves::Whole)?;
+        walked.pairs = rename_by_inode(walked.pairs);
         let mut changes = Vec::new();
         for pair in &walked.pairs {
             changes.extend(change(pair)?);

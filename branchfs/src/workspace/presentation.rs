@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::branches::Branches;
-use super::{Branch, BranchId, Workspace, children_of};
+use super::{Branch, BranchId, MAIN_BRANCH, Workspace, children_of};
+use crate::commit::Traces;
 use crate::driver::{self, Completion, Driver, Fuse};
 use crate::error::{Context, Error};
-use crate::seen::Expected;
+use crate::quota::Quota;
+use crate::seen::{Expected, Identity};
 
 impl Workspace {
     /// The driver; the FUSE view alone until there is one.
@@ -29,7 +32,7 @@ impl Workspace {
         let _ = self.driver.set(driver); // set once, at start
         for branch in branches.values().filter(|branch| !branch.record.is_stale) {
             let is_by_kernel = self.is_by_kernel(branch);
-            if self.is_presented(branch, Some(is_by_kernel)) {
+            if self.is_presented(branch, is_by_kernel) {
                 self.driver().attach(branch.record.id, &branch.record.name)?;
             } else if is_by_kernel {
                 self.leave_to_fuse(branch)?;
@@ -44,12 +47,19 @@ impl Workspace {
     }
 
     /// Only a branch of main with a single layer can be a kernel mount.
-    fn is_presented(&self, branch: &Branch, is_by_kernel: Option<bool>) -> bool {
-        let record = &branch.record;
-        record.parent == 0
-            && branch.quota.is_none() // nobody counts what the kernel writes
-            && record.layers == [record.id]
-            && self.driver().is_for(is_by_kernel)
+    fn is_presented(&self, branch: &Branch, is_by_kernel: bool) -> bool {
+        branch.record.layers == [branch.record.id]
+            && self.may_present(branch.record.parent, branch.quota.as_ref())
+            && self.driver().is_for(Some(is_by_kernel))
+    }
+
+    /// Whether a new branch of this parent would be one.
+    pub(super) fn would_present(&self, parent: BranchId, quota: Option<&Arc<Quota>>) -> bool {
+        self.may_present(parent, quota) && self.driver().is_for(None)
+    }
+
+    fn may_present(&self, parent: BranchId, quota: Option<&Arc<Quota>>) -> bool {
+        parent == MAIN_BRANCH && quota.is_none() // nobody counts what the kernel writes
     }
 
     /// Whether the kernel wrote the branch's layer.
@@ -57,23 +67,17 @@ impl Workspace {
         branch.record.layers.iter().any(|layer| driver::is_by_kernel(&self.layer_path(*layer)))
     }
 
-    /// A branch that was just made.
-    pub(super) fn present_new(&self, branch: &Branch) -> Result<(), Error> {
-        if !self.is_presented(branch, None) {
-            return Ok(());
-        }
-        self.driver().attach(branch.record.id, &branch.record.name)
-    }
-
     /// Lets the FUSE view go on with a branch that the kernel wrote.
     pub(super) fn leave_to_fuse(&self, branch: &Branch) -> Result<(), Error> {
         let record = &branch.record;
         self.driver().detach(record.id);
+        let traces = self.traces(&self.disk()?)?;
+        let is_as_forked = |found: &Identity| is_as_forked(found, record.created, &traces);
         for layer in &branch.stack {
             let directory = self.layer_path(layer.id.0);
             if record.layers.contains(&layer.id.0) && driver::is_by_kernel(&directory) {
                 driver::settle_alone(&directory, &self.base_path, &record.name)?;
-                driver::make_plain(&directory, &self.base_path, record.created, layer)?;
+                driver::make_plain(&directory, &self.base_path, &is_as_forked, layer)?;
             }
         }
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
@@ -118,11 +122,13 @@ impl Workspace {
     pub(super) fn seen_by_kernel(
         &self,
         branch: &Branch,
+        traces: &Traces,
         seen: &mut BTreeMap<PathBuf, Expected>,
     ) -> Result<(), Error> {
+        let is_as_forked = |found: &Identity| is_as_forked(found, branch.record.created, traces);
         for layer in branch.record.layers.iter().rev().map(|layer| self.layer_path(*layer)) {
             if driver::is_by_kernel(&layer) {
-                let found = driver::seen(&layer, &self.base_path, branch.record.created)?;
+                let found = driver::seen(&layer, &self.base_path, &is_as_forked)?;
                 for (path, expected) in found {
                     seen.entry(path).or_insert(expected);
                 }
@@ -130,4 +136,10 @@ impl Workspace {
         }
         Ok(())
     }
+}
+
+/// What our own transactions did to a ctime since the fork is no change; they leave the time of content alone.
+fn is_as_forked(found: &Identity, forked: i64, traces: &Traces) -> bool {
+    let is_ours = |ctime: i64| traces.covers(ctime, i64::MIN) && found.mtime <= forked;
+    traces.same(found.ino, found.ctime).any(|ctime| ctime <= forked || is_ours(ctime))
 }

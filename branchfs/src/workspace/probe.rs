@@ -193,14 +193,4 @@ mod tests {
         assert_eq!(probe(directory.path()).unwrap(), Namespace::Trusted);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
-
-    #[test]
-    fn names_that_differ_in_case_alone_must_be_two() {
-        let directory = tempfile::tempdir().unwrap();
-        let probe = Probe { store: directory.path(), scratch: directory.path() };
-        probe.tells_cases_apart().unwrap();
-        fs::write(directory.path().join("CASE"), "").unwrap(); // as where the one is the other
-        let refused = probe.tells_cases_apart().unwrap_err().to_string();
-        assert!(refused.contains("does not tell upper from lower case"), "{refused}");
-    }
 }

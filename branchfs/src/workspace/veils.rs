@@ -133,14 +133,12 @@ impl Workspace {
             for id in &header.observers {
                 if let Some(record) = records.get_mut(id).filter(|one| !one.below.contains(&veil)) {
                     record.below.push(veil);
-                    self.write_record(record)?;
                 }
             }
         }
         for id in &header.unveiled {
             if let Some(record) = records.get_mut(id) {
                 record.below.retain(|layer| Some(*layer) != header.lifted);
-                self.write_record(record)?;
             }
         }
         Ok(())

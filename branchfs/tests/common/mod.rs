@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub, reason = "test code")]
 
 pub mod disk;
+pub mod hold;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// The program under test.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_branchfs");
@@ -128,8 +130,13 @@ impl Mount {
 
     /// What the daemon answers to a verb that takes nothing.
     pub fn ask(&self, verb: &str) -> serde_json::Value {
+        self.request(&serde_json::json!({"v": 1, "verb": verb}))
+    }
+
+    /// What the daemon answers to a request.
+    pub fn request(&self, request: &serde_json::Value) -> serde_json::Value {
         let mut stream = std::os::unix::net::UnixStream::connect(self.control_socket()).unwrap();
-        writeln!(stream, r#"{{"v":1,"verb":"{verb}"}}"#).unwrap();
+        writeln!(stream, "{request}").unwrap();
         let mut line = String::new();
         BufReader::new(stream).read_line(&mut line).unwrap();
         serde_json::from_str::<serde_json::Value>(&line).unwrap()["ok"].clone()
@@ -194,6 +201,27 @@ impl Drop for Mount {
 /// How often something random is tried: few times in every run, many times in `scripts/test --soak`.
 pub fn rounds(usual: usize, soak: usize) -> usize {
     if std::env::var_os("BRANCHFS_SOAK").is_some() { soak } else { usual }
+}
+
+/// Waits for a condition that must come true.
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(60), "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// File times move in ticks: what is changed in the tick of the commit's end could not be told from it.
+pub fn wait_for_the_clock(directory: &Path) {
+    let probe = directory.with_extension("probe");
+    let time = || {
+        fs::write(&probe, "").unwrap();
+        let metadata = fs::metadata(&probe).unwrap();
+        (metadata.ctime(), metadata.ctime_nsec())
+    };
+    let first = time();
+    wait_until("the clock goes on", || time() != first);
 }
 
 pub fn succeed(output: &Output) {

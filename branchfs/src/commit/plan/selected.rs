@@ -10,8 +10,9 @@ use std::time::SystemTime;
 
 use rustix::fs::{FileType, Statx};
 
-use super::plan::{ChangeKind, Planner, Source, kind_of};
-use super::step::{Metadata, Place, Step};
+use super::{Planner, Source, kind_of};
+use crate::commit::step::{Metadata, Place, Step};
+use crate::difference::ChangeKind;
 use crate::error::Error;
 
 impl Planner<'_> {

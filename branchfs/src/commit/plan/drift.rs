@@ -1,0 +1,85 @@
+//! Whether the base is what the branch saw of it (S8), and can take what the branch did.
+
+use std::path::Path;
+
+use rustix::fs::{OFlags, Statx, StatxAttributes};
+
+use super::Planner;
+use crate::commit::step::{Disk, Place};
+use crate::error::{Context, Error};
+use crate::seen::{Expected, Identity};
+
+impl Planner<'_> {
+    /// Whether a path of the base was free at the fork, as far as our own transactions may have filled it since.
+    pub(super) fn was_missing_at_fork(&self, path: &Path) -> Result<bool, Error> {
+        for veil in &self.request.veils {
+            let place = Place::Store(veil.join(path));
+            if let Some(stat) = self.disk.stat(&place)? {
+                return Ok(self.is_whiteout(&place, &stat));
+            }
+        }
+        Ok(false)
+    }
+
+    /// Compares what the base has at a place with what the branch saw there.
+    pub(super) fn check(&mut self, existing: &Place, found: Option<&Statx>) -> Result<(), Error> {
+        let Place::Base(path) = existing else {
+            return Ok(());
+        };
+        match found {
+            Some(stat) => self.check_present(path, stat),
+            None => {
+                if matches!(self.request.seen.get(path), Some(Expected::Present(_)))
+                    && !self.moved.contains_key(path)
+                {
+                    self.plan.drift.insert(path.clone());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_present(&mut self, path: &Path, stat: &Statx) {
+        let found = Identity::of(stat);
+        let traces = &self.request.traces;
+        let is_as_known = |ctime: i64| {
+            let now = Identity { ctime, ..found };
+            let is_ours = traces.covers(ctime, i64::MIN);
+            match self.request.seen.get(path) {
+                Some(Expected::Present(then)) => {
+                    // A commit and its undo leave an object as it was but for its ctime.
+                    let then = if is_ours { Identity { ctime, ..*then } } else { *then };
+                    then.still(&now)
+                }
+                Some(Expected::Absent) => false,
+                // Never noted: a directory's times change with its entries, which are compared by themselves.
+                None => now.is_directory() || ctime <= self.request.forked || is_ours,
+            }
+        };
+        if !traces.same(found.ino, found.ctime).any(is_as_known) {
+            self.plan.drift.insert(path.to_path_buf());
+        }
+    }
+}
+
+/// Where upper and lower case are one (`chattr +F`), two names of the branch could be one in the base.
+pub(super) fn refuse_folding(disk: &Disk, existing: &Place) -> Result<(), Error> {
+    const CASEFOLD: u32 = 0x4000_0000; // FS_CASEFOLD_FL, linux/fs.h
+    let Place::Base(path) = existing else { return Ok(()) };
+    let opened = disk.base.open(path, OFlags::RDONLY | OFlags::DIRECTORY).at(path)?;
+    match rustix::fs::ioctl_getflags(&opened) {
+        Ok(flags) if flags.bits() & CASEFOLD != 0 => Err(Error::Unsupported(format!(
+            "{} does not tell upper from lower case (chattr +F), and the branch has changed what is in it: commit with --exclude, which leaves it as it is",
+            path.display()
+        ))),
+        _ => Ok(()), // without such flags no directory is so by itself
+    }
+}
+
+/// What `rm -r` would leave standing is not taken away with the directory around it: nobody could delete it later.
+pub(super) fn refuse_immutable(path: &Path, stat: &Statx) -> Result<(), Error> {
+    if stat.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
+        return Err(rustix::io::Errno::PERM).at(path);
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! What a crash cut short is settled at the next start.
+
+use std::path::Path;
+
+use super::journal::{Decided, FINISHED, JOURNAL, PLAN, ROLLBACK};
+use super::step::{Direction, Disk, Place};
+use crate::error::{Context, Error};
+
+/// A transaction that a crash interrupted, settled.
+#[derive(Debug)]
+pub(crate) struct Recovered {
+    pub(crate) decided: Decided,
+    /// The base is as the transaction wanted it; otherwise it is as before.
+    pub(crate) is_committed: bool,
+}
+
+/// Settles every transaction that a crash interrupted: forward, or back where it was being taken back. Can itself be
+/// interrupted at any point. The caller brings the registry in line, then finishes or discards each.
+pub(crate) fn recover(disk: &Disk) -> Result<Vec<Recovered>, Error> {
+    let mut recovered = Vec::new();
+    for entry in disk.store.list(Path::new(JOURNAL)).at(JOURNAL)? {
+        let directory = Path::new(JOURNAL).join(&entry.name);
+        let Some(decided) = Decided::read(disk, &directory)? else {
+            refuse_holding(disk, &directory)?;
+            disk.store.remove_all(&directory).at(&directory)?; // undecided: nothing was moved yet
+            continue;
+        };
+        let is_committed = disk.stat(&Place::Store(directory.join(ROLLBACK)))?.is_none();
+        let done = decided.done(disk)?;
+        if is_committed {
+            decided.steps[done..].iter().try_for_each(|step| step.run(disk, Direction::Forward))?;
+        } else {
+            decided.roll_back(disk, done)?;
+        }
+        Decided::sync(disk)?;
+        recovered.push(Recovered { decided, is_committed });
+    }
+    Ok(recovered)
+}
+
+/// An entry without a whole plan was never decided, and holds nothing but empty directories that were made for it. One
+/// that holds more has lost its plan: what it holds may be the only copy.
+fn refuse_holding(disk: &Disk, directory: &Path) -> Result<(), Error> {
+    for entry in disk.store.list(directory).at(directory)? {
+        let path = directory.join(&entry.name);
+        let is_ours = entry.name.to_string_lossy().starts_with(PLAN) || entry.name == FINISHED;
+        let is_empty = entry.kind == rustix::fs::FileType::Directory
+            && disk.store.list(&path).at(&path)?.is_empty();
+        if !is_ours && !is_empty {
+            return Err(Error::Corrupt(format!(
+                "{} has no valid plan, but holds {}, which came out of the base",
+                directory.display(),
+                entry.name.to_string_lossy()
+            )));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! The control files: one in the root of main and of every branch, where the mount has them.
+
+use std::ffi::OsStr;
+use std::time::Duration;
+
+use super::{Filesystem, INDEX_BITS, MAIN, Mounted, Slot};
+use crate::kernel::handler::{Answer, Attributes, Entry, Handle, NodeId};
+use crate::view::{Index, ROOT};
+
+/// Name of the control file in the root of main and of every branch.
+const CONTROL_FILE: &str = ".branchfs_ctl";
+
+/// The control file's node in its view: no table of nodes grows so far.
+pub(super) const CONTROL_INDEX: Index = (1 << INDEX_BITS) - 1;
+
+/// Handle of an open control file: nothing is kept for it, and no view has this number.
+pub(super) const CONTROL_HANDLE: Handle = Handle(0);
+
+/// What the control files do (`crate::control_files`): each is named by the view in whose root it is.
+///
+/// Writes and ioctls may take as long as a commit and wait for other requests.
+pub(crate) trait ControlFile: Send + Sync {
+    /// Its content.
+    fn read(&self, slot: Slot) -> Answer<String>;
+    /// Carries out a command.
+    fn write(&self, slot: Slot, text: &[u8]) -> Answer<()>;
+    /// Carries out an ioctl; returns what it hands out.
+    fn ioctl(&self, slot: Slot, number: u32) -> Answer<Vec<u8>>;
+}
+
+impl Filesystem {
+    /// Shows control files from now on.
+    pub(crate) fn show_control_files(&self, control_file: Box<dyn ControlFile>) {
+        let _ = self.control_file.set(control_file); // set once, at start
+    }
+
+    /// The control file, if this node is one.
+    pub(super) fn control_file(&self, index: Index) -> Option<&dyn ControlFile> {
+        if index == CONTROL_INDEX { self.control_file.get().map(AsRef::as_ref) } else { None }
+    }
+
+    pub(super) fn is_control_name(&self, parent: Index, name: &OsStr) -> bool {
+        parent == ROOT && name == CONTROL_FILE && self.control_file.get().is_some()
+    }
+
+    /// It belongs to the base's owner and nobody else may open it: the kernel sees to that.
+    pub(super) fn control_attributes(&self) -> Answer<Attributes> {
+        let root = self.mounted(MAIN)?.lock().getattr(ROOT)?;
+        let mode = libc::S_IFREG | 0o600;
+        Ok(Attributes { ino: CONTROL_INDEX, size: 0, blocks: 0, mode, nlink: 1, ..root })
+    }
+
+    pub(super) fn control_entry(&self, slot: Slot) -> Answer<Entry> {
+        Ok(Entry {
+            node: Some(NodeId(slot << INDEX_BITS | CONTROL_INDEX)),
+            generation: 0,
+            entry_ttl: Duration::ZERO,
+            attributes_ttl: Duration::ZERO,
+            attributes: Some(self.control_attributes()?),
+        })
+    }
+
+    /// The attributes of a view's root. A stale branch shows them too where its control file must be found, for it is
+    /// to be aborted; nothing else of it is.
+    pub(super) fn root_attributes(&self, mounted: &Mounted) -> Answer<Attributes> {
+        match mounted.live() {
+            Ok(view) => view.getattr(ROOT),
+            Err(_) if self.control_file.get().is_some() => mounted.lock().getattr(ROOT),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn control_file_at(&self, node: NodeId) -> (Slot, Option<&dyn ControlFile>) {
+        let (slot, index) = Self::split(node);
+        (slot, self.control_file(index))
+    }
+}

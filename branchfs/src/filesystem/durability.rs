@@ -1,0 +1,32 @@
+//! What is on disk when a sync returns: the records of branches that were made a moment ago, too.
+
+use std::fs::File;
+use std::sync::{Arc, PoisonError};
+
+use super::{Filesystem, MAIN, Slot};
+use crate::kernel::handler::{Answer, NodeId};
+
+impl Filesystem {
+    /// Tells that a new branch's record has been written, but not synced.
+    pub(crate) fn set_unsynced_record(&self, slot: Slot, record: Arc<File>) {
+        if let Ok(mounted) = self.mounted(slot) {
+            *mounted.unsynced_record.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
+        }
+    }
+
+    /// What is synced in a branch for the first time needs the branch's record on disk, and those above it.
+    pub(super) fn sync_records(&self, node: NodeId) -> Answer<()> {
+        let (mut slot, _) = Self::split(node);
+        while slot != MAIN {
+            let mounted = self.mounted(slot)?;
+            let mut record = mounted.unsynced_record.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(file) = record.as_ref() {
+                rustix::fs::fdatasync(&**file)?;
+                *record = None;
+            }
+            drop(record);
+            slot = mounted.parent;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,134 @@
+//! Content of open files: read and written under the gate alone.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno;
+
+use super::Filesystem;
+use crate::content::Content;
+use crate::kernel::handler::{Answer, Handle, NodeId};
+use crate::quota::FileUse;
+
+impl Filesystem {
+    pub(super) fn file(&self, node: NodeId, handle: Handle) -> Answer<Arc<OwnedFd>> {
+        let (mounted, _) = self.at(node)?;
+        let view = mounted.live()?;
+        view.handles.file(handle.0)
+    }
+
+    fn content(&self, node: NodeId, handle: Handle) -> Answer<Content> {
+        let (mounted, _) = self.at(node)?;
+        let view = mounted.live()?;
+        Ok(Content { file: view.handles.file(handle.0)?, partial: view.handles.partial(handle.0) })
+    }
+
+    fn writable_content(
+        &self,
+        node: NodeId,
+        handle: Handle,
+    ) -> Answer<(Content, Option<Arc<FileUse>>)> {
+        let (mounted, _) = self.at(node)?;
+        let view = mounted.writable()?;
+        let (file, partial) = (view.handles.file(handle.0)?, view.handles.partial(handle.0));
+        Ok((Content { file, partial }, view.handles.file_use(handle.0)))
+    }
+
+    pub(super) fn read_file(
+        &self,
+        node: NodeId,
+        handle: Handle,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Answer<usize> {
+        if let (slot, Some(control_file)) = self.control_file_at(node) {
+            let content = control_file.read(slot)?;
+            let rest = usize::try_from(offset).ok().and_then(|from| content.as_bytes().get(from..));
+            let count = rest.map_or(0, |rest| rest.len().min(buffer.len()));
+            buffer[..count].copy_from_slice(&rest.unwrap_or_default()[..count]);
+            return Ok(count);
+        }
+        let _pass = self.pass();
+        self.content(node, handle)?.read(offset, buffer)
+    }
+
+    pub(super) fn write_file(
+        &self,
+        node: NodeId,
+        handle: Handle,
+        offset: u64,
+        data: &[u8],
+        kill_privileges: bool,
+    ) -> Answer<usize> {
+        if let (slot, Some(control_file)) = self.control_file_at(node) {
+            return control_file.write(slot, data).map(|()| data.len());
+        }
+        let _pass = self.pass();
+        let (content, file_use) = self.writable_content(node, handle)?;
+        if kill_privileges {
+            crate::view::kill_privileges_of(&*content.file)?;
+        }
+        let write = || content.write(offset, data);
+        match file_use {
+            Some(file_use) => {
+                file_use.write(content.file.as_fd(), offset, data.len() as u64, write)
+            }
+            None => write(),
+        }
+    }
+
+    pub(super) fn allocate(
+        &self,
+        node: NodeId,
+        handle: Handle,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    ) -> Answer<()> {
+        let _pass = self.pass();
+        let (Content { file, partial }, file_use) = self.writable_content(node, handle)?;
+        let mode = FallocateFlags::from_bits_retain(mode);
+        match (file_use, partial) {
+            (Some(file_use), _) => file_use.allocate(file.as_fd(), mode, offset, length),
+            (None, Some(partial)) => partial.allocate(mode, offset, length),
+            (None, None) => rustix::fs::fallocate(&*file, mode, offset, length),
+        }
+    }
+
+    pub(super) fn seek(
+        &self,
+        node: NodeId,
+        handle: Handle,
+        offset: u64,
+        whence: u32,
+    ) -> Answer<u64> {
+        const SEEK_DATA: u32 = 3;
+        const SEEK_HOLE: u32 = 4;
+        let Content { file, partial } = self.content(node, handle)?;
+        match (whence, partial) {
+            (SEEK_DATA, Some(partial)) => partial.seek_data(offset),
+            (SEEK_HOLE, Some(partial)) => partial.seek_hole(offset),
+            (SEEK_DATA, None) => rustix::fs::seek(&*file, SeekFrom::Data(offset)),
+            (SEEK_HOLE, None) => rustix::fs::seek(&*file, SeekFrom::Hole(offset)),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    pub(super) fn copy_range(
+        &self,
+        from: (NodeId, Handle, u64),
+        to: (NodeId, Handle, u64),
+        length: u64,
+    ) -> Answer<usize> {
+        let _pass = self.pass();
+        let source = self.content(from.0, from.1)?;
+        let (target, file_use) = self.writable_content(to.0, to.1)?;
+        let copy = |length: u64| target.copy_from(&source, from.2, to.2, length);
+        let Some(file_use) = file_use else { return copy(length) };
+        // Asked for more than there is, it copies what there is: no more is to be taken.
+        let size = u64::try_from(rustix::fs::fstat(&*source.file)?.st_size).unwrap_or(0);
+        let length = length.min(size.saturating_sub(from.2));
+        file_use.write(target.file.as_fd(), to.2, length, || copy(length))
+    }
+}

@@ -1,0 +1,74 @@
+//! What the kernel is told to forget. Nothing is locked meanwhile: it may be waiting for an answer.
+
+use std::sync::atomic::Ordering;
+
+use super::{Filesystem, INDEX_BITS, MAIN, Mounted, Slot};
+use crate::kernel::handler::NodeId;
+use crate::view::ROOT;
+
+impl Filesystem {
+    /// Tells the kernel that a branch's answers are outdated: `/@name` with all names below it, which the kernel takes away
+    /// itself, mounts on them too, and the attributes of what somebody still has open. Names elsewhere keep their life: other
+    /// branches' files may be covered by mounts. Called without any lock held. Cost: one notification for each node that the
+    /// kernel knows.
+    pub(crate) fn invalidate(&self, mounted: &Mounted) {
+        let Some(kernel) = self.kernel.get() else {
+            return;
+        };
+        // The kernel may have forgotten all of it by itself: nothing is lost when an invalidation finds nothing.
+        for (root, name) in mounted.places() {
+            let _ = kernel.invalidate_entry(root, &name);
+        }
+        let nodes: Vec<_> = mounted.lock().nodes.all().map(|(index, _)| index).collect();
+        for index in nodes {
+            let _ = kernel.invalidate_node(NodeId(mounted.slot << INDEX_BITS | index));
+        }
+    }
+
+    /// Lets the kernel ask again for `/@name`, at a cost that does not depend on what it knows below: who goes there by a path
+    /// learns that the branch is gone. [`Self::invalidate`] is to follow.
+    pub(crate) fn expire(&self, mounted: &Mounted) {
+        for (root, name) in mounted.places() {
+            if let Some(kernel) = self.kernel.get() {
+                let _ = kernel.expire_entry(root, &name); // as above
+            }
+        }
+    }
+
+    /// From now on branches are covered by other mounts, which the kernel takes away with the names they lie on: no
+    /// epoch may end the life of all names at once.
+    pub(crate) fn expect_covers(&self) {
+        self.has_covers.store(true, Ordering::Relaxed);
+    }
+
+    /// Lets the kernel forget what it keeps of main's root after a commit; the rest of main is asked for each time.
+    pub(crate) fn invalidate_main(&self) {
+        if let Some(kernel) = self.kernel.get() {
+            let _ = kernel.invalidate_node(NodeId(MAIN << INDEX_BITS | ROOT)); // forgotten already: as good
+        }
+    }
+
+    /// Lets the kernel forget what a commit into this branch has outdated.
+    pub(crate) fn invalidate_outdated(&self, slot: Slot, outdated: &[crate::view::Outdated]) {
+        let Some(kernel) = self.kernel.get() else {
+            return;
+        };
+        // Names that did not exist are cached too and known to nobody here: only an epoch reaches them.
+        if !self.has_covers.load(Ordering::Relaxed) {
+            let _ = kernel.increment_epoch(); // where it cannot, absence is not cached
+        }
+        for (index, name) in outdated {
+            if let Some((parent, name)) = name {
+                let _ = kernel.invalidate_entry(NodeId(slot << INDEX_BITS | parent), name);
+            }
+            let _ = kernel.invalidate_node(NodeId(slot << INDEX_BITS | index));
+        }
+    }
+
+    /// Names that are absent may be remembered by the kernel only if it can be made to forget all of them at once.
+    pub(super) fn may_cache_absence(&self, mounted: &Mounted) -> bool {
+        mounted.slot != MAIN
+            && !self.has_covers.load(Ordering::Relaxed)
+            && self.capabilities.get().is_some_and(|capabilities| capabilities.epoch)
+    }
+}

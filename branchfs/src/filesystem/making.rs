@@ -1,0 +1,94 @@
+//! New objects, and files as they are opened.
+
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::{Filesystem, MAIN, Mounted};
+use crate::kernel::handler::{Answer, Caller, Entry, Handle, NodeId, OpenFlags, Opened};
+use crate::view::{Index, New, OpenedFile, Owner};
+
+impl Filesystem {
+    pub(super) fn make(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        new: New<'_>,
+        umask: u32,
+    ) -> Answer<(Entry, Option<OwnedFd>)> {
+        let _pass = self.pass();
+        let (mounted, parent) = self.at(parent)?;
+        self.refuse_branch_name(&mounted, parent, name)?;
+        let mut view = mounted.writable()?;
+        let owner = Owner { uid: caller.uid, gid: caller.gid };
+        let (index, attributes, file) = view.create(parent, name, new, umask, owner)?;
+        view.nodes.remember(index);
+        Ok((mounted.entry(index, attributes), file))
+    }
+
+    /// The name of an open branch cannot be taken by something else in the root.
+    pub(super) fn refuse_branch_name(
+        &self,
+        mounted: &Mounted,
+        parent: Index,
+        name: &OsStr,
+    ) -> Answer<()> {
+        if self.is_control_name(parent, name) {
+            return Err(Errno::EXIST);
+        }
+        match self.branch_entry(mounted, parent, name) {
+            Some(_) => Err(Errno::EXIST),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn opened(mounted: &Mounted, file: &OpenedFile) -> Opened {
+        Opened {
+            handle: Some(Handle(file.handle)),
+            // Not with a backing file: the kernel takes that for a mistake.
+            keep_cache: mounted.slot != MAIN && file.backing.is_none() && file.keeps_pages,
+            backing: file.backing,
+            ..Opened::default()
+        }
+    }
+
+    pub(super) fn create_file(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        (mode, umask): (u32, u32),
+        flags: OpenFlags,
+    ) -> Answer<(Entry, Opened)> {
+        let (entry, file) = self.make(caller, parent, name, New::File { mode }, umask)?;
+        let (mounted, index) = self.at(entry.node.ok_or(Errno::IO)?)?;
+        let mut view = mounted.live()?;
+        let access = OFlags::from_bits_retain(flags.flags) & OFlags::RWMODE;
+        let file = view.serve(index, file.ok_or(Errno::IO)?, access, self.backer(&mounted))?;
+        let attributes = entry.attributes.ok_or(Errno::IO)?;
+        let entry = Self::entry_of(&mounted, &mut view, index, attributes);
+        Ok((entry, Self::opened(&mounted, &file)))
+    }
+
+    pub(super) fn create_unnamed(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        (mode, umask): (u32, u32),
+        flags: OpenFlags,
+    ) -> Answer<(Entry, Opened)> {
+        let _pass = self.pass();
+        let (mounted, parent) = self.at(parent)?;
+        let mut view = mounted.writable()?;
+        let owner = Owner { uid: caller.uid, gid: caller.gid };
+        let (index, attributes, file) = view.create_unnamed(parent, mode, umask, owner)?;
+        view.nodes.remember(index);
+        let access = OFlags::from_bits_retain(flags.flags) & OFlags::RWMODE;
+        let file = view.serve(index, file, access, self.backer(&mounted))?;
+        let entry = Self::entry_of(&mounted, &mut view, index, attributes);
+        Ok((entry, Self::opened(&mounted, &file)))
+    }
+}

@@ -1,0 +1,48 @@
+//! Files that the kernel reads and writes in our stead (FUSE passthrough).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use super::{Filesystem, MAIN, Mounted};
+use crate::kernel::handler::{Capabilities, Kernel};
+
+impl Filesystem {
+    /// What INIT will try passthrough out with: a file on the file system of the layers. Without one it stays off.
+    pub(crate) fn offer_passthrough(&self, probe: OwnedFd) {
+        let _ = self.probe.set(probe); // set once, at start
+    }
+
+    /// Why there is no passthrough; empty where there is.
+    pub(crate) fn passthrough(&self) -> &str {
+        self.passthrough.get().map_or("the mount is not ready yet", String::as_str)
+    }
+
+    pub(super) fn try_passthrough(&self, capabilities: &Capabilities) -> String {
+        let (Some(probe), Some(kernel)) = (self.probe.get(), self.kernel.get()) else {
+            return "switched off".to_owned();
+        };
+        if !capabilities.passthrough {
+            return "the kernel has no FUSE passthrough (Linux 6.9)".to_owned();
+        }
+        match kernel.open_backing(probe.as_fd()) {
+            Ok(backing) => {
+                kernel.close_backing(backing);
+                String::new()
+            }
+            Err(Errno::PERM) => "it takes CAP_SYS_ADMIN".to_owned(),
+            Err(Errno::LOOP) => {
+                "the base's file system is itself stacked on others too high".to_owned()
+            }
+            Err(error) => format!("the kernel refuses the base's files: {error}"),
+        }
+    }
+
+    /// Who takes backing files of a branch. Main is read and written by asking: freezing it must reach open files, and
+    /// others change the base.
+    pub(super) fn backer(&self, mounted: &Mounted) -> Option<&Arc<dyn Kernel>> {
+        let is_on = mounted.slot != MAIN && self.passthrough.get().is_some_and(String::is_empty);
+        self.kernel.get().filter(|_| is_on)
+    }
+}

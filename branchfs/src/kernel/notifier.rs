@@ -1,0 +1,92 @@
+//! What the kernel is told unasked.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use super::handler::{Answer, BackingId, Kernel, NodeId};
+use super::requests::Requests;
+use super::wire::Output;
+
+/// Sends notifications.
+pub(super) struct Notifier {
+    pub(super) device: Arc<OwnedFd>,
+    pub(super) requests: Arc<Requests>,
+}
+
+impl Notifier {
+    fn send(&self, code: i32, fill: impl FnOnce(&mut Output)) -> Answer<()> {
+        let mut output = Output::default();
+        output.clear();
+        fill(&mut output);
+        match rustix::io::write(self.device.as_fd(), output.finish_notification(code)) {
+            Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN) => Ok(()),
+            Err(Errno::INVAL) => Err(Errno::NOSYS),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Notifier {
+    fn forget_entry(&self, parent: NodeId, name: &OsStr, flags: u32) -> Answer<()> {
+        const INVAL_ENTRY: i32 = 3;
+        self.send(INVAL_ENTRY, |output| {
+            output.u64(parent.0);
+            output.u32(u32::try_from(name.len()).unwrap_or(0));
+            output.u32(flags);
+            output.bytes(name.as_bytes());
+            output.bytes(&[0]);
+        })
+    }
+}
+
+impl Kernel for Notifier {
+    fn invalidate_node(&self, node: NodeId) -> Answer<()> {
+        const INVAL_INODE: i32 = 2;
+        self.send(INVAL_INODE, |output| {
+            output.u64(node.0);
+            output.u64(0);
+            output.u64(0); // length 0: to the end
+        })
+    }
+
+    fn invalidate_entry(&self, parent: NodeId, name: &OsStr) -> Answer<()> {
+        self.forget_entry(parent, name, 0)
+    }
+
+    fn expire_entry(&self, parent: NodeId, name: &OsStr) -> Answer<()> {
+        const EXPIRE_ONLY: u32 = 1; // where the kernel does not know it, it is not looked at
+        self.forget_entry(parent, name, EXPIRE_ONLY)
+    }
+
+    fn increment_epoch(&self) -> Answer<()> {
+        const INC_EPOCH: i32 = 8;
+        self.send(INC_EPOCH, |_| {})
+    }
+
+    fn invalidate_attributes(&self, node: NodeId) -> Answer<()> {
+        const INVAL_INODE: i32 = 2;
+        const NO_PAGES: u64 = u64::MAX; // offset -1
+        self.send(INVAL_INODE, |output| {
+            output.u64(node.0);
+            output.u64(NO_PAGES);
+            output.u64(0);
+        })
+    }
+
+    fn open_backing(&self, file: BorrowedFd<'_>) -> Answer<BackingId> {
+        crate::sys::open_backing(self.device.as_fd(), file).map(BackingId)
+    }
+
+    fn requests(&self) -> Vec<(&'static str, u64)> {
+        self.requests.counted()
+    }
+
+    fn close_backing(&self, backing: BackingId) {
+        // It fails for a number that is not registered, or a mount that is gone: nothing is left to close either way.
+        let _ = crate::sys::close_backing(self.device.as_fd(), backing.0);
+    }
+}

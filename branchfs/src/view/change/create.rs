@@ -1,0 +1,284 @@
+//! New objects.
+
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{FileType, RenameFlags, XattrFlags};
+use rustix::io::Errno;
+
+use super::Above;
+use crate::kernel::handler::Attributes;
+use crate::layer::Layer;
+use crate::overlay::DEVICE_XATTR;
+use crate::tree::Result;
+use crate::view::copy_up::Content;
+use crate::view::{Index, Place, View, accounts};
+
+/// Mode bits that a change of owner clears.
+const SET_ID: u32 = 0o6000;
+
+/// Who a new object belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owner {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+/// What is to be made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum New<'a> {
+    File {
+        mode: u32,
+    },
+    Directory {
+        mode: u32,
+    },
+    Symlink {
+        target: &'a OsStr,
+    },
+    /// `mode` has the type: fifo, socket or device.
+    Special {
+        mode: u32,
+        device: (u32, u32),
+    },
+}
+
+impl New<'_> {
+    fn mode(&self) -> u32 {
+        match self {
+            Self::File { mode } | Self::Directory { mode } | Self::Special { mode, .. } => {
+                *mode & 0o7777
+            }
+            Self::Symlink { .. } => 0o777,
+        }
+    }
+
+    fn kind(&self) -> FileType {
+        match self {
+            Self::File { .. } => FileType::RegularFile,
+            Self::Directory { .. } => FileType::Directory,
+            Self::Symlink { .. } => FileType::Symlink,
+            Self::Special { mode, .. } => FileType::from_raw_mode(*mode),
+        }
+    }
+
+    /// Makes it at a free path of `tree`.
+    fn make(&self, tree: &crate::tree::Tree, path: &Path) -> Result<Option<OwnedFd>> {
+        match self {
+            Self::File { mode } => return tree.create_file(path, *mode).map(Some),
+            Self::Directory { mode } => tree.make_directory(path, *mode)?,
+            Self::Symlink { target } => tree.make_symlink(path, target)?,
+            Self::Special { mode, device } => {
+                tree.make_node(path, *mode, rustix::fs::makedev(device.0, device.1))?;
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Where a new object is being finished.
+#[derive(Clone, Copy)]
+enum Target<'p> {
+    Scratch(&'p Path),
+    Final(&'p Path),
+}
+
+impl View {
+    /// Makes a new object; returns its node, attributes and, for a regular file, a descriptor that reads and writes.
+    pub(crate) fn create(
+        &mut self,
+        parent: Index,
+        name: &OsStr,
+        new: New<'_>,
+        umask: u32,
+        owner: Owner,
+    ) -> Result<(Index, Attributes, Option<OwnedFd>)> {
+        if self.hides(parent, name) {
+            return Err(Errno::PERM);
+        }
+        self.copy_up(parent, Content::Keep)?;
+        let (top, path) = (self.top(), self.nodes.path(parent)?.join(name));
+        let new = self.masked(parent, new, umask)?;
+        let below = self.find_below(parent, name)?;
+        let above = self.above(&top, &path)?;
+        match (above, &below) {
+            (Above::Object(_), _) | (Above::Nothing, Some(_)) => return Err(Errno::EXIST),
+            _ => {}
+        }
+        let charge = accounts::charge_name(&top, new.kind())?;
+        self.note_absent(parent, name)?;
+        let hides = above == Above::Whiteout;
+        let file = if hides || (is_device_zero(&new) && !top.is_base()) {
+            let scratch = top.scratch();
+            let file = new.make(top.work()?, &scratch)?;
+            self.finish(parent, &top, Target::Scratch(&scratch), &new, owner, hides)?;
+            top.place(
+                &scratch,
+                &path,
+                if hides { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE },
+            )?;
+            if hides {
+                top.work()?.remove_all(&scratch)?;
+            }
+            file
+        } else {
+            let file = new.make(&top.tree, &path)?;
+            if let Err(error) = self.finish(parent, &top, Target::Final(&path), &new, owner, false)
+            {
+                top.tree.remove_all(&path)?;
+                return Err(error);
+            }
+            file
+        };
+        let stat = top.tree.stat(&path)?;
+        top.forget_origin(stat.stx_ino)?;
+        accounts::keep(charge);
+        if let (Some(ledger), FileType::RegularFile) = (top.ledger(), new.kind()) {
+            ledger.enter(stat.stx_ino, ledger.new_file());
+        }
+        let (index, attributes) = self.lookup(parent, name)?.ok_or(Errno::IO)?;
+        Ok((index, attributes, file))
+    }
+
+    /// A regular file without a name.
+    pub(crate) fn create_unnamed(
+        &mut self,
+        parent: Index,
+        mode: u32,
+        umask: u32,
+        owner: Owner,
+    ) -> Result<(Index, Attributes, OwnedFd)> {
+        self.copy_up(parent, Content::Keep)?;
+        let (top, directory) = (self.top(), self.nodes.path(parent)?);
+        let new = self.masked(parent, New::File { mode }, umask)?;
+        let file = top.tree.create_unnamed(&directory, new.mode())?;
+        let made = rustix::fs::fstat(&file)?;
+        if (made.st_uid, made.st_gid) != (owner.uid, owner.gid) {
+            let gid = if self.gives_group(&top, &directory)? { made.st_gid } else { owner.gid };
+            rustix::fs::fchown(
+                &file,
+                Some(rustix::fs::Uid::from_raw(owner.uid)),
+                Some(rustix::fs::Gid::from_raw(gid)),
+            )?;
+            rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(new.mode()))?;
+        }
+        let flags = rustix::fs::AtFlags::EMPTY_PATH;
+        let stat = rustix::fs::statx(&file, "", flags, rustix::fs::StatxFlags::BASIC_STATS)?;
+        let index = self.nodes.add(FileType::RegularFile, Place::Orphan, None);
+        let attributes = crate::view::attributes(&stat, &top);
+        self.nodes.get_mut(index)?.last_attributes = Some(attributes);
+        Ok((index, attributes, file))
+    }
+
+    /// The umask counts only where the parent gives no default ACL (acl(5)).
+    fn masked<'a>(&mut self, parent: Index, new: New<'a>, umask: u32) -> Result<New<'a>> {
+        let masked = |mode: u32| mode & !(umask & 0o777);
+        if self.has_default_acl(parent)? {
+            return Ok(new);
+        }
+        Ok(match new {
+            New::File { mode } => New::File { mode: masked(mode) },
+            New::Directory { mode } => New::Directory { mode: masked(mode) },
+            New::Special { mode, device } => New::Special { mode: masked(mode), device },
+            New::Symlink { .. } => new,
+        })
+    }
+
+    fn has_default_acl(&mut self, parent: Index) -> Result<bool> {
+        if let Some(known) = self.nodes.get(parent)?.default_acl {
+            return Ok(known);
+        }
+        let at = self.locate(parent)?;
+        let known =
+            at.layer.tree.get_xattr(&at.path, OsStr::new("system.posix_acl_default")).is_ok();
+        self.nodes.get_mut(parent)?.default_acl = Some(known);
+        Ok(known)
+    }
+
+    /// True where new entries of a directory get its group (set-group-id).
+    fn gives_group(&self, top: &Layer, directory: &Path) -> Result<bool> {
+        Ok(u32::from(top.tree.stat(directory)?.stx_mode) & 0o2000 != 0)
+    }
+
+    /// Gives a new object its owner, and the marks it needs to replace what is below.
+    fn finish(
+        &self,
+        parent: Index,
+        top: &Layer,
+        target: Target<'_>,
+        new: &New<'_>,
+        owner: Owner,
+        hides: bool,
+    ) -> Result<()> {
+        let directory = self.nodes.path(parent)?;
+        let (tree, path) = match target {
+            Target::Scratch(path) => (top.work()?, path),
+            Target::Final(path) => (&top.tree, path),
+        };
+        let stat = tree.stat(path)?;
+        let gives_group = self.gives_group(top, &directory)?;
+        let gid = match target {
+            Target::Final(_) if gives_group => stat.stx_gid,
+            Target::Scratch(_) if gives_group => top.tree.stat(&directory)?.stx_gid,
+            _ => owner.gid,
+        };
+        let mut mode = u32::from(stat.stx_mode) & 0o7777;
+        if matches!(target, Target::Scratch(_)) {
+            mode = new.mode();
+            self.inherit_acl(top, &directory, path, new)?;
+        }
+        if gives_group && new.kind() == FileType::Directory {
+            mode |= 0o2000;
+        }
+        if (stat.stx_uid, stat.stx_gid) != (owner.uid, gid) {
+            tree.set_owner(path, Some(owner.uid), Some(gid))?;
+        }
+        let owner_cleared = mode & SET_ID != 0 && (stat.stx_uid, stat.stx_gid) != (owner.uid, gid);
+        if new.kind() != FileType::Symlink
+            && (owner_cleared || mode != u32::from(stat.stx_mode) & 0o7777)
+        {
+            tree.set_mode(path, mode)?;
+        }
+        if hides && new.kind() == FileType::Directory {
+            top.set_opaque_in(tree, path)?;
+        }
+        if is_device_zero(new) && !top.is_base() {
+            tree.set_xattr(path, OsStr::new(DEVICE_XATTR), b"0:0", XattrFlags::empty())?;
+        }
+        Ok(())
+    }
+
+    /// What is built in scratch does not inherit the default ACL of the directory it will stand in.
+    fn inherit_acl(
+        &self,
+        top: &Layer,
+        directory: &Path,
+        scratch: &Path,
+        new: &New<'_>,
+    ) -> Result<()> {
+        let default = match top.tree.get_xattr(directory, OsStr::new("system.posix_acl_default")) {
+            Ok(value) if new.kind() != FileType::Symlink => value,
+            _ => return Ok(()),
+        };
+        if new.kind() == FileType::Directory {
+            top.work()?.set_xattr(
+                scratch,
+                OsStr::new("system.posix_acl_default"),
+                &default,
+                XattrFlags::empty(),
+            )?;
+        }
+        top.work()?.set_xattr(
+            scratch,
+            OsStr::new("system.posix_acl_access"),
+            &default,
+            XattrFlags::empty(),
+        )
+    }
+}
+
+/// A device 0:0 is the overlay format's whiteout: one that a user makes carries a mark from the start.
+fn is_device_zero(new: &New<'_>) -> bool {
+    matches!(new, New::Special { mode, device: (0, 0) } if FileType::from_raw_mode(*mode) == FileType::CharacterDevice)
+}

@@ -1,0 +1,203 @@
+//! How a branch begins: its record, and what it is seen through.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::branches::Branches;
+use super::records::{Line, Record};
+use super::selector::check_name;
+use super::{Branch, BranchInfo, MAIN_BRANCH, Policy, Selector, Workspace, now};
+use crate::error::{Context, Error};
+use crate::filesystem::MAIN;
+use crate::layer::{Layer, LayerId};
+use crate::quota::Quota;
+
+/// Fills a layer that nobody sees yet.
+type Fill<'f> = Box<dyn FnOnce(&Layer, &[Arc<Layer>]) -> Result<(), Error> + 'f>;
+
+impl Workspace {
+    /// Opens a branch's own layer, which need not be on disk.
+    pub(super) fn open_layer(&self, id: u64) -> Result<Layer, Error> {
+        let path = self.layer_path(id);
+        self.enter(Layer::open(LayerId(id), &path, self.namespace, self.is_foreign)?)
+    }
+
+    fn enter(&self, mut layer: Layer) -> Result<Layer, Error> {
+        if self.settings.policy == Policy::Serializable {
+            layer.record_reads()?;
+        }
+        layer.enter_in(self.records.clone());
+        Ok(layer)
+    }
+
+    /// Creates a branch. O(1): a line in the log of records, whatever the size of the tree.
+    ///
+    /// # Errors
+    /// `Name`, `Exists`, `NotFound` (parent), `Stale` (parent). Nothing is left behind then.
+    pub(crate) fn create(&self, name: &str, parent: &Selector) -> Result<BranchInfo, Error> {
+        self.create_limited(name, parent, None)
+    }
+
+    /// Creates a branch that may add so many bytes.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub(crate) fn create_limited(
+        &self,
+        name: &str,
+        parent: &Selector,
+        disk_limit: Option<u64>,
+    ) -> Result<BranchInfo, Error> {
+        self.create_filled(name, parent, disk_limit, None)
+    }
+
+    /// Creates a branch whose layer `fill` fills before anybody sees it: it gets the layer, and the stack below. What takes
+    /// its time, filling and stopping the kernel's writing, holds the parent, and lets all other branches go on.
+    pub(super) fn create_filled(
+        &self,
+        name: &str,
+        parent: &Selector,
+        disk_limit: Option<u64>,
+        fill: Option<Fill<'_>>,
+    ) -> Result<BranchInfo, Error> {
+        check_name(OsStr::new(name))?;
+        let _frozen = self.await_kernel_writers(parent)?;
+        // What is below must stay what it was filled over: commits wait.
+        let _turn = fill.is_some().then(|| self.take_turn());
+        let held = self.hold(parent, |_, parent| may_be_forked(parent))?;
+        let created =
+            self.create_below(name, held.as_ref().map(|held| &held.branch), disk_limit, fill);
+        drop(held);
+        if created.is_err() {
+            self.thaw_presented(&self.lock());
+        }
+        created
+    }
+
+    fn create_below(
+        &self,
+        name: &str,
+        parent: Option<&Branch>,
+        disk_limit: Option<u64>,
+        fill: Option<Fill<'_>>,
+    ) -> Result<BranchInfo, Error> {
+        let (parent_id, parent_slot) =
+            parent.map_or((MAIN_BRANCH, MAIN), |parent| (parent.record.id, parent.slot));
+        let quota = Quota::of(disk_limit, parent.and_then(|parent| parent.quota.as_ref()));
+        let id = self.next_number();
+        let path = self.layer_path(id);
+        refuse_taken(&self.lock(), name)?;
+        self.freeze_for_fork(parent_slot)?;
+        let is_filled = fill.is_some();
+        // The kernel mounts what is there; an import fills what is there. Others begin with the first change.
+        let is_presented = !is_filled && self.would_present(parent_id, quota.as_ref());
+        let begun = now();
+        let made = self.freeze_presented(parent_id).and_then(|()| {
+            let base = [Arc::clone(&self.base)];
+            let below = parent.map_or(&base[..], |parent| &parent.stack);
+            let filled = fill.map(|fill| self.filled_layer(name, id, below, quota.as_ref(), fill));
+            let filled = filled.transpose()?;
+            // From here on the table stays as it is.
+            let branches = self.lock();
+            refuse_taken(&branches, name)?;
+            let above = branches.get(&parent_id);
+            if let Some(above) = above {
+                may_be_forked(above)?;
+            }
+            let parent_stack = above.map_or(base.to_vec(), |above| above.stack.clone());
+            // What others change in the base while a layer is filled comes after the fork.
+            let created = if filled.is_some() { begun } else { now() };
+            let layer = match filled {
+                Some(layer) => layer,
+                None => self.new_layer(id, is_presented, &parent_stack)?,
+            };
+            layer.limit(quota.clone()).at(&path)?;
+            let record = Record {
+                id,
+                name: name.to_owned(),
+                parent: parent_id,
+                layers: vec![id],
+                below: above
+                    .map(|above| [&above.record.layers[..], &above.record.below].concat())
+                    .unwrap_or_default(),
+                is_stale: false,
+                created,
+                disk_limit,
+                absorbed: None,
+            };
+            self.records.append_new(&record)?;
+            let mut stack = vec![Arc::new(layer)];
+            stack.extend(parent_stack);
+            Ok((branches, record, stack))
+        });
+        let (mut branches, record, stack) = made.inspect_err(|_| {
+            self.throw_away(&path, "unmade");
+            self.thaw(parent_slot, 1);
+        })?;
+        // From here on nothing writes to the parent: what the child sees is settled.
+        let gate = self.filesystem.close_gate();
+        let slot = self.filesystem.add(OsStr::new(name), parent_slot, stack.clone());
+        drop(gate);
+        self.filesystem.set_unsynced_record(slot, self.records.file());
+        branches.insert(id, Branch { record, slot, stack, quota });
+        // What the kernel did not write from the start is left to the FUSE view.
+        if is_presented {
+            if let Err(error) = self.driver().attach(id, name) {
+                self.abort_one(&mut branches, id)?;
+                return Err(error);
+            }
+        }
+        Self::info(&branches, id)
+    }
+
+    fn filled_layer(
+        &self,
+        name: &str,
+        id: u64,
+        below: &[Arc<Layer>],
+        quota: Option<&Arc<Quota>>,
+        fill: Fill<'_>,
+    ) -> Result<Layer, Error> {
+        if quota.is_some() {
+            return Err(Error::Unsupported(format!(
+                "{name} would be below a branch with a disk limit, which an import does not heed"
+            )));
+        }
+        let layer = self.new_layer(id, true, below)?;
+        fill(&layer, below)?;
+        Ok(layer)
+    }
+
+    /// The layer of a new branch, `is_on_disk` or not.
+    fn new_layer(&self, id: u64, is_on_disk: bool, below: &[Arc<Layer>]) -> Result<Layer, Error> {
+        if is_on_disk {
+            // Nobody's, until the record comes: a crash leaves nothing that somebody wrote.
+            self.records.append(&[Line::Gone { gone: id }])?;
+        }
+        let path = self.layer_path(id);
+        let layer = Layer::absent(LayerId(id), &path, self.namespace, self.is_foreign);
+        let layer = self.enter(layer)?;
+        if is_on_disk {
+            let below = below.iter().find(|layer| layer.is_made()).expect("the base is there");
+            layer.make(&below.tree).at(&path)?;
+        }
+        Ok(layer)
+    }
+
+    /// Numbers grow with the clock, so that none is used twice over restarts.
+    pub(super) fn next_number(&self) -> u64 {
+        let clock = u64::try_from(now() / 1_000_000).unwrap_or(0);
+        let next = |last: u64| Some(clock.max(last + 1));
+        let last = self.last_number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        last.map_or(clock, |last| clock.max(last + 1))
+    }
+}
+
+fn may_be_forked(parent: &Branch) -> Result<(), Error> {
+    if parent.record.is_stale { Err(Error::Stale(parent.record.name.clone())) } else { Ok(()) }
+}
+
+fn refuse_taken(branches: &Branches, name: &str) -> Result<(), Error> {
+    if branches.named(name).is_some() { Err(Error::Exists(name.to_owned())) } else { Ok(()) }
+}

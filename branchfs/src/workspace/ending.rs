@@ -1,0 +1,114 @@
+//! How a branch ends: aborted, or after its commit; and where the things of those that have ended go.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::branches::Branches;
+use super::records::Line;
+use super::{Branch, BranchId, Selector, Workspace, now};
+use crate::error::Error;
+use crate::filesystem::{MAIN, Mounted};
+
+impl Workspace {
+    /// Drops a branch and its children. Returns at once; space is given back in the background.
+    ///
+    /// # Errors
+    /// `NotFound`, `Io`.
+    pub(crate) fn abort(&self, selector: &Selector) -> Result<(), Error> {
+        let mut branches = self.lock_unheld(selector, Branches::holds)?;
+        let branch = selector
+            .find(&branches)?
+            .ok_or_else(|| Error::Usage("main cannot be aborted".to_owned()))?;
+        let id = branch.record.id;
+        self.abort_one(&mut branches, id)?;
+        self.thaw_presented(&branches);
+        drop(branches);
+        self.empty_trash();
+        Ok(())
+    }
+
+    pub(super) fn abort_one(&self, branches: &mut Branches, id: BranchId) -> Result<(), Error> {
+        let children: Vec<BranchId> = branches.children(id).map(|child| child.record.id).collect();
+        for child in children {
+            self.abort_one(branches, child)?;
+        }
+        let Some(branch) = branches.remove(&id) else {
+            return Ok(());
+        };
+        if !branch.record.is_stale {
+            let parent = branches.get(&branch.record.parent).map_or(MAIN, |parent| parent.slot);
+            self.thaw(parent, 1);
+        }
+        self.retire_branch(branches, &branch)
+    }
+
+    /// Takes a branch, which is not in the table any more, out of the mount, and the layers that were its alone into the
+    /// trash.
+    pub(super) fn retire_branch(&self, branches: &Branches, branch: &Branch) -> Result<(), Error> {
+        self.driver().detach(branch.record.id);
+        let mounted = {
+            let _gate = self.filesystem.close_gate();
+            self.filesystem.remove(branch.slot)
+        };
+        self.drop_record(branch.record.id)?;
+        let is_used = |layer: &u64| {
+            let mut others = branches.values().map(|other| &other.record);
+            others.any(|other| other.layers.contains(layer) || other.below.contains(layer))
+        };
+        // Only branches below it could look through its layers, and there are none any more.
+        for layer in &branch.record.layers {
+            self.throw_away(&self.layer_path(*layer), "layer");
+        }
+        // Those of branches above it are used by these.
+        for veil in branch.record.below.iter().filter(|layer| !is_used(layer)) {
+            self.throw_away(&self.home_layer_path(*veil), "veil");
+        }
+        if let Some(mounted) = mounted {
+            self.outdate(mounted);
+        }
+        Ok(())
+    }
+
+    /// Says that there is no such branch any more. It is not synced.
+    pub(super) fn drop_record(&self, id: BranchId) -> Result<(), Error> {
+        self.records.append(&[Line::Gone { gone: id }])
+    }
+
+    pub(super) fn drop_journal(&self, id: BranchId) {
+        self.throw_away(&self.home_path.join("journal").join(id.to_string()), "failed");
+        self.empty_trash(); // where the disk was full, the next try needs the room
+    }
+
+    pub(super) fn trash_name(&self, what: &str, number: u64) -> PathBuf {
+        Path::new("trash").join(format!("{what}-{number}-{}", now()))
+    }
+
+    /// Moves something of the store into the trash. What cannot be moved stays where it is and is tried again at the
+    /// next start: nothing refers to it any more.
+    pub(super) fn throw_away(&self, path: &Path, what: &str) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let root =
+            if path.starts_with(&self.home_path) { &self.home_path } else { &self.store_path };
+        let to = root.join("trash").join(format!("{what}-{name}-{}", now()));
+        let _ = fs::rename(path, to);
+    }
+
+    /// Deletes what is in the trash, in the background.
+    pub(super) fn empty_trash(&self) {
+        let mut trash = vec![self.home_path.join("trash")];
+        trash.extend(self.is_elsewhere().then(|| self.store_path.join("trash")));
+        self.background.empty(trash, self.unlinker());
+    }
+
+    /// Lets the kernel forget a branch that is gone or stale; its name at once, all it knows of a big one in the background.
+    pub(super) fn outdate(&self, mounted: Arc<Mounted>) {
+        /// So many nodes take well under a millisecond.
+        const NODES_AT_ONCE_MAX: usize = 64;
+        if mounted.lock().nodes.len() <= NODES_AT_ONCE_MAX {
+            return self.filesystem.invalidate(&mounted);
+        }
+        self.filesystem.expire(&mounted);
+        self.background.invalidate(&self.filesystem, mounted);
+    }
+}

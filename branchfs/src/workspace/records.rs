@@ -1,0 +1,330 @@
+//! The records of the branches: one log, `branches/log` in the store, that is only ever appended to.
+//!
+//! A line is a branch as it is from now on (its last one counts), or says that a number is nobody's, or that a layer is on
+//! disk. So a new branch costs one `write` and not an inode, and what belongs together is made durable by one sync: of
+//! lines, those that a loss of power leaves are the first. It cuts the log off, where a line is not whole or has zeros in
+//! it; a line that is damaged in another way refuses the mount. The mount writes the log anew without what is over.
+//!
+//! Room is taken in advance, and new branches leave it alone: on a disk that is full branches must be able to end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::BranchId;
+use super::store::{give, write_private};
+use crate::error::{Context, Error};
+use crate::layer::{Births, LayerId};
+
+/// The log's name in `branches`.
+pub(crate) const LOG: &str = "log";
+
+/// Under this name it is written anew.
+pub(crate) const DRAFT: &str = "log.new";
+
+/// Room behind the end of the log: so many bytes of lines at least can be written whatever becomes of the disk.
+const ROOM_BYTES: u64 = 32 << 10;
+
+/// A branch as the store records it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) id: BranchId,
+    pub(super) name: String,
+    pub(super) parent: BranchId,
+    /// Own layers, top first.
+    pub(super) layers: Vec<u64>,
+    /// Those between its own and the base, top first: the parent's at the fork, and the veils of commits since.
+    pub(super) below: Vec<u64>,
+    pub(super) is_stale: bool,
+    /// Nanoseconds since 1970.
+    pub(super) created: i64,
+    /// Bytes that the branch may add.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) disk_limit: Option<u64>,
+    /// A commit into this branch that the other records may not know of yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) absorbed: Option<Absorbed>,
+}
+
+/// A child that was committed into its parent, and the branches that are stale with it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Absorbed {
+    pub(super) child: BranchId,
+    pub(super) stale: Vec<BranchId>,
+}
+
+/// A line of the log.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Line {
+    /// The number is no branch's: one has ended, or none has begun.
+    Gone {
+        gone: u64,
+    },
+    /// The layer is on disk from here on; before, its branch has changed nothing.
+    Made {
+        made: u64,
+    },
+    Branch(Box<Record>),
+}
+
+impl Line {
+    pub(super) fn of(record: &Record) -> Self {
+        Self::Branch(Box::new(record.clone()))
+    }
+}
+
+/// What a log says.
+#[derive(Debug, Default)]
+pub(super) struct Loaded {
+    pub(super) records: BTreeMap<BranchId, Record>,
+    /// Layers that were on disk.
+    pub(super) made: BTreeSet<u64>,
+    /// Numbers that are nobody's.
+    pub(super) gone: BTreeSet<u64>,
+    lines: usize,
+    /// Bytes up to the end of the last whole line.
+    whole: usize,
+}
+
+impl Loaded {
+    fn add(&mut self, line: Line) {
+        self.lines += 1;
+        match line {
+            Line::Branch(record) => {
+                self.gone.remove(&record.id);
+                self.records.insert(record.id, *record);
+            }
+            Line::Gone { gone } => {
+                self.records.remove(&gone);
+                self.gone.insert(gone);
+            }
+            Line::Made { made } => drop(self.made.insert(made)),
+        }
+    }
+
+    /// Reads a log.
+    ///
+    /// # Errors
+    /// `Corrupt`: a line is damaged, and not by a loss of power.
+    fn of(text: &[u8], path: &Path) -> Result<Self, Error> {
+        let mut loaded = Self::default();
+        for (number, line) in text.split_inclusive(|byte| *byte == b'\n').enumerate() {
+            let error = match serde_json::from_slice(line) {
+                Ok(found) if line.ends_with(b"\n") => {
+                    loaded.add(found);
+                    loaded.whole += line.len();
+                    continue;
+                }
+                Ok(_) => break,
+                Err(error) => error,
+            };
+            if is_cut_off(line) {
+                break;
+            }
+            let number = number + 1;
+            return Err(Error::Corrupt(format!("{}, line {number}: {error}", path.display())));
+        }
+        Ok(loaded)
+    }
+}
+
+/// Whether a loss of power may have left this of a line: its beginning, and zeros. File systems put these in the place of
+/// what was not synced.
+pub(crate) fn is_cut_off(line: &[u8]) -> bool {
+    let written = line.split(|byte| *byte == 0).next().unwrap_or_default();
+    if written.len() == line.len() && line.ends_with(b"\n") {
+        return false;
+    }
+    serde_json::from_slice::<serde_json::Value>(written)
+        .map_or_else(|error| error.is_eof(), |_| true)
+}
+
+/// The log, open.
+#[derive(Debug)]
+pub(super) struct Records {
+    path: PathBuf,
+    owner: (u32, u32),
+    log: Mutex<Log>,
+}
+
+#[derive(Debug)]
+struct Log {
+    file: Arc<File>,
+    length: u64,
+    /// Up to here the disk has room for it.
+    room: u64,
+}
+
+impl Log {
+    fn open(path: &Path) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        let file = options.create(true).append(true).mode(0o600).open(path)?;
+        let length = file.metadata()?.len();
+        let mut log = Self { file: Arc::new(file), length, room: length };
+        log.take_room();
+        Ok(log)
+    }
+
+    /// Takes as much room as there is. Where the file system cannot do it, lines are written as long as it has any.
+    fn take_room(&mut self) {
+        for taken in [2 * ROOM_BYTES, ROOM_BYTES] {
+            match rustix::fs::fallocate(&*self.file, FallocateFlags::KEEP_SIZE, self.length, taken)
+            {
+                Ok(()) => return self.room = self.length + taken,
+                Err(Errno::NOSPC | Errno::DQUOT) => {}
+                Err(_) => return self.room = u64::MAX,
+            }
+        }
+    }
+
+    /// Whether as much room as is kept is left behind a text.
+    fn has_room(&mut self, text: &[u8]) -> bool {
+        let wanted = self.length + text.len() as u64 + ROOM_BYTES;
+        if wanted > self.room {
+            self.take_room();
+        }
+        wanted <= self.room
+    }
+
+    fn append(&mut self, text: &[u8]) -> io::Result<()> {
+        let _ = self.has_room(text); // what is kept is kept for this
+        if let Err(error) = (&*self.file).write_all(text) {
+            // A full disk may take half a line, which would end the log for every later reader.
+            let _ = self.cut(self.length);
+            return Err(error);
+        }
+        self.length += text.len() as u64;
+        Ok(())
+    }
+
+    /// Cuts the log off; the room behind its end goes with that.
+    fn cut(&mut self, length: u64) -> io::Result<()> {
+        self.file.set_len(length)?;
+        (self.length, self.room) = (length, length);
+        Ok(())
+    }
+}
+
+impl Records {
+    /// Opens the log of a store, and reads it. What a loss of power has left behind the last whole line goes.
+    pub(super) fn open(store: &Path, owner: (u32, u32)) -> Result<(Self, Loaded), Error> {
+        let directory = store.join("branches");
+        let path = directory.join(LOG);
+        match fs::remove_file(directory.join(DRAFT)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error).at(path),
+            _ => {}
+        }
+        let log = Log::open(&path).at(&path)?;
+        give(&path, owner)?;
+        let text = fs::read(&path).at(&path)?;
+        let loaded = Loaded::of(&text, &path)?;
+        let records = Self { path, owner, log: Mutex::new(log) };
+        if loaded.whole < text.len() {
+            records.lock().cut(loaded.whole as u64).at(&records.path)?;
+        }
+        Ok((records, loaded))
+    }
+
+    /// Whether a store keeps branches.
+    pub(super) fn keeps_any(store: &Path) -> Result<bool, Error> {
+        let path = store.join("branches").join(LOG);
+        match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            text => Ok(!Loaded::of(&text.at(&path)?, &path)?.records.is_empty()),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner) // an append is whole or taken back
+    }
+
+    /// Appends lines, all of them or none. They are not synced.
+    pub(super) fn append(&self, lines: &[Line]) -> Result<(), Error> {
+        self.lock().append(&text_of(lines)?).at(&self.path)
+    }
+
+    /// Appends the record of a new branch, but not in the room in which branches end.
+    pub(super) fn append_new(&self, record: &Record) -> Result<(), Error> {
+        let text = text_of(&[Line::of(record)])?;
+        let mut log = self.lock();
+        if !log.has_room(&text) {
+            return Err(Errno::NOSPC).at(&self.path);
+        }
+        log.append(&text).at(&self.path)
+    }
+
+    /// Makes all lines durable.
+    pub(super) fn sync(&self) -> Result<(), Error> {
+        let file = self.file();
+        file.sync_data().at(&self.path)
+    }
+
+    /// The log's file: syncing that makes all lines durable.
+    pub(super) fn file(&self) -> Arc<File> {
+        Arc::clone(&self.lock().file)
+    }
+
+    /// Takes the log away: no branch is kept.
+    pub(super) fn clear(&self) -> Result<(), Error> {
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()), // somebody removed the store
+            other => other.at(&self.path),
+        }
+    }
+
+    /// Writes the log anew, without what is over, where there is much of that. A full disk has no room for it: then the
+    /// log stays as it is.
+    pub(super) fn compact(&self, loaded: &Loaded) -> Result<(), Error> {
+        let mut lines: Vec<Line> = loaded.records.values().map(Line::of).collect();
+        let is_named = |id: &u64| loaded.records.values().any(|record| record.layers.contains(id));
+        let made = loaded.made.iter().copied().filter(is_named);
+        lines.extend(made.map(|made| Line::Made { made }));
+        if loaded.lines <= lines.len() {
+            return Ok(());
+        }
+        let draft = self.path.with_file_name(DRAFT);
+        let replace = || {
+            write_private(&draft, &text_of(&lines)?)?;
+            give(&draft, self.owner)?;
+            File::open(&draft).and_then(|file| file.sync_data()).at(&draft)?;
+            fs::rename(&draft, &self.path).at(&self.path)?;
+            let directory = self.path.parent().unwrap_or(&self.path);
+            File::open(directory).and_then(|file| file.sync_all()).at(directory)
+        };
+        let mut log = self.lock();
+        match replace() {
+            Err(Error::Io { source, .. }) if super::probe::is_full(&source) => {
+                let _ = fs::remove_file(&draft); // the next mount does
+                return Ok(());
+            }
+            other => other?,
+        }
+        *log = Log::open(&self.path).at(&self.path)?;
+        Ok(())
+    }
+}
+
+impl Births for Records {
+    fn made(&self, layer: LayerId) -> io::Result<()> {
+        let line = text_of(&[Line::Made { made: layer.0 }]).map_err(io::Error::other)?;
+        self.lock().append(&line)
+    }
+}
+
+fn text_of(lines: &[Line]) -> Result<Vec<u8>, Error> {
+    let mut text = Vec::new();
+    for line in lines {
+        serde_json::to_writer(&mut text, line)
+            .map_err(|error| Error::Corrupt(error.to_string()))?;
+        text.push(b'\n');
+    }
+    Ok(text)
+}

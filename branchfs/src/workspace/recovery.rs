@@ -1,0 +1,242 @@
+//! The start of a workspace: the store is brought in line with what a crash left, and its branches are opened.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::branches::Branches;
+use super::records::{Absorbed, Loaded, Record};
+use super::{Branch, BranchId, Workspace, commits, history};
+use crate::commit::{self, Kind};
+use crate::error::{Context, Error};
+use crate::filesystem::MAIN;
+use crate::layer::{Layer, LayerId};
+use crate::quota::Quota;
+use crate::view::HIDDEN;
+
+impl Workspace {
+    /// Brings the store in line after a crash, and shows the branches that are in it.
+    pub(super) fn recover(&self, mut loaded: Loaded) -> Result<Vec<String>, Error> {
+        let mut done = Vec::new();
+        let disk = self.disk()?;
+        let records = &mut loaded.records;
+        for recovered in commit::recover(&disk)? {
+            let header = &recovered.decided.header;
+            let trash = self.trash_name("tx", header.transaction);
+            done.push(describe(header.kind, recovered.is_committed, records));
+            if !recovered.is_committed {
+                self.note_taken_back(&disk, &recovered.decided)?;
+                recovered.decided.discard(&disk, &trash)?;
+                continue;
+            }
+            make_stale(records, &header.stale);
+            self.veil_records(records, &disk, &recovered.decided)?;
+            if let Kind::Commit { branch } = header.kind {
+                if let Some(record) = records.remove(&branch) {
+                    self.unlink_kept(&record)?;
+                    self.drop_record(branch)?;
+                }
+            }
+            self.write_records(records.values())?;
+            self.keep(&disk, &recovered.decided, history::oldest(records.values()))?;
+        }
+        self.settle_absorbed(records)?;
+        self.give_up_damaged(&mut loaded, &mut done)?;
+        let records = &loaded.records;
+        let past = commit::history(&disk)?;
+        let numbers = past.iter().map(|past| past.commit.header.transaction);
+        let last = records.keys().chain(&loaded.gone).copied().chain(numbers).max();
+        self.last_number.store(last.unwrap_or(0), Ordering::Relaxed);
+        let keep: Vec<u64> = records
+            .values()
+            .flat_map(|record| record.layers.iter().chain(&record.below).copied())
+            .collect();
+        if self.is_elsewhere() {
+            let own: Vec<u64> =
+                records.values().flat_map(|record| record.layers.iter().copied()).collect();
+            let veils: Vec<u64> = keep.iter().copied().filter(|id| !own.contains(id)).collect();
+            for (path, _) in unknown_layers(&self.home_path, &veils)? {
+                self.throw_away(&path, "lost");
+            }
+        }
+        self.clear_layers(&keep, &loaded.gone, &mut done)?;
+        self.records.compact(&loaded)?;
+        let mut branches = self.lock();
+        for record in loaded.records.into_values() {
+            let above = branches.get(&record.parent).and_then(|parent| parent.quota.as_ref());
+            let quota = Quota::of(record.disk_limit, above);
+            let stack = self.open_stack(&record, &loaded.made, &branches, quota.as_ref())?;
+            let parent = branches.get(&record.parent).map_or(MAIN, |parent| parent.slot);
+            let slot = self.filesystem.add(OsStr::new(&record.name), parent, stack.clone());
+            if record.is_stale {
+                self.filesystem.set_stale(slot);
+            } else {
+                self.freeze(parent);
+            }
+            branches.insert(record.id, Branch { record, slot, stack, quota });
+        }
+        drop(branches);
+        self.empty_trash();
+        Ok(done)
+    }
+
+    /// Goes on where a crash cut a commit into a branch short.
+    fn settle_absorbed(&self, records: &mut BTreeMap<BranchId, Record>) -> Result<(), Error> {
+        let absorbed: Vec<(BranchId, Absorbed)> = records
+            .values_mut()
+            .filter_map(|record| Some((record.id, record.absorbed.take()?)))
+            .collect();
+        for (parent, Absorbed { child, stale }) in absorbed {
+            make_stale(records, &stale);
+            records.remove(&child);
+            self.drop_record(child)?;
+            self.write_records(stale.iter().chain([&parent]).filter_map(|id| records.get(id)))?;
+        }
+        Ok(())
+    }
+
+    /// Takes those out of the records whose layer was there and is not, with those below them.
+    fn give_up_damaged(&self, loaded: &mut Loaded, done: &mut Vec<String>) -> Result<(), Error> {
+        let Loaded { records, made, gone, .. } = loaded;
+        let is_lost = |layer: &&u64| made.contains(layer) && !self.layer_path(**layer).exists();
+        let mut given_up = BTreeSet::new();
+        // Parents come before their children.
+        for record in records.values() {
+            let lost = record.layers.iter().find(is_lost);
+            if lost.is_some() || given_up.contains(&record.parent) {
+                given_up.insert(record.id);
+            }
+            if let Some(layer) = lost {
+                done.push(format!(
+                    "branch {} is given up: its layer {} is not there, as after an abort that a loss of power cut short; if it was not aborted, what it changed is lost",
+                    record.name,
+                    self.layer_path(*layer).display()
+                ));
+            }
+        }
+        for id in given_up {
+            for layer in records.remove(&id).into_iter().flat_map(|record| record.layers) {
+                gone.remove(&layer); // what is left of it is not thrown away
+            }
+            self.drop_record(id)?;
+        }
+        Ok(())
+    }
+
+    /// Throws away what no record names, where it is known to be nobody's. A layer that is nobody's because a loss of power
+    /// took the record along is set aside: nothing of the branch was synced, but somebody has written there.
+    fn clear_layers(
+        &self,
+        keep: &[u64],
+        gone: &BTreeSet<u64>,
+        done: &mut Vec<String>,
+    ) -> Result<(), Error> {
+        for (path, id) in unknown_layers(&self.store_path, keep)? {
+            let is_nobodys =
+                id.is_none_or(|id| gone.contains(&id)) || path.join("changes").exists();
+            if is_nobodys || !holds_changes(&path)? {
+                self.throw_away(&path, "lost");
+                continue;
+            }
+            let lost = self.store_path.join("lost");
+            if !lost.exists() {
+                self.make_directory(&lost)?;
+            }
+            let to = lost.join(path.file_name().unwrap_or_default());
+            fs::rename(&path, &to).at(&path)?;
+            done.push(format!(
+                "a branch was lost with the power, nothing in it had been synced; what was written of it is in {}",
+                to.display()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Opens a recorded branch's layers on top of its parent's stack.
+    fn open_stack(
+        &self,
+        record: &Record,
+        made: &BTreeSet<u64>,
+        branches: &Branches,
+        quota: Option<&Arc<Quota>>,
+    ) -> Result<Vec<Arc<Layer>>, Error> {
+        let mut stack = Vec::new();
+        for layer in &record.layers {
+            let path = self.layer_path(*layer);
+            commits::remove_tree(&path.join("work"))?;
+            let is_made = made.contains(layer);
+            let layer = self.open_layer(*layer)?;
+            if is_made {
+                layer.tree.root().at(path.join("upper"))?; // it is there
+            }
+            layer.limit(quota.cloned()).at(&path)?;
+            stack.push(Arc::new(layer));
+        }
+        let known = |id: u64| {
+            let mut layers = branches.values().flat_map(|branch| &branch.stack);
+            layers.find(|layer| layer.id.0 == id).cloned()
+        };
+        // Nothing is read through a stale branch, and the layers of its parent may be gone.
+        for id in record.below.iter().filter(|_| !record.is_stale) {
+            stack.push(match known(*id) {
+                Some(layer) => layer,
+                None => {
+                    let path = self.home_layer_path(*id);
+                    Arc::new(Layer::open_veil(LayerId(*id), &path, self.namespace)?)
+                }
+            });
+        }
+        stack.push(Arc::clone(&self.base));
+        Ok(stack)
+    }
+}
+
+/// A sentence about a transaction that a crash cut short.
+fn describe(kind: Kind, is_committed: bool, records: &BTreeMap<BranchId, Record>) -> String {
+    let what = match kind {
+        Kind::Commit { branch } => match records.get(&branch) {
+            Some(record) => format!("the commit of {}", record.name),
+            None => "a commit".to_owned(),
+        },
+        Kind::Undo { .. } => "an undo".to_owned(),
+        Kind::Redo { .. } => "a redo".to_owned(),
+    };
+    let how = if is_committed { "was finished" } else { "was taken back" };
+    format!("{what}, which was under way, {how}")
+}
+
+fn make_stale(records: &mut BTreeMap<BranchId, Record>, stale: &[BranchId]) {
+    for id in stale {
+        if let Some(record) = records.get_mut(id) {
+            record.is_stale = true;
+        }
+    }
+}
+
+/// The layers in a store that are not to be kept, with their numbers, if these are any.
+fn unknown_layers(store: &Path, keep: &[u64]) -> Result<Vec<(PathBuf, Option<u64>)>, Error> {
+    let directory = store.join("layers");
+    let mut found = Vec::new();
+    for entry in fs::read_dir(&directory).at(&directory)? {
+        let entry = entry.at(&directory)?;
+        let id = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        if !id.is_some_and(|id| keep.contains(&id)) {
+            found.push((entry.path(), id));
+        }
+    }
+    Ok(found)
+}
+
+/// Whether somebody has written in a layer.
+fn holds_changes(layer: &Path) -> Result<bool, Error> {
+    let upper = layer.join("upper");
+    let mut entries = match fs::read_dir(&upper) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        other => other.at(&upper)?,
+    };
+    Ok(entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != HIDDEN)))
+}

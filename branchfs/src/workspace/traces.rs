@@ -1,0 +1,148 @@
+//! What our own work did to ctimes in the base ([`Traces`]): the history tells of its transactions, the file `forgotten` of
+//! those that it forgot or that were taken back, and of links that were deleted. Whoever reads or writes it has the turn.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{FileType, OFlags};
+
+use super::Workspace;
+use super::store::{give, write_private};
+use crate::commit::{self, Decided, Disk, Outline, Traces};
+use crate::error::{Context, Error};
+use crate::seen::Identity;
+use crate::tree::{Tree, stat_of};
+
+/// Objects that are deleted in one turn: transactions wait as long as that.
+const UNLINKED_AT_ONCE_MAX: usize = 64;
+
+/// Names in the trash, by their beginnings, in which there may be links to objects of the base: veils, and what the
+/// history kept.
+const SHARING: [&str; 4] = ["veil-", "past-", "tx-", "lost-"];
+
+fn path_in(home: &Path) -> PathBuf {
+    home.join("forgotten")
+}
+
+impl Workspace {
+    pub(super) fn traces(&self, disk: &Disk) -> Result<Traces, Error> {
+        let mut traces = self.noted()?;
+        for past in commit::outline(disk)? {
+            [Some(past.done), past.undone].into_iter().flatten().for_each(|one| traces.add(one));
+        }
+        Ok(traces)
+    }
+
+    fn noted(&self) -> Result<Traces, Error> {
+        let path = path_in(&self.home_path);
+        match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Traces::default()),
+            other => Ok(Traces::parse(&other.at(&path)?)),
+        }
+    }
+
+    /// Notes when a transaction touched the base that was taken back.
+    pub(super) fn note_taken_back(&self, disk: &Disk, decided: &Decided) -> Result<(), Error> {
+        let line = Traces::interval_line(decided.taken_back(disk)?);
+        append(&self.home_path, self.owner, &line)
+    }
+
+    /// Notes when the transactions of `gone` changed the base, which the history is about to forget, and drops what no live
+    /// branch and no commit that is `kept` is older than.
+    pub(super) fn remember(
+        &self,
+        gone: &[Outline],
+        kept: &[Outline],
+        oldest_fork: Option<i64>,
+    ) -> Result<(), Error> {
+        /// The clock of the file system is behind by some ticks of a few milliseconds.
+        const CLOCKS_APART_MAX: i64 = 1_000_000_000;
+        let path = path_in(&self.home_path);
+        let mut known = self.noted()?;
+        let was_empty = known.is_empty();
+        for past in gone {
+            [Some(past.done), past.undone].into_iter().flatten().for_each(|one| known.add(one));
+        }
+        let oldest = kept.iter().map(|past| past.done.1).chain(oldest_fork).min();
+        let oldest = oldest.map_or(i64::MAX, |oldest| oldest.saturating_sub(CLOCKS_APART_MAX));
+        if !known.drop_before(oldest) && gone.is_empty() {
+            return Ok(());
+        }
+        if known.is_empty() {
+            return if was_empty { Ok(()) } else { fs::remove_file(&path).at(&path) };
+        }
+        let draft = path.with_extension("new");
+        write_private(&draft, known.text().as_bytes())?;
+        give(&draft, self.owner)?;
+        fs::rename(&draft, &path).at(&path)
+    }
+
+    pub(super) fn unlinker(&self) -> Unlinker {
+        let (turn, home) = (Arc::clone(&self.turn), self.home_path.clone());
+        Unlinker { turn, home, owner: self.owner }
+    }
+}
+
+/// Deletes what is in the home's trash, in the background.
+#[derive(Debug)]
+pub(super) struct Unlinker {
+    turn: Arc<Mutex<()>>,
+    home: PathBuf,
+    owner: (u32, u32),
+}
+
+impl Unlinker {
+    /// Removes what is in a directory of the trash: first, and noting each, objects that have other links; then the rest.
+    pub(super) fn remove(&self, trash: &Tree, name: &Path) -> Result<(), Error> {
+        if SHARING.iter().any(|start| name.to_string_lossy().starts_with(start)) {
+            self.unlink_shared(trash, name)?;
+        }
+        trash.remove_all(name).at(name)
+    }
+
+    fn unlink_shared(&self, trash: &Tree, path: &Path) -> Result<(), Error> {
+        let mut linked = Vec::new();
+        for entry in trash.list(path).at(path)? {
+            let path = path.join(&entry.name);
+            if entry.kind == FileType::Directory {
+                self.unlink_shared(trash, &path)?;
+            } else if trash.stat(&path).at(&path)?.stx_nlink > 1 {
+                linked.push(path);
+            }
+        }
+        linked.chunks(UNLINKED_AT_ONCE_MAX).try_for_each(|paths| self.unlink(trash, paths))
+    }
+
+    fn unlink(&self, trash: &Tree, paths: &[PathBuf]) -> Result<(), Error> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = String::new();
+        let mut unlink = |path: &PathBuf| {
+            let object = trash.open(path, OFlags::PATH).at(path)?;
+            let before = Identity::of(&stat_of(&object).at(path)?).ctime;
+            trash.remove_file(path).at(path)?;
+            let left = Identity::of(&stat_of(&object).at(path)?);
+            if before < left.ctime {
+                lines += &Traces::unlinked_line(left.ino, before, left.ctime);
+            }
+            Ok(())
+        };
+        let unlinked = paths.iter().try_for_each(&mut unlink);
+        if !lines.is_empty() {
+            append(&self.home, self.owner, &lines)?;
+        }
+        unlinked
+    }
+}
+
+/// Appends to the notes. Not synced: of what a loss of power takes, something is refused that need not be.
+fn append(home: &Path, owner: (u32, u32), lines: &str) -> Result<(), Error> {
+    let path = path_in(home);
+    if !path.exists() {
+        write_private(&path, b"")?;
+        give(&path, owner)?;
+    }
+    let mut file = fs::OpenOptions::new().append(true).open(&path).at(&path)?;
+    file.write_all(lines.as_bytes()).at(&path)
+}
