@@ -204,6 +204,16 @@ def read_control_path(root: Path | int) -> str:
     return os.fsdecode(os.getxattr(root, CONTROL_XATTR))
 
 
+def sealed(root: Path) -> MountError:
+    """What is to be said to a command in a sandbox that wants to branch."""
+    return MountError(
+        f"{root} is a branch, seen from its sandbox: from in here no branch can be made, "
+        "committed or listed",
+        hint="run the outer command without a sandbox if it is to branch itself",
+        path=str(root),
+    )
+
+
 def _control_path(root: Path) -> str:
     try:
         return read_control_path(root)
@@ -215,12 +225,7 @@ def _control_path(root: Path) -> str:
                 path=str(root),
             ) from error
         if IN_BRANCH in os.environ:
-            raise MountError(
-                f"{root} is a branch, seen from its sandbox: from in here no branch can be made, "
-                "committed or listed",
-                hint="run the outer command without a sandbox if it is to branch itself",
-                path=str(root),
-            ) from error
+            raise sealed(root) from error
         raise MountError(
             f"the mount at {root} does not tell its control socket: {error.strerror}",
             hint="only mounts made by `branchfs mount` (0.2 or later) can be used",

@@ -13,7 +13,8 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -26,10 +27,12 @@ _PREFIX = "claims-"
 
 
 class Claims:
-    """Those of one process. The file is made with the first claim, and removed by `close`."""
+    """Those of one process. The file is made with the first claim, and removed by `close`. Safe
+    from any thread."""
 
     def __init__(self, space: Workspace) -> None:
         self._space = space
+        self._lock = threading.Lock()  # guards the next two
         self._path: Path | None = None
         self._file: int | None = None
 
@@ -51,9 +54,10 @@ class Claims:
             self._path = self._file = None
 
     def _write(self, line: str) -> None:
-        if self._file is None:
-            self._path, self._file = self._made()
-        os.write(self._file, line.encode())
+        with self._lock:
+            if self._file is None:
+                self._path, self._file = self._made()
+            os.write(self._file, line.encode())
 
     def _made(self) -> tuple[Path, int]:
         directory = _directory(self._space)
@@ -74,10 +78,23 @@ class Claims:
         return (directory / f".{name}").rename(directory / name), file
 
 
-def left(space: Workspace) -> list[BranchRecord]:
-    """Lists the open branches that were left by processes that are gone, the oldest first."""
+def left(space: Workspace, records: Sequence[BranchRecord] | None = None) -> list[BranchRecord]:
+    """Lists the open branches that were left by processes that are gone, the oldest first; of
+    `records`, if they were listed already."""
     claimed = {claim for path in _files(space) for claim in _unlocked(path)}
-    return [each for each in space.branches() if (each.id, each.name) in claimed]
+    if not claimed:
+        return []
+    opened = space.branches() if records is None else records
+    return [each for each in opened if (each.id, each.name) in claimed]
+
+
+def release(space: Workspace, record: BranchRecord) -> None:
+    """Has a branch that was left stay. OSError if that cannot be written down."""
+    for path in _files(space):
+        if (record.id, record.name) in _unlocked(path):
+            with _locked(path, os.O_WRONLY | os.O_APPEND) as file:
+                if file is not None:
+                    os.write(file, f"-{record.id} {record.name}\n".encode())
 
 
 def drop_left(space: Workspace) -> list[BranchRecord]:
@@ -118,10 +135,10 @@ def _unlocked(path: Path) -> set[tuple[int, str]]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[int | None]:
+def _locked(path: Path, flags: int = os.O_RDONLY) -> Iterator[int | None]:
     """Locks a file for the length of the `with`; None where its process lives, or others look."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         yield None  # gone meanwhile, or not ours to read
         return

@@ -30,6 +30,7 @@ from pathlib import Path
 
 from branching.errors import MountError
 from branching.fs.branchfs import BranchFS, read_control_path
+from branching.fs.locks import is_locked
 from branching.fs.mounts import read_mounts
 
 PROGRAM = "branchfs"
@@ -314,13 +315,6 @@ def _is_alone(lease: int) -> bool:
 def _is_in_use(base: Path) -> bool:
     """Tells whether some process has locked the base's store."""
     try:
-        lock = os.open(base / STORE / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return is_locked(base / STORE / "lock")
     except OSError:
         return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False

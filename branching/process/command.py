@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,12 +56,13 @@ class Command:
         stdout: Sink = None,
         stderr: Sink = None,
         inherit_stdin: bool = False,
-        score: bool = False,
+        score: bool | Callable[[bytes], None] = False,
         scope: Scope | None = None,
         terminal: OwnTerminal | None = None,
     ) -> None:
         """`scope` is the control group that the program runs in, from its first instruction on;
-        `terminal` is one of its own, which stands for ours.
+        `terminal` is one of its own, which stands for ours. `score` gives it descriptor 3: what it
+        writes there is in `Ended.score`, or is handed to the function as it comes.
         """
         if not argv:
             raise ValueError("a command needs at least the name of a program")
@@ -73,7 +74,7 @@ class Command:
         self._owner = owner
         self._sinks = {1: stdout, 2: stderr}
         self._inherit_stdin = inherit_stdin
-        self._wants_score = score
+        self._score = score
         self._scope = scope
         self._own_terminal = terminal
         self._terminal = terminal or (Terminal.ours() if inherit_stdin else None)
@@ -105,7 +106,7 @@ class Command:
         """
         started = time.monotonic()
         with ExitStack() as stack:
-            pipes = stack.enter_context(Pipes(self._sinks, self._owner, self._wants_score))
+            pipes = stack.enter_context(Pipes(self._sinks, self._owner, self._score))
             stack.enter_context(self._attendance)
             if self._own_terminal is not None:
                 stack.enter_context(self._own_terminal.lent())

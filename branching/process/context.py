@@ -72,7 +72,8 @@ class BranchContext:
     never get into a sandbox. `env` adds to the environment, `clean_env` starts from an almost
     empty one. `hide` lists globs of files that cannot be read. `stdout` and `stderr` take a
     descriptor, or a function that is handed the bytes while `wait()` runs. `accept` names classes
-    of installed packages whose instances may come back. `isolate` has no effect: it always is.
+    whose instances may come back though they are of installed packages, or are made in a way of
+    their own (`__reduce__`, `__setstate__`). `isolate` has no effect: it always is.
 
     `limits` hold from before the target starts; `parent_cgroup` is a group to be limited in.
     """
@@ -271,7 +272,7 @@ class BranchContext:
             raise NamespaceError(
                 f"the workspace cannot be used: {error}; nothing ran", path=str(self._workspace)
             ) from error
-        self._pipes = stack.enter_context(Pipes(self._sinks, owner, wants_score=False))
+        self._pipes = stack.enter_context(Pipes(self._sinks, owner, score=False))
         stack.enter_context(self._attendance)
         self._result_file = os.memfd_create("result", os.MFD_CLOEXEC)
         stack.callback(os.close, self._result_file)

@@ -3,7 +3,8 @@
 The sandbox is not trusted, and neither are bytes that come from it: unpickled without care they
 could run any code outside. So only values are accepted, whose making does nothing: those of plain
 types, exceptions, and instances of the program's own classes. Nothing is imported for them, no
-function is called. What else a function may return is up to the caller to name (`accept`).
+function of the program's is called (`making`). What else a function may return is up to the caller
+to name (`accept`).
 
 They travel in a file in memory, not in a pipe: the function never waits for a reader, and a result
 may be as large as memory.
@@ -11,42 +12,21 @@ may be as large as memory.
 
 from __future__ import annotations
 
-import builtins
 import io
 import mmap
 import os
 import pickle
-import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from branching.errors import ProcessBranchError
-from branching.process import courier
+from branching.process import courier, making
 
-_PLAIN = frozenset({"object", "complex", "range", "slice", "set", "frozenset", "NotImplemented"})
-_HARMLESS = {
-    "array": {"array", "_array_reconstructor"},
-    "collections": {"OrderedDict", "deque", "defaultdict", "Counter", "ChainMap", "UserDict"},
-    "copyreg": {"_reconstructor"},
-    "datetime": {"date", "datetime", "time", "timedelta", "timezone"},
-    "decimal": {"Decimal"},
-    "_decimal": {"Decimal"},
-    "fractions": {"Fraction"},
-    "ipaddress": {"IPv4Address", "IPv6Address", "IPv4Network", "IPv6Network"},
-    "pathlib": {"Path", "PosixPath", "PurePath", "PurePosixPath"},
-    "pathlib._local": {"Path", "PosixPath", "PurePath", "PurePosixPath"},
-    "types": {"SimpleNamespace"},
-    "uuid": {"UUID", "SafeUUID"},
-    "numpy": {"ndarray", "dtype"},
-    "numpy.core.multiarray": {"_reconstruct", "scalar"},
-    "numpy._core.multiarray": {"_reconstruct", "scalar"},
-    "numpy._core.numeric": {"_frombuffer"},
-    "numpy.core.numeric": {"_frombuffer"},
-}
-"""Classes, and the functions that pickle makes their instances with."""
 _REPR_CHARACTERS_MAX = 1000
+_BLOCK_BYTES = 512
+"""The unit of st_blocks."""
 
 
 class RemoteTraceback(Exception):
@@ -127,28 +107,24 @@ def _short(value: object) -> str:
 
 def read(descriptor: int, originals: Sequence[object], accept: Sequence[type]) -> Outcome:
     """Returns what was written; nothing was if the function did not get so far."""
-    size = os.fstat(descriptor).st_size
-    if size == 0:
+    found = os.fstat(descriptor)
+    if found.st_size == 0:
         return Outcome()
-    with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as data:
-        try:
-            return _understood(_Unpacker(_Stream(data), originals, accept).load())
-        except _NotAccepted as refused:
-            return Outcome(
-                exception=ProcessBranchError(
-                    f"the target's result was not accepted: it has a {refused}, and bytes from a "
-                    "sandbox may not make one",
-                    hint="return plain data, or name the class in `accept`",
-                )
-            )
-        except Exception as error:
-            return Outcome(
-                exception=ProcessBranchError(f"the target's result cannot be read: {error}")
-            )
-
-
-class _NotAccepted(Exception):
-    """A class or function that bytes from a sandbox may not name."""
+    try:
+        if found.st_blocks * _BLOCK_BYTES < found.st_size:
+            # Holes cost the sandbox nothing, and would cost us memory.
+            raise ValueError("it is not as large as it says")
+        with mmap.mmap(descriptor, found.st_size, prot=mmap.PROT_READ) as data:
+            return _understood(making.load(_Stream(data), originals, accept))
+    except making.NotAcceptedError as refused:
+        error = ProcessBranchError(
+            f"the target's result was not accepted: it has a {refused}, and bytes from a "
+            "sandbox may not make one",
+            hint="return plain data, or name the class in `accept`",
+        )
+    except Exception as unread:
+        error = ProcessBranchError(f"the target's result cannot be read: {unread}")
+    return Outcome(exception=error)
 
 
 class _Stream(io.RawIOBase):
@@ -171,34 +147,10 @@ class _Stream(io.RawIOBase):
     def readline(self, size: int | None = -1) -> bytes:  # noqa: ARG002
         return self._data.readline()
 
-
-class _Unpacker(pickle.Unpickler):
-    def __init__(
-        self, stream: _Stream, originals: Sequence[object], accept: Sequence[type]
-    ) -> None:
-        super().__init__(stream)
-        self._originals = originals
-        self._accept = accept
-
-    def persistent_load(self, number: Any) -> object:
-        if not isinstance(number, int) or not 0 <= number < len(self._originals):
-            raise _NotAccepted(f"reference to {number!r}")
-        return self._originals[number]
-
-    def find_class(self, module: str, name: str) -> Any:
-        found: Any = sys.modules.get(module)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        is_class = isinstance(found, type)
-        if is_class and (found in self._accept or issubclass(found, BaseException)):
-            return found
-        if module == "builtins" and name in _PLAIN:
-            return getattr(builtins, name)
-        if found is not None and name in _HARMLESS.get(module, ()):
-            return found
-        if is_class and courier.is_own_code(found.__module__) and found.__module__ == module:
-            return found
-        raise _NotAccepted(f"{module}.{name}")
+    def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
+        assert whence == io.SEEK_SET
+        self._data.seek(place)
+        return place
 
 
 def _understood(told: Any) -> Outcome:
@@ -221,10 +173,8 @@ def _made(cls: Any, args: Any, state: Any, text: str) -> BaseException:
     """
     if not (isinstance(cls, type) and issubclass(cls, BaseException) and isinstance(args, tuple)):
         raise TypeError("it is no exception")
-    error: BaseException
-    error = cls(*args) if cls.__module__ == "builtins" else cls.__new__(cls, *args)
+    error: BaseException = making.bare(cls, args)
     error.args = args
-    for name, value in dict(state).items():
-        setattr(error, str(name), value)
+    making.fill(error, state)
     error.__cause__ = RemoteTraceback(text)
     return error

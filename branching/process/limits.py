@@ -9,6 +9,12 @@ from fractions import Fraction
 
 CPU_MIN = 0.001
 """One millisecond a second: the kernel's bandwidth control deals out nothing smaller."""
+CPU_MAX = 100_000.0
+"""More CPUs than any machine has; the kernel refuses what is far above."""
+PIDS_MAX = 4_194_304
+"""The most processes that a Linux can have."""
+BYTES_MAX = (1 << 63) - 1
+"""The largest file, and more than any memory: the kernel counts in 64 bits."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])?", re.ASCII | re.IGNORECASE)
 _UNIT_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -40,9 +46,10 @@ class ResourceLimits:
     """Seconds from the start, after which the branch is killed (it ends as "timeout")."""
 
     def __post_init__(self) -> None:
-        for name in ("memory", "memory_high", "pids", "disk"):
-            _check_count(name, getattr(self, name))
-        _check_number("cpu", self.cpu, at_least=CPU_MIN)
+        for name in ("memory", "memory_high", "disk"):
+            _check_count(name, getattr(self, name), at_most=BYTES_MAX)
+        _check_count("pids", self.pids, at_most=PIDS_MAX)
+        _check_number("cpu", self.cpu, at_least=CPU_MIN, at_most=CPU_MAX)
         _check_number("wall_time", self.wall_time)
         if not isinstance(self.oom_group, bool):
             raise TypeError(f"oom_group must be a bool, not {self.oom_group!r}")
@@ -63,16 +70,20 @@ def parse_memory_size(text: str) -> int:
     return int(Fraction(match[1]) * _UNIT_BYTES[(match[2] or "").upper()])
 
 
-def _check_count(name: str, value: object) -> None:
+def _check_count(name: str, value: object, *, at_most: int) -> None:
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be a whole number, not {value!r}")
     if value <= 0:
         raise ValueError(f"{name} must be more than zero, not {value}; None is no limit")
+    if value > at_most:
+        raise ValueError(f"{name} must be {at_most} or less, not {value}")
 
 
-def _check_number(name: str, value: object, *, at_least: float = 0.0) -> None:
+def _check_number(
+    name: str, value: object, *, at_least: float = 0.0, at_most: float = math.inf
+) -> None:
     if value is None:
         return
     if not isinstance(value, (int, float)) or isinstance(value, bool):
@@ -81,3 +92,5 @@ def _check_number(name: str, value: object, *, at_least: float = 0.0) -> None:
         raise ValueError(f"{name} must be more than zero, not {value!r}; None is no limit")
     if value < at_least:
         raise ValueError(f"{name} must be {at_least:g} or more, not {value!r}")
+    if value > at_most:
+        raise ValueError(f"{name} must be {at_most:g} or less, not {value!r}")

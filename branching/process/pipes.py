@@ -25,7 +25,12 @@ _DRAIN_BYTES_MAX = 1 << 20
 class Pipes:
     """The pipes between us and one process: its outputs that a function reads, and its score."""
 
-    def __init__(self, sinks: Mapping[int, Sink], owner: Owner | None, wants_score: bool) -> None:
+    def __init__(
+        self,
+        sinks: Mapping[int, Sink],
+        owner: Owner | None,
+        score: bool | Callable[[bytes], None] = False,
+    ) -> None:
         self._sinks = sinks
         self._owner = owner
         self._readers: dict[int, Callable[[bytes], None]] = {}
@@ -39,8 +44,8 @@ class Pipes:
                     # One function for both outputs gets one pipe: lines keep their order.
                     shared = number == 2 and sink == sinks[1]
                     self._child_ends[number] = self._child_ends[1] if shared else self._open(sink)
-            if wants_score:
-                self.score = self._open(self._keep_score)
+            if score:
+                self.score = self._open(score if callable(score) else self._keep_score)
         except BaseException:
             self.__exit__()
             raise

@@ -45,6 +45,7 @@ class SandboxedProcess:
             user=(os.geteuid(), os.getegid()),
             is_sandboxed=isolation == "sandbox",
             is_user_namespace=isolation == "sandbox" and client.needs_user_namespace(),
+            is_limited=admit is not None,
             environment=dict(environment),
             numbers=tuple(descriptors),
             ignored_signals=ignored,

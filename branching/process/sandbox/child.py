@@ -1,8 +1,9 @@
 """The process that was asked for, from its fork off init to the first instruction of the user's.
 
-It waits at the gate until the caller has put it under its limits, so that nothing of the user's
-ever runs without them. A program that cannot be executed is told through the gate as `errno text`;
-the gate closes without a word when all went well.
+A command that asks for nothing before its first instruction comes without it (`spawned`). Where it
+has limits it waits at the gate until the caller has put it under them, so that nothing of
+the user's ever runs without. A program that cannot be executed is told through the gate as
+`errno text`; the gate closes without a word when all went well.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from branching.process.sandbox.request import Request
 EXIT_CANNOT_EXECUTE = 126
 HERE = b"here"
 """What is said at the gate by a process that is ready; anything else is why it is not."""
+RUNS = b"runs"
+"""What init says at the gate where the program was executed at once, with a pidfd of it."""
 _STANDARD = (0, 1, 2)
 
 
-def run(request: Request, gate_descriptor: int, descriptors: list[int]) -> NoReturn:
+def run(request: Request, inits_gate: socket.socket, descriptors: list[int]) -> NoReturn:
     """Becomes the process. Never returns."""
-    gate = _place(request, gate_descriptor, descriptors)
+    gate = _place(request, inits_gate.fileno(), descriptors)
     try:
         os.umask(request.umask)
         _reset_signals(request)
@@ -34,24 +37,32 @@ def run(request: Request, gate_descriptor: int, descriptors: list[int]) -> NoRet
         else:
             os.setsid()
         gate.send(HERE)
-        if not gate.recv(16):
+        if request.is_limited and not gate.recv(16):
             os._exit(EXIT_CANNOT_EXECUTE)  # the caller has given up
         if not request.argv:
             _call(request, gate)
         os.execvpe(request.argv[0], request.argv, request.environment)
     except OSError as error:
-        gate.send(b"%d %s" % (error.errno or 0, os.fsencode(error.strerror or str(error))))
+        gate.send(refusal(error))
     except BaseException as error:
         gate.send(b"0 %s" % os.fsencode(f"{type(error).__name__}: {error}"))
     os._exit(EXIT_CANNOT_EXECUTE)
 
 
+def refusal(error: OSError) -> bytes:
+    """Returns what the gate is told of a program that cannot be executed."""
+    return b"%d %s" % (error.errno or 0, os.fsencode(error.strerror or str(error)))
+
+
+def out_of_the_way(request: Request, descriptors: list[int]) -> list[int]:
+    """Returns copies above all numbers that are wanted: none is overwritten before it is placed."""
+    above = max((*request.numbers, *_STANDARD)) + 1
+    return [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in descriptors]
+
+
 def _place(request: Request, gate: int, descriptors: list[int]) -> socket.socket:
     """Gives each descriptor the number it is to have, and closes all that was not sent."""
-    above = max((*request.numbers, *_STANDARD)) + 1
-    # First out of the way, or one would be overwritten before it was placed.
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in descriptors]
-    gate = fcntl.fcntl(gate, fcntl.F_DUPFD_CLOEXEC, above)
+    gate, *moved = out_of_the_way(request, [gate, *descriptors])
     for number, descriptor in zip(request.numbers, moved, strict=True):
         os.dup2(descriptor, number)
     wanted = {*request.numbers, gate}

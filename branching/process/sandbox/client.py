@@ -6,6 +6,8 @@ needed. A forked child does not use its parent's.
 
 from __future__ import annotations
 
+import array
+import atexit
 import errno
 import json
 import os
@@ -13,6 +15,7 @@ import pickle
 import select
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -23,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from branching.errors import ForkError, NamespaceError, ProcessBranchError
+from branching.process import open_files
 from branching.process.sandbox import child, kernel, server
 from branching.process.sandbox.request import Request
 
@@ -30,6 +34,7 @@ START_SECONDS_MAX = 60.0
 """A sandbox is made in milliseconds. A mount of somebody's that hangs must not hang us for ever."""
 
 _CREDENTIALS = struct.Struct("=iII")
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(struct.calcsize("i"))
 _BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP}
 
 
@@ -137,6 +142,8 @@ def start(
             "nothing ran",
             hint='use isolation="none" to run without one',
         )
+    if request.is_sandboxed:
+        _refuse_directories(request.numbers, descriptors)
     for is_last_try in (False, True):
         try:
             return _start(request, descriptors, admit)
@@ -150,6 +157,15 @@ def start(
     raise AssertionError("both tries return or raise")
 
 
+def _refuse_directories(numbers: Sequence[int], descriptors: Sequence[int]) -> None:
+    for number, descriptor in zip(numbers, descriptors, strict=True):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise NamespaceError(
+                f"descriptor {number} is a directory, which leads out of the sandbox; nothing ran",
+                hint="redirect it from a file or /dev/null",
+            )
+
+
 class _ServerGone(Exception):
     """The server ended before it heard us."""
 
@@ -160,6 +176,7 @@ def _start(
     line, inits_line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     gate, childs_gate = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     started: Started | None = None
+    ends: list[int] = []
     try:
         for ours in (line, gate):
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -172,10 +189,10 @@ def _start(
             marks = b"" if request.argv else server.FOR_CALL
             _send(b"%d%s" % (_flags(request), marks), sent)
         deadline = time.monotonic() + START_SECONDS_MAX
-        init, _ = _hear(line, deadline)
+        init, _ = _hear(line, deadline, ends)
         if init is None:
             raise _ServerGone
-        started = Started(line, os.pidfd_open(init), is_sandboxed=request.is_sandboxed)
+        started = Started(line, _only(ends), is_sandboxed=request.is_sandboxed)
         _pass_gate(started, line, gate, deadline, admit)
         return started
     except BaseException:
@@ -196,17 +213,21 @@ def _pass_gate(
     deadline: float,
     admit: Callable[[int], None] | None,
 ) -> None:
-    pid, word = _hear(gate, deadline, line)
+    ends: list[int] = []
+    pid, word = _hear(gate, deadline, ends, line=line)
     if pid is None:
         _raise_ended(started)
     assert pid is not None
+    if word == child.RUNS:
+        started.pid = _number(ends)
+        return
     if word != child.HERE:
         reason = os.fsdecode(word.partition(b" ")[2])
         raise ProcessBranchError(f"the process could not be made ready: {reason}; nothing ran")
     started.pid = pid
     if admit is not None:
         admit(pid)
-    gate.send(b"go")
+        gate.send(b"go")
     _, refusal = _hear(gate, deadline)
     if refusal:
         number, _, text = refusal.partition(b" ")
@@ -214,12 +235,37 @@ def _pass_gate(
         raise Refused(int(number), os.fsdecode(text))
 
 
+def _only(ends: list[int]) -> int:
+    """Takes the descriptor that came along."""
+    if not ends:  # there was no room for it
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return ends.pop()
+
+
+def _number(ends: list[int]) -> int:
+    """Returns the pid of a process, which was not waited for yet, and closes its pidfd.
+
+    Nobody but the process itself can be asked for the number it has here: proc(5), fdinfo.
+    """
+    end = _only(ends)
+    try:
+        rows = Path(f"/proc/self/fdinfo/{end}").read_text().splitlines()
+    finally:
+        os.close(end)
+    return int(dict(row.split(":", 1) for row in rows)["Pid"])
+
+
 def _hear(
-    stream: socket.socket, deadline: float, line: socket.socket | None = None
+    stream: socket.socket,
+    deadline: float,
+    descriptors: list[int] | None = None,
+    *,
+    line: socket.socket | None = None,
 ) -> tuple[int | None, bytes]:
     """Waits for a message; returns its sender's pid as we number it, and the message.
 
-    At the end of the stream they are None and nothing. A failure told on `line` raises.
+    A descriptor that comes along is added to `descriptors`. At the end of the stream it returns
+    None and nothing. A failure told on `line` raises.
     """
     poll = select.poll()
     poll.register(stream, select.POLLIN)
@@ -239,10 +285,13 @@ def _hear(
         return None, b""
     if message.startswith(b'{"failed"'):
         raise _failure(json.loads(message))
+    pid = None
     for _, kind, data in ancillary:
         if kind == socket.SCM_CREDENTIALS:
-            return _CREDENTIALS.unpack(data)[0], message
-    return None, message
+            pid = _CREDENTIALS.unpack(data)[0]
+        elif kind == socket.SCM_RIGHTS and descriptors is not None:
+            descriptors += array.array("i", data)
+    return pid, message
 
 
 def _take(stream: socket.socket, flags: int = 0) -> tuple[bytes, list[tuple[int, int, bytes]]]:
@@ -250,7 +299,7 @@ def _take(stream: socket.socket, flags: int = 0) -> tuple[bytes, list[tuple[int,
     the connection, which is told before what it has said."""
     for is_last_try in (False, True):
         try:
-            return stream.recvmsg(65536, socket.CMSG_SPACE(_CREDENTIALS.size), flags)[:2]
+            return stream.recvmsg(65536, _ANCILLARY_BYTES, flags | socket.MSG_CMSG_CLOEXEC)[:2]
         except ConnectionResetError:
             if is_last_try:
                 raise
@@ -370,6 +419,7 @@ class _Server:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             its.close()
+        open_files.give_back(self._process.pid)  # to what it starts, too
         # It ends by itself; somebody has to take notice, or it would stay as a zombie.
         threading.Thread(target=self._process.wait, name="sandbox server", daemon=True).start()
 
@@ -407,7 +457,8 @@ def _send(message: bytes, descriptors: Sequence[int]) -> None:
 
 
 def _forget_server() -> None:
-    """In a forked child: the server is the parent's, and the lock may have been held."""
+    """At the end of this process, and in a forked child: there the server is the parent's, and the
+    lock may have been held."""
     global _server, _lock  # noqa: PLW0603
     _lock = threading.Lock()
     if _server is not None:
@@ -416,3 +467,4 @@ def _forget_server() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_server)
+atexit.register(_forget_server)

@@ -3,8 +3,9 @@
 What is refused is what an ordinary user has no use for and what an attacker wants most: making
 namespaces and mounts (a way to capabilities of one's own), keys (shared between processes of a
 user), loading code into the kernel, and typing into the terminal (TIOCSTI: a command on our
-terminal could type into the shell that started it). The list is that of a container without
-SYS_ADMIN; a filter that the container has stays in force beside ours.
+terminal could type into the shell that started it); and what goes past filters and namespaces:
+rings (io_uring) and unusual sockets. The list is that of a container without SYS_ADMIN; a filter
+that the container has stays in force beside ours.
 
 Numbers differ by architecture, and a process can make calls of more than one: each that the
 machine can run has its own table, all others are refused.
@@ -13,6 +14,7 @@ machine can run has its own table, all others are refused.
 from __future__ import annotations
 
 import errno
+import socket
 import struct
 from functools import cache
 
@@ -21,6 +23,7 @@ _REFUSED = (
     "fsmount", "fspick", "mount_setattr", "setns", "bpf", "perf_event_open", "kexec_load",
     "kexec_file_load", "init_module", "finit_module", "delete_module", "open_by_handle_at",
     "keyctl", "add_key", "request_key", "userfaultfd", "swapon", "swapoff", "reboot", "acct",
+    "io_uring_setup",
 )  # fmt: skip
 _NAMESPACES = 0x7E020000 | 0x80
 """All CLONE_NEW* flags; 0x80 is that of time namespaces."""
@@ -29,30 +32,36 @@ _CLONE_SIGNAL = 0xFF
 _TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI types a character; TIOCLINUX pastes the console's selection."""
 
+_UNKNOWN_HERE = ("clone3", "socketcall")
+"""Calls whose arguments lie in memory, out of a filter's sight. The C library uses others then."""
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
+"""The only sockets. Others lead past the network namespace (vsock: to whom this machine is a
+guest), or to parts of the kernel that are seldom used."""
+
 _SINCE_5 = {
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
-    "fspick": 433, "mount_setattr": 442, "clone3": 435,
+    "fspick": 433, "mount_setattr": 442, "clone3": 435, "io_uring_setup": 425,
 }  # fmt: skip
 _X86_64 = _SINCE_5 | {
     "ioctl": 16, "clone": 56, "pivot_root": 155, "acct": 163, "mount": 165, "umount2": 166,
     "swapon": 167, "swapoff": 168, "reboot": 169, "init_module": 175, "delete_module": 176,
     "kexec_load": 246, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272,
     "perf_event_open": 298, "open_by_handle_at": 304, "setns": 308, "finit_module": 313,
-    "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
+    "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323, "socket": 41,
 }  # fmt: skip
 _I386 = _SINCE_5 | {
     "ioctl": 54, "clone": 120, "pivot_root": 217, "acct": 51, "mount": 21, "umount2": 52,
     "umount": 22, "swapon": 87, "swapoff": 115, "reboot": 88, "init_module": 128,
     "delete_module": 129, "kexec_load": 283, "add_key": 286, "request_key": 287, "keyctl": 288,
     "unshare": 310, "perf_event_open": 336, "open_by_handle_at": 342, "setns": 346,
-    "finit_module": 350, "bpf": 357, "userfaultfd": 374,
+    "finit_module": 350, "bpf": 357, "userfaultfd": 374, "socket": 359, "socketcall": 102,
 }  # fmt: skip
 _AARCH64 = _SINCE_5 | {
     "ioctl": 29, "clone": 220, "pivot_root": 41, "acct": 89, "mount": 40, "umount2": 39,
     "swapon": 224, "swapoff": 225, "reboot": 142, "init_module": 105, "delete_module": 106,
     "kexec_load": 104, "add_key": 217, "request_key": 218, "keyctl": 219, "unshare": 97,
     "perf_event_open": 241, "open_by_handle_at": 265, "setns": 268, "finit_module": 273,
-    "kexec_file_load": 294, "bpf": 280, "userfaultfd": 282,
+    "kexec_file_load": 294, "bpf": 280, "userfaultfd": 282, "socket": 198,
 }  # fmt: skip
 
 _TABLES = {
@@ -90,10 +99,16 @@ def _block(table: dict[str, int], machine: str) -> bytes:
     for name in _REFUSED:
         if name in table:
             code += _op(_JUMP_EQUAL, table[name], 0, 1) + _op(_RETURN, _REFUSE | errno.EPERM)
-    # Its flags lie in memory, out of a filter's sight. Without it the C library uses clone.
-    code += _op(_JUMP_EQUAL, table["clone3"], 0, 1) + _op(_RETURN, _REFUSE | errno.ENOSYS)
+    for name in _UNKNOWN_HERE:
+        if name in table:
+            code += _op(_JUMP_EQUAL, table[name], 0, 1) + _op(_RETURN, _REFUSE | errno.ENOSYS)
     code += _when(table["clone"], _ARGUMENT_0, _NAMESPACES & ~_CLONE_SIGNAL)
     code += _when(table["unshare"], _ARGUMENT_0, _NAMESPACES)
+    family = _op(_LOAD, _ARGUMENT_0)
+    for known in _FAMILIES:
+        family += _op(_JUMP_EQUAL, known, 0, 1) + _op(_RETURN, _ALLOW)
+    family += _op(_RETURN, _REFUSE | errno.EAFNOSUPPORT)
+    code += _op(_JUMP_EQUAL, table["socket"], 0, len(family) // 8) + family
     typing = _op(_LOAD, _ARGUMENT_1)
     for request in _TERMINAL_INPUT:
         typing += _op(_JUMP_EQUAL, request, 0, 1) + _op(_RETURN, _REFUSE | errno.EPERM)

@@ -5,7 +5,7 @@ child's end, for orphans to reap, for a word from the caller. Its words with the
 one socket (`line`), a message each, as JSON:
 
     init says                              the caller says
-    {"hello": true}                        "T"   SIGTERM to all
+    {"hello": true} and a pidfd of itself  "T"   SIGTERM to all
     {"failed": STEP, "errno": N, …}        "C"   SIGCONT to all
     {"stopped": true}                      "S"   SIGSTOP to all
     {"status": N, "cpu": S, "peak": B,     (closes the line: end at once)
@@ -28,10 +28,10 @@ import termios
 import time
 from typing import Any, NoReturn
 
-from branching.process.sandbox import child, descendants, kernel, network, privileges
+from branching.process.sandbox import child, descendants, kernel, network, privileges, spawned
 from branching.process.sandbox.hidden import Watch
 from branching.process.sandbox.request import Request
-from branching.process.sandbox.view import View
+from branching.process.sandbox.view import View, bound_sockets
 
 TIMEOUT_GRACE_SECONDS = 1.0
 """Between SIGTERM and the end when the time is over."""
@@ -58,7 +58,7 @@ def run(request: Request, descriptors: list[int]) -> NoReturn:
         )  # fmt: skip
     except BaseException as error:
         init.say(failed=init.step, errno=0, text=f"{type(error).__name__}: {error}", path=None)
-    os._exit(EXIT_KILLED)
+    init.end(EXIT_KILLED)
 
 
 class _Init:
@@ -67,7 +67,7 @@ class _Init:
     ) -> None:
         self._request = request
         self._line = line
-        self._gate = gate
+        self._gate: socket.socket | None = socket.socket(fileno=gate)
         self._descriptors = descriptors
         self._watch: Watch | None = None
         self.step = "starting"
@@ -76,11 +76,12 @@ class _Init:
         try:
             self._line.send(json.dumps(words).encode())
         except OSError:
-            os._exit(EXIT_KILLED)  # the caller is gone
+            self.end(EXIT_KILLED)  # the caller is gone
 
     def prepare(self) -> None:
         request = self._request
-        self.say(hello=True)
+        # We may be gone, and our number another's, before the caller can look us up by it.
+        socket.send_fds(self._line, [b'{"hello": true}'], [os.pidfd_open(os.getpid())])
         sandbox = request.sandbox
         if not request.is_sandboxed:
             self._prepare_plain()
@@ -88,11 +89,13 @@ class _Init:
         if request.is_user_namespace:
             self.step = "mapping our user into the namespace"
             _map_own_user(*request.user)
+        self.step = "finding the sockets of other programs"
+        sockets = bound_sockets()  # all that are named in this network, before it is left
         if not sandbox.network:
             self.step = "making a network"
             network.enter()
         owner = request.owner or request.user
-        view = View(sandbox, owner)
+        view = View(sandbox, owner, sockets)
         try:
             writable = view.build()
         except OSError:
@@ -119,12 +122,14 @@ class _Init:
         self.step = "entering the workspace"
         os.chdir(request.sandbox.view)
 
-    def _exit(self, code: int) -> NoReturn:
+    def end(self, code: int) -> NoReturn:
+        """Ends, and all that was started with it."""
         if not self._request.is_sandboxed:
             descendants.kill_all()
         os._exit(code)
 
     def start(self) -> int:
+        assert self._gate is not None, "nobody has passed it"
         self.step = "starting the process"
         self._woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -145,13 +150,27 @@ class _Init:
             os.setsid()
             place = self._request.numbers.index(self._request.terminal or 0)
             fcntl.ioctl(self._descriptors[place], termios.TIOCSCTTY, 0)
-        pid = os.fork()
+        if spawned.can_be(self._request):
+            return self._spawn(self._gate)
+        # Only a function needs what Python does around a fork (random numbers of its own).
+        pid = kernel.clone(0) if self._request.argv else os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             child.run(self._request, self._gate, self._descriptors)
-        os.close(self._gate)
+        self._gate.close()
+        self._gate = None
         for descriptor in self._descriptors:
             os.close(descriptor)
+        return pid
+
+    def _spawn(self, gate: socket.socket) -> int:
+        try:
+            pid = spawned.start(self._request, self._descriptors)
+        except OSError as error:
+            gate.send(child.HERE)
+            gate.send(child.refusal(error))
+            self.end(child.EXIT_CANNOT_EXECUTE)
+        socket.send_fds(gate, [child.RUNS], [os.pidfd_open(pid)])
         return pid
 
     def attend(self, pid: int) -> NoReturn:
@@ -160,9 +179,11 @@ class _Init:
         poll.register(self._woken, select.POLLIN)
         if self._watch is not None:
             poll.register(self._watch, select.POLLPRI)
+        if self._gate is not None:
+            poll.register(self._gate, select.POLLIN)
         limit = self._request.wall_seconds
         deadline = None if limit is None else self._started + limit
-        timed_out = False
+        timed_out = has_ended = False
         while True:
             wait = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
             ready = {descriptor for descriptor, _ in poll.poll(wait)}
@@ -176,13 +197,28 @@ class _Init:
                 self._tell_all(signal.SIGTERM)
             if self._woken in ready:
                 if signal.SIGTERM in os.read(self._woken, 4096):
-                    self._exit(EXIT_KILLED)
+                    self.end(EXIT_KILLED)
+                has_ended = True
+            if self._gate is not None and self._gate.fileno() in ready:
+                # The caller has closed it, and so knows by which number to call the process.
+                poll.unregister(self._gate)
+                self._gate.close()
+                self._gate = None
+            if has_ended and self._gate is None:
+                has_ended = False
                 self._reap(pid, timed_out=timed_out)
             if self._line.fileno() in ready:
-                word = self._line.recv(16)
+                word = self._heard()
                 if not word:
-                    self._exit(EXIT_KILLED)
+                    self.end(EXIT_KILLED)
                 self._tell_all(_SIGNALS[word])
+
+    def _heard(self) -> bytes:
+        """Returns the caller's next word; none if it is gone, and may not have read ours."""
+        try:
+            return self._line.recv(16)
+        except ConnectionResetError:
+            return b""
 
     def _reap(self, pid: int, *, timed_out: bool) -> None:
         while True:
@@ -206,7 +242,7 @@ class _Init:
             peak=used.ru_maxrss * 1024, seconds=time.monotonic() - self._started,
             is_uncovered=is_uncovered,
         )  # fmt: skip
-        self._exit(0)
+        self.end(0)
 
     def _tell_all(self, number: int) -> None:
         """Signals every process of the namespace but ourselves, or every descendant."""

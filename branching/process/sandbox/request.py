@@ -24,6 +24,8 @@ class Request:
     is_sandboxed: bool
     """False: nothing is hidden or forbidden, and only the sandbox's directory is heeded."""
     is_user_namespace: bool
+    is_limited: bool
+    """The caller has something to do before anything runs: to put it under its limits."""
     environment: Mapping[str, str]
     numbers: tuple[int, ...]
     """Of the descriptors that are sent along: the numbers they are to have."""

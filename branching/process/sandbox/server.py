@@ -36,6 +36,9 @@ def main(socket_descriptor: int, parent: int) -> None:
     """Serves until nobody needs it."""
     for name in _IGNORED:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # The thread that started us may have blocked any: without SIGCHLD we would be deaf.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     # In a group of our own, yet in the caller's session: the terminal is to be passed on.
     os.setpgid(0, 0)
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -7,6 +7,7 @@
     /run                     only what name resolution needs: sockets of other programs live here
     /proc                    its own processes; what could change the machine is masked
     private directories      empty, at each place where they can be reached
+    sockets of programs      there, but nobody can connect to them
     hidden files             there, but nobody can read them
 
 The order matters: what must stay visible is opened before it is covered, and bound again from the
@@ -17,9 +18,10 @@ Nobody inside can take a cover away: that needs a capability which none can get 
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 from branching.process.sandbox import hidden, kernel, mounts
 from branching.process.sandbox.options import PRIVATE_XATTR, Sandbox
@@ -29,6 +31,8 @@ _SEALED = _ORDINARY | kernel.MS_NOEXEC
 _REPLACED = ("/tmp", "/var/tmp", "/run")
 _OF_RUN = ("systemd/resolve", "resolvconf", "NetworkManager", "connman", "current-system")
 """Below /run: where /etc/resolv.conf may lead; and where one distribution has all its programs."""
+_SOCKET = re.compile(rb" (/.*)$", re.MULTILINE)
+"""The end of a line of /proc/net/unix."""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
     "fd": "/proc/self/fd",
@@ -39,6 +43,8 @@ _DEVICE_LINKS = {
 }
 _COVER = "/dev/.covered"
 """An empty file that nobody may open: it takes the place of those to be hidden."""
+_EMPTY = "/dev/.empty"
+"""An empty directory that takes the place of others. A new file system for each takes longer."""
 _PROC_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _MASKED = (
     "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys",
@@ -52,10 +58,11 @@ _MASKED = (
 class View:
     """The file system view of one sandbox, while it is built."""
 
-    def __init__(self, sandbox: Sandbox, owner: tuple[int, int]) -> None:
+    def __init__(self, sandbox: Sandbox, owner: tuple[int, int], sockets: Sequence[str]) -> None:
         self._sandbox = sandbox
         self._at = str(sandbox.at)
         self._owner = owner
+        self._sockets = sockets
         self._table: list[mounts.Mount] = []
         self._covers: list[str] = []
         self.step = ""
@@ -97,7 +104,9 @@ class View:
         self.step = "masking system files"
         self._mask()
         for cover in self._covers:
-            _seal(cover)
+            # Who removes a directory takes along what others have mounted on it: rmdir(2).
+            with suppress(FileNotFoundError):
+                _seal(cover)
         os.chdir(self._at)
         places = ["/tmp", "/var/tmp", "/dev", "/proc", self._at]
         return [place for place in (*places, *home) if os.path.isdir(place)]
@@ -110,6 +119,9 @@ class View:
         as long as it had one, nobody could unmount it outside.
         """
         paths = list(map(str, self._sandbox.private))
+        # Read-only or not, a socket can be connected to.
+        paths += filter(os.path.lexists, self._sockets)
+        paths += [mount.point for mount in self._table if _is_socket(mount)]
         needed = [self._at, *(str(path) for path, _ in self._sandbox.beside)]
         needed.append(str(self._sandbox.view))
         for mount in self._table:
@@ -163,13 +175,13 @@ class View:
                 kernel.mount("tmpfs", place, "tmpfs", _ORDINARY, mode)
         self._covers.append("/run")
         for place in places:
-            if not os.path.lexists(place):
-                continue  # it lay below one of those
-            if os.path.isdir(place):
-                kernel.mount("tmpfs", place, "tmpfs", _SEALED, "mode=755,size=64k")
-                self._covers.append(place)
-            else:
-                self._cover_file(place)
+            # It lay below one of those, or others have removed it meanwhile.
+            with suppress(FileNotFoundError, NotADirectoryError):
+                if os.path.isdir(place):
+                    kernel.mount("tmpfs", place, "tmpfs", _SEALED, "mode=755,size=64k")
+                    self._covers.append(place)
+                else:
+                    self._cover_file(place)
 
     def _show(self, kept: list[tuple[int, str]]) -> None:
         for descriptor, path in kept:
@@ -194,6 +206,7 @@ class View:
         kernel.mount("tmpfs", "/dev/shm", "tmpfs", _ORDINARY, "mode=1777")
         _touch(_COVER)
         os.chmod(_COVER, 0)
+        os.mkdir(_EMPTY, 0o755)
         _seal("/dev")
 
     def _make_home(self) -> list[str]:
@@ -231,7 +244,7 @@ class View:
     def _mask(self) -> None:
         for place in _MASKED:
             if os.path.isdir(place):
-                kernel.mount("tmpfs", place, "tmpfs", _SEALED | kernel.MS_RDONLY, "size=4k")
+                kernel.mount(_EMPTY, place, None, kernel.MS_BIND)
             elif os.path.exists(place):
                 self._cover_file(place)
 
@@ -240,6 +253,26 @@ class View:
         so as read-only as that.
         """
         kernel.mount(_COVER, place, None, kernel.MS_BIND)
+
+
+def bound_sockets() -> list[str]:
+    """Lists the sockets of this network that have a name in the file system, where no directory
+    of our own will take its place.
+    """
+    replaced = tuple(f"{place}/" for place in _REPLACED)
+    if os.path.islink("/var/run"):  # to /run
+        replaced += ("/var/run/",)
+    with open("/proc/net/unix", "rb") as table:
+        paths = dict.fromkeys(map(os.fsdecode, _SOCKET.findall(table.read())))
+    return [path for path in paths if not path.startswith(replaced)]
+
+
+def _is_socket(mount: mounts.Mount) -> bool:
+    """Whether a single file was mounted and it is a socket: a container is given one so."""
+    try:
+        return mount.root != "/" and stat.S_ISSOCK(os.lstat(mount.point).st_mode)
+    except OSError:
+        return False
 
 
 def _told(point: str) -> list[str]:

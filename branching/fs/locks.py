@@ -1,0 +1,22 @@
+"""Locks of other processes, which the kernel takes away when these die, however they do."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process has locked a file for itself. OSError if that cannot be opened.
+
+    Those who ask at the same time do not take each other for its holder.
+    """
+    lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
