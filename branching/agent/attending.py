@@ -16,6 +16,7 @@ from branching.agent.protocols import History, RunOutcome
 from branching.agent.runtime import FORK_VARIABLE, BranchRuntime
 from branching.agent.types import BranchState
 from branching.awaited import finished
+from branching.errors import BranchingError
 
 CAUSES_MAX = 20
 """So many exceptions deep a refusal is looked for below what a framework made of it."""
@@ -139,7 +140,8 @@ class Attendant:
         refusal = _refusal(error)
         if refusal is None:
             branch.failure = error
-            self._end(branch, "failed", f"{type(error).__name__}: {error}")
+            ours = isinstance(error, BranchingError)  # these speak for themselves
+            self._end(branch, "failed", f"{'' if ours else type(error).__name__ + ': '}{error}")
         elif refusal.scope == "branch":
             self._end(branch, "budget_exhausted", refusal.message)
         else:

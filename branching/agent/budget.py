@@ -5,6 +5,8 @@ A run reserves each request before it sends it, and settles it with what it used
     reserve ── refused: BudgetExhausted, nothing was sent
        └── settle(used), or release() when the request failed
 
+    charge ── for a program that tells afterwards what it used: BudgetExhausted if that was too much
+
 What is reserved counts as spent until then, so branches that send at the same time cannot overrun
 the fork's budget together. What a request will use is not known before: it is taken to be what the
 caller expects, or else the branch's dearest request so far. So a cap is overrun by what the last
@@ -119,15 +121,26 @@ class Ledger:
             self._open.add(reservation)
             return reservation
 
+    def charge(self, branch_id: str, used: Usage) -> None:
+        """Adds what was used already, told by somebody who did not reserve it.
+
+        It is counted in any case. Raises BudgetExhausted when a cap is crossed by it, and
+        UnknownPriceError where a budget in money is told no price.
+        """
+        with self._lock:
+            account = self._accounts[branch_id]
+            account.spent = account.spent + used
+            if self._outer is not None:
+                ledger, around = self._outer
+                ledger.charge(around, used)
+            if used.usd is None:
+                self._refuse_price(account, "of a request was not told")
+            _refuse_more(account.limits, account.spent, "branch", f"branch {branch_id}")
+            _refuse_more(self.total, self._spent(), "aggregate", "the fork")
+
     def is_overrun(self) -> bool:
         """Tells whether the branches together have used more than the fork's budget."""
-        used = self.spent()
-        pairs = (
-            (self.total.usd, used.usd or 0.0),
-            (self.total.tokens, used.tokens),
-            (self.total.requests, used.requests),
-        )
-        return any(cap is not None and spent > cap + _ROUNDING_USD for cap, spent in pairs)
+        return bool(_crossed(self.total, self.spent()))
 
     def reallocate(self, giver: str, taker: str, usd: float) -> None:
         """Moves unspent money from one branch's budget to another's.
@@ -165,14 +178,18 @@ class Ledger:
             )
 
     def _check_price(self, account: _Account, is_priced: bool) -> None:
-        if self.unknown_price == "ignore" or (is_priced and account.spent.usd is not None):
+        if not is_priced or account.spent.usd is None:
+            self._refuse_price(account, "of the model is unknown", "; the request was not sent")
+
+    def _refuse_price(self, account: _Account, what: str, done: str = "") -> None:
+        if self.unknown_price == "ignore":
             return
         for limits, scope in ((account.limits, "branch"), (self.total, "aggregate")):
             if limits.usd is not None:
                 raise UnknownPriceError(
-                    f"the price of the model is unknown, so the budget of {_money(limits.usd)} "
-                    "cannot be kept; the request was not sent. Give a price, a budget in tokens "
-                    'or requests, or unknown_price="ignore"',
+                    f"the price {what}, so the budget of {_money(limits.usd)} cannot be kept{done}."
+                    " Give a price, a budget in tokens or requests, or "
+                    'unknown_price="ignore"',
                     scope="aggregate" if scope == "aggregate" else "branch",
                     limit="usd",
                 )
@@ -220,6 +237,33 @@ def _check(
                 scope=scope,
                 limit=limit,
             )
+
+
+def _crossed(limits: Budget, spent: Usage) -> str:
+    """Names a cap that more was used than, "" if there is none."""
+    for limit, used in (
+        ("usd", spent.usd or 0.0),
+        ("tokens", spent.tokens),
+        ("requests", spent.requests),
+    ):
+        cap = getattr(limits, limit)
+        if cap is not None and used > cap + _ROUNDING_USD:
+            return limit
+    return ""
+
+
+def _refuse_more(
+    limits: Budget, spent: Usage, scope: Literal["branch", "aggregate"], whose: str
+) -> None:
+    """Refuses to go on where more was used than a cap allows."""
+    if limit := _crossed(limits, spent):
+        used, cap = getattr(spent, limit), getattr(limits, limit)
+        told, what = (_money, "") if limit == "usd" else (str, f" {limit}")
+        raise BudgetExhausted(
+            f"{whose} has spent {told(used)} of its budget of {told(cap)}{what}",
+            scope=scope,
+            limit=limit,
+        )
 
 
 def _with_usd(limits: Budget, usd: float) -> Budget:

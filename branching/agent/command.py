@@ -4,9 +4,22 @@ A program's conversation is what it was told and the end of what it printed. It 
 code 0; any other end is a failed branch. Beyond the environment of all commands in a branch
 (`program`) it has
 
-    BRANCHING_BRANCH    its branch
-    BRANCHING_ATTEMPT   its number in the fork, from 0
-    BRANCHING_LABEL     its label
+    BRANCHING_BRANCH            its branch
+    BRANCHING_ATTEMPT           its number in the fork, from 0
+    BRANCHING_LABEL             its label
+    BRANCHING_STEER             a file to which a line is added for each word of a person's
+                                (`patterns.helm`); only where somebody could say one
+    BRANCHING_BUDGET_USD        what it may spend, where it has such a budget; so too
+                                BRANCHING_BUDGET_TOKENS, BRANCHING_BUDGET_REQUESTS
+
+What it spends nobody knows but the program. It tells on descriptor 3, a line for each request or
+for several:
+
+    {"usd": 0.02, "tokens": 1200, "requests": 1}
+
+Each field may be left out; a line counts as one request at least. The program is stopped by the
+line that goes beyond its budget, or the fork's. One that succeeds under a budget and has told
+nothing has failed: its budget was not kept.
 
 A judge is told the case in BRANCHING_CASE, the labels in BRANCHING_LABELS, a line each, and sees
 each branch's files, read-only, in the directories that BRANCHING_BRANCHES lists in the same order.
@@ -15,28 +28,40 @@ The last line that it prints is the winner's label, and after a blank, if it wan
 
 from __future__ import annotations
 
+import asyncio
+import json
+import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from branching.agent.errors import ForkStateError
+from branching.agent.errors import BudgetExhausted, ForkStateError
 from branching.agent.judge import Choice, JudgeCase, JudgeError
 from branching.agent.program import Place, run_program
 from branching.agent.protocols import History, RunOutcome
 from branching.agent.runtime import BranchRuntime
+from branching.agent.types import Usage
 from branching.errors import ProcessBranchError
-from branching.process import OWN_TMP
+from branching.patterns.helm import STOP_GRACE_SECONDS, Helm, add_word
+from branching.patterns.program import Lines
+from branching.process import OWN_TMP, Command
 
 OUTPUT_BYTES_MAX = 64 << 10
 """Of what a program prints, its end is its message."""
 CASE_BYTES_MAX = 100_000
 """The kernel refuses a variable of 128 KiB."""
+TOLD = ("usd", "tokens", "requests")
+"""What only the program itself knows."""
 OnOutput = Callable[[str, bytes], None]
-"""Is told what a branch prints, by its label."""
+"""Is told what a branch prints, by its label, in another thread; nothing at its end."""
 
 
 class CommandRunner:
     """Runs a command in a branch; a string is for the shell."""
+
+    can_pause = True
 
     def __init__(
         self,
@@ -46,12 +71,21 @@ class CommandRunner:
         index: int = 0,
         seen_at: Path | None = None,
         on_output: OnOutput | None = None,
+        helm: Helm | None = None,
     ) -> None:
+        """`helm` is whose steer files are used; without it the program cannot be told anything."""
         self._branch = branch
         self._command = command
         self._index = index
         self._seen_at = seen_at
         self._on_output = on_output
+        self._helm = helm
+        self._words: Path | None = None
+        self._process: Command | None = None
+        self._ended: asyncio.Event | None = None
+        self._has_told = False
+        self.refusal: BudgetExhausted | None = None
+        """Why it was stopped, if by what it has told that it spent."""
 
     async def run(self, prompt: str, history: History) -> RunOutcome:
         branch = self._branch
@@ -60,34 +94,143 @@ class CommandRunner:
         told = [*(history or []), {"role": "user", "content": prompt}]
         branch.capture(told)
         printed = _Tail(self._tell)
-        place = Place(
-            directory=branch.path,
-            seen_at=self._seen_at,
-            environment={
-                **branch.environment,
-                "BRANCHING_ATTEMPT": str(self._index),
-                "BRANCHING_LABEL": branch.spec.label,
-            },
-        )
+        reports = Lines(lambda line: self._heed(line, printed))
+        self._ended, self._has_told, self.refusal = asyncio.Event(), False, None
+        branch.pause.heed = self._pause
         try:
-            done = await run_program(self._command, place, stdout=printed.feed, stderr=printed.feed)
+            with self._place() as place:
+                done = await run_program(
+                    self._command,
+                    place,
+                    stdout=printed.feed,
+                    stderr=printed.feed,
+                    reports=reports.feed,
+                    on_command=self._begin,
+                )
+            reports.finish()
         finally:
+            self._process = None
+            self._ended.set()
+            self._tell(b"")
             told.append({"role": "assistant", "content": printed.text()})
             branch.capture(told)
+        if self.refusal is not None:
+            raise self.refusal
         if not done.ended.success:
             raise ProcessBranchError(done.ended.reason)
+        if not self._has_told and (limits := self._told_limits()):
+            raise ProcessBranchError(
+                f"it told nothing on descriptor 3 of what it spent, so its budget "
+                f"({', '.join(limits)}) was not kept"
+            )
         return RunOutcome(history=told, output=done.ended, final_message=printed.text())
 
-    def steer(self, text: str) -> None:  # noqa: ARG002
-        """A program cannot be told anything on its way."""
-        raise ForkStateError(f"branch {self._branch.spec.label!r} is a program: it hears nothing")
+    def steer(self, text: str) -> None:
+        """Adds a line to the program's steer file. Nobody can tell whether it looks there."""
+        label = self._branch.spec.label
+        if self._words is None:
+            raise ForkStateError(f"branch {label!r} is a program that has no steer file now")
+        add_word(self._words, label, text)
 
     async def stop(self) -> None:
-        """Nothing is left: the program's sandbox ends with its run."""
+        """Ends the program with all that it started: SIGTERM, and a moment later SIGKILL."""
+        process, ended = self._process, self._ended
+        if process is not None and ended is not None:
+            process.kill(STOP_GRACE_SECONDS)
+            await ended.wait()
+
+    @contextmanager
+    def _place(self) -> Iterator[Place]:
+        branch = self._branch
+        assert branch.path is not None, "it was looked at"
+        environment = {
+            **branch.environment,
+            "BRANCHING_ATTEMPT": str(self._index),
+            "BRANCHING_LABEL": branch.spec.label,
+            **{
+                f"BRANCHING_BUDGET_{name.upper()}": f"{cap:g}" if name == "usd" else str(cap)
+                for name, cap in self._own_limits().items()
+            },
+        }
+        if self._helm is None or branch.branch is None:
+            yield Place(directory=branch.path, seen_at=self._seen_at, environment=environment)
+            return
+        with self._helm.steer_file(branch.branch.name) as words:
+            beside: tuple[tuple[Path, Path], ...] = ()
+            if words is not None:
+                seen = OWN_TMP / "branching-steer" / words.name
+                beside = ((words.parent, seen.parent),)
+                environment["BRANCHING_STEER"] = str(seen)
+            self._words = words
+            try:
+                yield Place(
+                    directory=branch.path,
+                    seen_at=self._seen_at,
+                    environment=environment,
+                    beside=beside,
+                )
+            finally:
+                self._words = None
+
+    def _begin(self, process: Command) -> None:
+        self._process = process
+        if self._branch.pause.is_on:
+            process.pause()
+
+    def _pause(self, is_on: bool) -> None:
+        if (process := self._process) is not None:
+            process.pause(is_on=is_on)
 
     def _tell(self, arrived: bytes) -> None:
         if self._on_output is not None:
             self._on_output(self._branch.spec.label, arrived)
+
+    def _heed(self, line: str, printed: _Tail) -> None:
+        """Takes a line of descriptor 3; in the thread that attends the program."""
+        try:
+            used = usage_in(line)
+        except ValueError as error:
+            printed.feed(f"branching: descriptor 3 is for what was spent; {error}\n".encode())
+            return
+        self._has_told = True
+        try:
+            self._branch.charge(used)
+        except BudgetExhausted as refusal:
+            if self.refusal is None:
+                self.refusal = refusal
+                if self._process is not None:
+                    self._process.kill(STOP_GRACE_SECONDS)
+
+    def _own_limits(self) -> dict[str, float]:
+        return _told_caps(vars(self._branch.budget))
+
+    def _told_limits(self) -> list[str]:
+        """Names the limits, of the branch and of the fork, that only the program can tell of."""
+        return sorted({*self._own_limits(), *_told_caps(vars(self._branch.ledger.total))})
+
+
+def _told_caps(budget: dict[str, Any]) -> dict[str, float]:
+    return {name: budget[name] for name in TOLD if budget[name] is not None}
+
+
+def usage_in(line: str) -> Usage:
+    """Reads a line of descriptor 3. ValueError for one that is none."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict) or not told.keys() <= {*TOLD}:
+        raise ValueError(f'a line is like {{"usd": 0.02, "tokens": 1200}}, not {line[:80]!r}')
+    for name, value in told.items():
+        is_number = isinstance(value, int if name != "usd" else (int, float))
+        if isinstance(value, bool) or not is_number or not 0 <= value < math.inf:
+            raise ValueError(f"{name} is a number from 0 on, not {value!r}")
+    usd = told.get("usd")
+    return Usage(
+        usd=None if usd is None else float(usd),
+        tokens=told.get("tokens", 0),
+        requests=max(1, told.get("requests", 1)),
+    )
 
 
 class CommandJudge:

@@ -1,5 +1,10 @@
 """The coordinator: all that a front end can do with a fork. See the package for the whole picture.
 
+    ForkView        what can be asked                               (`view`)
+    ForkRuns        what can be done to the run of one branch       (`runs`)
+    Resolver        choosing a winner by a judge                    (`resolving`)
+    here            how a fork begins and ends: fork, merge, override, rewind, abort, resume
+
 Whatever changes the fork takes one lock, so the calls of a front end, a tool and a timer follow
 one another. The lock is not held while a run is awaited: a merge waits for its winner first, and
 looks again afterwards. All methods belong to one event loop.
@@ -23,42 +28,35 @@ from branching.agent.fork import Fork, check_specs, new_fork_id
 from branching.agent.override import Override
 from branching.agent.place import Place
 from branching.agent.protocols import (
-    Answer,
     CheckpointStore,
     ConversationCodec,
     ForkStateStore,
     History,
     Judge,
     Judgement,
-    RunnerFactory,
-    Tester,
 )
-from branching.agent.requests import ApprovalRequest
-from branching.agent.resolving import outcomes, resolve
+from branching.agent.resolving import Resolver
 from branching.agent.resuming import place_of, take_up
-from branching.agent.runtime import FORK_VARIABLE, BranchRuntime
+from branching.agent.runs import ForkRuns
+from branching.agent.runtime import FORK_VARIABLE, BranchRuntime, RunnerFactory, Tester
 from branching.agent.session import ForkSession
 from branching.agent.store import InMemoryForkStateStore
 from branching.agent.types import (
     BranchIsolation,
-    BranchOutcome,
     BranchSpec,
-    BranchState,
     Budget,
     FlushReport,
     ForkHandle,
     MergeOptions,
     MergeResult,
     MergeStrategy,
-    ResolveOutcome,
 )
-from branching.agent.view import ForkView
 from branching.awaited import finished
 from branching.errors import BranchingError
 from branching.fs import Branch, Workspace
 
 
-class ForkCoordinator(ForkView):
+class ForkCoordinator(ForkRuns, Resolver):
     """Forks one parent run, one fork at a time, and merges or drops what comes of it."""
 
     def __init__(
@@ -125,8 +123,10 @@ class ForkCoordinator(ForkView):
         strategy: MergeStrategy | None = None,
         aggregate_budget_usd: float | None = None,
         aggregate_budget: Budget | None = None,
+        about: dict[str, Any] | None = None,
     ) -> ForkHandle:
-        """Forks the parent: all branches run when this returns.
+        """Forks the parent: all branches run when this returns. `about`, which JSON can hold, is
+        kept with the fork's state.
 
         Raises ValueError for specs that are none, ForkBranchLimitError, ForkDepthLimitError,
         ForkStateError while a fork is open or a rewind is half done, and what making branches
@@ -157,6 +157,7 @@ class ForkCoordinator(ForkView):
                 place=self._place,
                 depth=self.depth,
                 lineage=self._lineage(),
+                about=about or {},
             )
             session = self._new_session(fork)
             for number, spec in enumerate(specs):
@@ -165,63 +166,6 @@ class ForkCoordinator(ForkView):
                 fork.add(branch_id, spec, deps=self.parent_deps, on_change=session.changed)
             await session.make(self.anchors, self._runner)
             return self._begin(session)
-
-    async def run_on_branch(self, branch_id: str, message: str) -> asyncio.Task[None]:
-        """Goes on with a branch that is done. Returns the task of the run, which never raises.
-
-        ValueError for an unknown branch, ForkStateError for one that is not done.
-        """
-        async with self._lock:
-            session, branch = self._open(), self._known(branch_id)
-            if branch.status.state != "done":
-                raise ForkStateError(
-                    f"branch {branch_id} is {branch.status.state}; only one that is done goes on"
-                )
-            self.judged.clear()
-            assert session.attendant is not None, "an open fork is attended"
-            return session.attendant.start(branch, message)
-
-    async def terminate_branch(
-        self, branch_id: str, reason: tuple[BranchState, str] | None = None
-    ) -> None:
-        """Stops a branch that runs; one that does not is left as it is.
-
-        `reason` is the state and the error text that it gets. ValueError for an unknown branch.
-        """
-        async with self._lock:
-            branch = self._known(branch_id)
-            if self._session is not None and self._session.attendant is not None:
-                await self._session.attendant.stop(branch, *(reason or ("terminated", None)))
-
-    def steer(self, branch_id: str, text: str) -> None:
-        """Tells a running branch something. ValueError if it is unknown, ForkStateError if it does
-        not run."""
-        branch = self._known(branch_id)
-        if not branch.is_running or branch.runner is None:
-            raise ForkStateError(f"branch {branch_id} is {branch.status.state}: it hears nothing")
-        branch.runner.steer(text)
-
-    def answer(self, branch_id: str, request: ApprovalRequest, answer: Answer) -> None:
-        """Answers a request. ValueError if it is not open."""
-        self._known(branch_id).approvals.answer(request, answer)
-
-    def capture_partial_history(self, branch_id: str, messages: History) -> None:
-        """Keeps a branch's conversation as it is now. An unknown id is ignored."""
-        if branch := self.branches.get(branch_id):
-            branch.capture(messages)
-
-    async def outcomes(self) -> list[BranchOutcome]:
-        """Tells each branch as a judge sees it; runs the tests where there is a tester."""
-        return await outcomes(self)
-
-    async def resolve(
-        self, strategy: MergeStrategy | None = None, options: MergeOptions | None = None
-    ) -> ResolveOutcome:
-        """Waits for all branches, asks the judge, and merges where the strategy says so.
-
-        ForkStateError without an open fork or a judge, or when no branch can win.
-        """
-        return await resolve(self, strategy or self._open().fork.strategy, options)
 
     async def merge_or_select(
         self, action: str, options: MergeOptions | None = None, *, is_automatic: bool = False
@@ -319,7 +263,7 @@ class ForkCoordinator(ForkView):
         """Returns the coordinator for forks that this branch's run makes itself; they are merged
         into the branch, and paid by it. `options` are those of the class."""
         branch = self._known(branch_id)
-        branch.inner = ForkCoordinator(
+        branch.inner = inner = ForkCoordinator(
             self.agent,
             branch.deps,
             runner=runner,
@@ -329,7 +273,7 @@ class ForkCoordinator(ForkView):
             outer=branch,
             **{"max_branches": self.max_branches, "max_depth": self.max_depth, **options},
         )
-        return branch.inner
+        return inner
 
     @classmethod
     async def resume(

@@ -50,7 +50,8 @@ class BudgetExhausted(BranchingError):
 
 
 class UnknownPriceError(BudgetExhausted):
-    """The price of a request is unknown, so a budget in money cannot be kept. Nothing was sent."""
+    """The price of a request is unknown, so a budget in money cannot be kept. Nothing was sent; a
+    program that tells of what it has sent is stopped."""
 
 
 class MergeConflictError(ConflictError):

@@ -57,6 +57,7 @@ class Fork:
     checkpoint_id: str | None = None
     winner: str | None = None
     carrier: str | None = None
+    about: dict[str, Any] = field(default_factory=dict)
     _names: dict[str, str | None] = field(default_factory=dict)
 
     @property
@@ -143,11 +144,28 @@ class Fork:
         self._tell_paths()
 
     def drop_files(self) -> list[str]:
-        """Aborts what is left of the fork's branches; returns what could not be dropped."""
+        """Aborts what is left of the fork's branches, but for losers that somebody keeps; returns
+        what could not be dropped."""
         if self.files is None:
             return []
-        branches = [branch.branch for branch in self.branches.values()]
+        branches = [
+            branch.branch
+            for branch in self.branches.values()
+            if branch.id == self.winner or not branch.keeps()
+        ]
         return self.files.drop(*branches, self.files.parent)
+
+    def make_anew(self, branch: BranchRuntime) -> None:
+        """Gives a branch that does not run files as they were at the fork. Raises what aborting and
+        making a branch raises; called again it goes on from there."""
+        made = None
+        name = self._names[branch.id]
+        if self.place is not None and name is not None:
+            self.place.drop(name)
+            made = self.place.create(name)
+        branch.begin_anew(made)
+        if self.place is not None:
+            self._tell_paths()
 
     def drop_by_name(self) -> None:
         """Aborts the branches that a process left which died while it made them."""
@@ -174,6 +192,7 @@ class Fork:
             parent_checkpoint_id=self.checkpoint_id,
             carrier=self.carrier,
             winner=self.winner,
+            about=self.about,
             branches=tuple(self._kept(branch) for branch in self.branches.values()),
         )
 

@@ -3,8 +3,8 @@
 There `branching log` finds them, and `branching watch`, which also steers them.
 
 A branch's entry has its state, what it has cost, and what it said. From another process a run can
-be stopped, told something, which is steered into it, and paused before its next model request, if
-its runner looks for that.
+be stopped, told something, which is steered into it, paused before its next model request, if its
+runner looks for that (a program at once), and kept when the fork ends.
 
 Belongs to the event loop of the fork; only what comes through the door comes from another thread.
 """
@@ -12,17 +12,20 @@ Belongs to the event loop of the fork; only what comes through the door comes fr
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from concurrent import futures
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
+from branching.agent.behind import Behind
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.runtime import BranchRuntime
 from branching.errors import BranchError
 from branching.fs import Workspace
-from branching.patterns.event import Event, EventKind
+from branching.patterns.event import Event, EventKind, OnEvent
+from branching.patterns.helm import Helm
 from branching.patterns.logbook import Logbook
 
 ANSWER_SECONDS_MAX = 10.0
@@ -32,14 +35,32 @@ ANSWER_SECONDS_MAX = 10.0
 class ForkLog:
     """Writes down the forks of one coordinator, for the length of a `with`."""
 
-    def __init__(self, coordinator: ForkCoordinator, space: Workspace, command: str) -> None:
+    def __init__(
+        self,
+        coordinator: ForkCoordinator,
+        space: Workspace,
+        command: str,
+        on_event: OnEvent = lambda _: None,
+        *,
+        is_behind: bool = False,
+    ) -> None:
+        """`on_event` is told all that is written down. With `is_behind` a thread does both, for an
+        event loop that draws a screen and waits for no disk."""
         self._coordinator = coordinator
         self._book = Logbook.of(space, command, keeps_store=True)
-        self._listener = self._book.and_then(lambda _: None)
+        listener = self._book.and_then(on_event)
+        self._behind = Behind(listener) if is_behind else None
+        self._listener: OnEvent = self._behind or listener
         self._states: dict[str, tuple[str, float | None]] = {}
         self._partial: dict[str, str] = {}
         self._steered: dict[str, ExitStack] = {}
         self._won: set[str] = set()
+        self._began: dict[str, float] = {}  # of the runs that are under way
+
+    @property
+    def helm(self) -> Helm:
+        """Through which the runs are steered."""
+        return self._book.helm
 
     def heard(self, branch_id: str, text: str) -> None:
         """Takes a piece of what a branch says."""
@@ -72,8 +93,12 @@ class ForkLog:
             return
         self._states[branch.id] = (state, cost)
         if before is None:
-            self._tell("started", branch)
+            # One that was taken up, and has ended, has a log of its own time.
+            self._tell("started" if branch.task is not None else "resumed", branch)
+            name = branch.branch.name if branch.branch is not None else ""
+            branch.keeps = lambda: self.helm.keeps(name)
         if branch.is_running:
+            self._began.setdefault(branch.id, time.time())
             self._steer(branch)
             self._tell("spent", branch, state=state, cost_usd=cost)
             return
@@ -81,7 +106,10 @@ class ForkLog:
             self._tell("output", branch, text=rest)
         if branch.id in self._steered:
             self._steered.pop(branch.id).close()
-        self._tell("finished", branch, state=state, cost_usd=cost)
+        told = branch.status.error or ""
+        ended = branch.status.last_activity_at.timestamp()
+        seconds = max(0.0, ended - self._began.pop(branch.id, ended))
+        self._tell("finished", branch, state=state, cost_usd=cost, seconds=seconds, text=told)
 
     def _steer(self, branch: BranchRuntime) -> None:
         if branch.id not in self._steered and branch.branch is not None:
@@ -110,6 +138,8 @@ class ForkLog:
     ) -> None:
         for stack in self._steered.values():
             stack.close()
+        if self._behind is not None:
+            self._behind.close()
         self._book.__exit__(kind, error, traceback)
 
 

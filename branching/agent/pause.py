@@ -1,12 +1,13 @@
 """A pause of an agent's run: it waits before its next model request, until it may go on.
 
 The request that is under way is answered first, and what a tool has started ends by itself: neither
-is ours to hold up.
+is ours to hold up. A run that can be held up in its middle, a program, sets `heed`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 
 class Pause:
@@ -15,6 +16,8 @@ class Pause:
     def __init__(self) -> None:
         self._over = asyncio.Event()
         self._over.set()
+        self.heed: Callable[[bool], None] = lambda _: None
+        """Is told at once, whether it is on."""
 
     @property
     def is_on(self) -> bool:
@@ -23,9 +26,11 @@ class Pause:
 
     def begin(self) -> None:
         self._over.clear()
+        self.heed(True)
 
     def end(self) -> None:
         self._over.set()
+        self.heed(False)
 
     async def over(self) -> None:
         """Waits until there is no pause."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from branching.agent.checkpoint import TreeMark
-from branching.agent.transplant import transplant
+from branching.agent.transplant import Transplant
 from branching.errors import BranchError, BranchingError, BranchNotFoundError, CommitError
 from branching.fs import Branch, Change, Workspace
 from branching.fs.backend import Policy
@@ -151,10 +151,11 @@ class Place:
                 stage = self.create(stage_name)
                 try:
                     paths = _paths(self.branch.diff()) | _paths(earlier.diff())
+                    copied = Transplant(earlier.path, stage.path)
                     for path in sorted(paths, reverse=True):
-                        transplant(earlier.path, stage.path, path, removes_only=True)
+                        copied.clear(path)
                     for path in sorted(paths):
-                        transplant(earlier.path, stage.path, path)
+                        copied.make(path)
                     return stage.commit(policy=self.policy)
                 except BaseException:
                     stage.abort()

@@ -58,13 +58,17 @@ async def run_program(
     stdout: Sink,
     stderr: Sink,
     timeout: float | None = None,
+    reports: Callable[[bytes], None] | None = None,
+    on_command: Callable[[Command], None] | None = None,
 ) -> Done:
-    """Runs a program to its end; a string is a shell's. Sinks are called in another thread.
+    """Runs a program to its end; a string is a shell's. Functions are called in another thread.
 
-    Cancelled, it kills the program and goes on when that is gone. Raises NamespaceError or
-    ForkError when nothing could be run; a program that is not there ends with 127.
+    `reports` is handed what it writes to descriptor 3; `on_command` gets the command before it is
+    started, to steer it. Cancelled, it kills the program and goes on when that is gone. Raises
+    NamespaceError or ForkError when nothing could be run; a program that is not there ends with
+    127.
     """
-    run = _Run(words(command), place, stdout, stderr, timeout)
+    run = _Run(words(command), place, stdout, stderr, timeout, reports, on_command)
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Done] = loop.create_future()
 
@@ -101,12 +105,21 @@ class _Run:
     """The part that a thread does."""
 
     def __init__(
-        self, argv: list[str], place: Place, stdout: Sink, stderr: Sink, timeout: float | None
+        self,
+        argv: list[str],
+        place: Place,
+        stdout: Sink,
+        stderr: Sink,
+        timeout: float | None,
+        reports: Callable[[bytes], None] | None,
+        on_command: Callable[[Command], None] | None,
     ) -> None:
         self._argv = argv
         self._place = place
         self._sinks = {"stdout": stdout, "stderr": stderr}
         self._timeout = timeout
+        self._reports = reports
+        self._on_command = on_command
         self._lock = threading.Lock()  # guards the next two
         self._is_killed = False
         self._command: Command | None = None
@@ -142,8 +155,11 @@ class _Run:
                 sandbox=sandbox,
                 environment=environment,
                 owner=owner,
+                score=self._reports or False,
                 **self._sinks,  # type: ignore[arg-type]
             )
+            if self._on_command is not None:
+                self._on_command(command)
             with self._lock:
                 self._command = command
                 if self._is_killed:

@@ -5,12 +5,13 @@ ConversationCodec   knows what a conversation is made of
 ForkStateStore      keeps what must survive a restart
 CheckpointStore     keeps conversations with the files that belong to them
 Judge               chooses a winner
-Tester              says how many of a branch's tests pass
+
+What is made or asked for one branch (`RunnerFactory`, `Tester`) stands with it, in `runtime`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from branching.agent.checkpoint import Checkpoint
-    from branching.agent.runtime import BranchRuntime
     from branching.agent.state import ForkState
 
 History = Any
@@ -65,7 +65,15 @@ class BranchRunner(Protocol):
         """
 
 
-RunnerFactory = Callable[["BranchRuntime"], BranchRunner]
+class InnerForks(Protocol):
+    """The forks that a branch's run has made itself."""
+
+    @property
+    def is_resolved(self) -> bool:
+        """None is open."""
+
+    async def aclose(self) -> None:
+        """Ends them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,13 +166,6 @@ class Judge(Protocol):
     """Chooses a winner; for the kind `vote` it asks a panel and counts."""
 
     async def __call__(self, question: Question) -> Judgement: ...
-
-
-class Tester(Protocol):
-    """Runs a branch's tests."""
-
-    async def __call__(self, branch: BranchRuntime) -> float | None:
-        """Returns the share that passed, from 0 to 1; None if they could not be run."""
 
 
 Answer = Literal["approve", "deny"]

@@ -37,6 +37,7 @@ def take_up(
         checkpoint_id=state.parent_checkpoint_id,
         winner=state.winner,
         phase=state.phase,
+        about=dict(state.about),
     )
     for kept in state.branches:
         ledger.open(kept.status.id, kept.spec.limits, kept.usage)

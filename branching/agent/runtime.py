@@ -1,8 +1,8 @@
 """One branch while it runs: what a runner gets, and what the coordinator knows of it.
 
 A runner reads `spec`, `deps`, `path` and `environment`, and tells what happens by `request`,
-`capture` and `ask`. All of it belongs to the event loop that forked; only `request` and `capture`
-may be called from other threads.
+`capture` and `ask`. All of it belongs to the event loop that forked; only `request`, `charge` and
+`capture` may be called from other threads.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from branching.agent.budget import Ledger, Reservation
 from branching.agent.edits import EditWatch
 from branching.agent.pause import Pause
-from branching.agent.protocols import Answer, BranchRunner, ConversationCodec, History
+from branching.agent.protocols import (
+    Answer,
+    BranchRunner,
+    ConversationCodec,
+    History,
+    InnerForks,
+)
 from branching.agent.requests import ApprovalRequest, Approvals
 from branching.agent.types import (
     BranchCost,
@@ -34,7 +40,6 @@ from branching.fs import Branch
 from branching.fs.beneath import Tree
 
 if TYPE_CHECKING:
-    from branching.agent.coordinator import ForkCoordinator
     from branching.agent.files import BranchFiles
 
 FORK_VARIABLE = "BRANCHING_FORK"
@@ -107,7 +112,7 @@ class BranchRuntime:
         """What a failed run raised."""
         self.final_message = ""
         self.output: object = None
-        self.inner: ForkCoordinator | None = None
+        self.inner: InnerForks | None = None
         """The coordinator of forks that this branch's run has made itself."""
         self.status = BranchStatus(
             id=branch_id, label=spec.label, state="running", last_activity_at=now()
@@ -118,6 +123,8 @@ class BranchRuntime:
         self.test_pass_ratio: float | None = None
         self.ending: tuple[BranchState, str | None] | None = None
         """What it is being stopped for."""
+        self.keeps: Callable[[], bool] = lambda: False
+        """Whether somebody wants its files when the fork ends without it."""
         self._edits: EditWatch | None = None
         self._codec = codec
         self._dumped: tuple[History, bytes] = (None, b"")
@@ -175,6 +182,14 @@ class BranchRuntime:
         """Reserves one model request, for whoever cannot use a `with`. To be settled."""
         return self.ledger.reserve(self.id, expected, is_priced=is_priced)
 
+    def charge(self, used: Usage) -> None:
+        """Adds what a program has told that it used. Raises BudgetExhausted when that was all; it
+        is counted all the same."""
+        try:
+            self.ledger.charge(self.id, used)
+        finally:
+            self._on_change()
+
     def capture(self, history: History) -> None:
         """Keeps a copy of the conversation as it is sent: without the call that is under way."""
         self.partial_history = self._codec.copy(history)
@@ -227,6 +242,15 @@ class BranchRuntime:
             last_message_preview=self._codec.preview(history),
         )
 
+    def begin_anew(self, branch: Branch | None) -> None:
+        """What its runs came to is forgotten, but for what they have spent."""
+        self.branch = branch
+        self.partial_history = None
+        self.failure = None
+        self.output, self.final_message, self.test_pass_ratio = None, "", None
+        self._edits = None
+        self._dumped = (None, b"")
+
     def cost(self) -> BranchCost:
         spent, cap = self.cost_tracker, self.budget.usd
         left = None if cap is None or spent.usd is None else max(cap - spent.usd, 0.0)
@@ -240,3 +264,13 @@ class BranchRuntime:
             tokens=spent.tokens,
             requests=spent.requests,
         )
+
+
+RunnerFactory = Callable[[BranchRuntime], BranchRunner]
+
+
+class Tester(Protocol):
+    """Runs a branch's tests."""
+
+    async def __call__(self, branch: BranchRuntime) -> float | None:
+        """Returns the share that passed, from 0 to 1; None if they could not be run."""

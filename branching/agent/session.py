@@ -7,7 +7,11 @@ One for each fork, from making it to its end. The coordinator calls it under its
 from __future__ import annotations
 
 import asyncio
+import itertools
+import sys
+import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 from branching.agent.anchors import Anchors
@@ -16,8 +20,8 @@ from branching.agent.errors import ForkStateError
 from branching.agent.fork import Fork
 from branching.agent.mirror import Mirror
 from branching.agent.override import Override, kept
-from branching.agent.protocols import ForkStateStore, RunnerFactory
-from branching.agent.runtime import BranchRuntime
+from branching.agent.protocols import ForkStateStore
+from branching.agent.runtime import BranchRuntime, RunnerFactory
 from branching.agent.types import FlushReport, ForkHandle, MergeOptions
 from branching.awaited import finished
 from branching.errors import BranchingError
@@ -33,6 +37,11 @@ class ForkSession:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._is_noticing = False
+        self._is_behind = False
+        self._catching_up: asyncio.Task[None] | None = None
+        self._numbers = itertools.count(1)
+        self._written = 0
+        self._writing = threading.Lock()
         self._mirror = Mirror(mirror_root, fork.fork_id) if mirror_root else None
         self._keeps_mirror = keeps_mirror
         self.attendant: Attendant | None = None
@@ -55,7 +64,7 @@ class ForkSession:
         except BaseException:
             fork.phase = "resolved"
             await finished(fork.drop_files)
-            self._store.remove(fork.fork_id)
+            self._remove()
             raise
 
     def begin(self) -> ForkHandle:
@@ -141,6 +150,8 @@ class ForkSession:
         """Drops what is left of the fork; from here on another one may be made."""
         self.fork.phase = "resolved"
         self.close()
+        if self._catching_up is not None:
+            await asyncio.wait([self._catching_up])
         if self._keeps_mirror:
             await finished(self._refresh)
         left = await finished(self.fork.drop_files)
@@ -150,7 +161,7 @@ class ForkSession:
             await finished(self._forget_earlier)
             self.save()
         elif not left:
-            self._store.remove(self.fork.fork_id)
+            self._remove()
         for reason in left:
             warnings.warn(f"a branch of fork {self.fork.fork_id} is left: {reason}", stacklevel=2)
 
@@ -159,7 +170,7 @@ class ForkSession:
         if self.override is not None:
             self.override.forget()
             self.override = None
-            self._store.remove(self.fork.fork_id)
+            self._remove()
 
     def _forget_earlier(self) -> None:
         """One override is kept for each place: the last."""
@@ -175,7 +186,24 @@ class ForkSession:
 
     def save(self) -> None:
         """Keeps the state. ForkStoreError if that fails."""
-        self._store.save(self.fork.state())
+        self._saving()()
+
+    def _saving(self) -> Callable[[], None]:
+        """Returns what writes the state of this moment, unless a later one is written by then."""
+        number, state = next(self._numbers), self.fork.state()
+
+        def save() -> None:
+            with self._writing:
+                if number > self._written:
+                    self._store.save(state)
+                    self._written = number
+
+        return save
+
+    def _remove(self) -> None:
+        with self._writing:
+            self._store.remove(self.fork.fork_id)
+            self._written = sys.maxsize  # what is still to be written is not
 
     def changed(self) -> None:
         """Something happened to a branch, in whatever thread: it is kept, once for many."""
@@ -189,12 +217,21 @@ class ForkSession:
         if self.fork.phase != "open" or self.attendant is None:
             return
         self.attendant.notice_spending()
-        try:
-            self.save()
-        except BranchingError as error:
-            # The runs go on; what cannot be promised any more is said.
-            warnings.warn(f"the fork would not survive a restart: {error.message}", stacklevel=2)
-        self._refresh()
+        self._is_behind = True
+        if self._catching_up is None or self._catching_up.done():
+            self._catching_up = self._loop.create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        """Brings store and mirror up to date in a thread: a screen here waits for no disk."""
+        while self._is_behind:
+            self._is_behind = False
+            try:
+                await finished(self._saving())
+            except BranchingError as error:
+                # The runs go on; what cannot be promised any more is said.
+                said = f"the fork would not survive a restart: {error.message}"
+                warnings.warn(said, stacklevel=2)
+            await finished(self._refresh)
 
     def _refresh(self) -> None:
         if self._mirror is None:

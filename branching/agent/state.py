@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from branching.agent.types import (
     BranchIsolation,
@@ -66,4 +66,6 @@ class ForkState:
     carrier: str | None = None
     """While merging: the BranchFS branch whose commit decides the merge."""
     winner: str | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    """What the front end wants to find again, as JSON has it."""
     branches: tuple[KeptBranch, ...] = ()

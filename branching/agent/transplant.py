@@ -1,8 +1,9 @@
-"""One path made in one tree what it is in another: content, type, mode, owner, times, attributes.
+"""Paths made in one tree what they are in another: content, type, mode, owner, times, attributes.
 
 For merges and rewinds that take a part of a branch; a whole branch is committed, which moves its
-files instead of copying them. Hard links become files of their own, holes are filled. Both trees
-are ours alone meanwhile: one is frozen, the other nobody knows yet. So no name can be swapped.
+files instead of copying them. Names of one file stay that among what is copied; holes are filled.
+Both trees are ours alone meanwhile: one is frozen, the other nobody knows yet. So no name can be
+swapped.
 """
 
 from __future__ import annotations
@@ -16,40 +17,53 @@ from pathlib import Path
 _CHUNK_BYTES = 1 << 20
 
 
-def transplant(source: Path, target: Path, path: str, *, removes_only: bool = False) -> None:
-    """Makes `path` below `target` what it is below `source`; below a directory nothing changes.
+class Transplant:
+    """From one tree into another. Each call raises OSError."""
 
-    What is not there goes, a directory only if it is empty. With `removes_only` nothing else is
-    done. Raises OSError.
-    """
-    there, here = source / path, target / path
-    wanted, found = _lstat(there), _lstat(here)
-    if found is not None and (wanted is None or _kind(wanted) != _kind(found)):
-        _remove(here, found)
-        found = _lstat(here)
-    if wanted is None or removes_only:
-        return
-    if stat.S_ISDIR(wanted.st_mode):
-        if found is None:
-            here.mkdir(parents=True)
-    else:
-        here.parent.mkdir(parents=True, exist_ok=True)
-        _make(there, here, wanted, found)
-    os.chown(here, wanted.st_uid, wanted.st_gid, follow_symlinks=False)
-    shutil.copystat(there, here, follow_symlinks=False)
+    def __init__(self, source: Path, target: Path) -> None:
+        self._source = source
+        self._target = target
+        self._copies: dict[int, Path] = {}
+        """By the inode number in the source: what was made of it."""
 
+    def clear(self, path: str) -> None:
+        """Removes in the target what is not in the source, or of another kind there; a directory
+        only if it is empty. All paths are cleared first, what is in a directory before it."""
+        there, here = _lstat(self._source / path), _lstat(self._target / path)
+        if here is not None and (there is None or _kind(there) != _kind(here)):
+            _remove(self._target / path, here)
 
-def _make(there: Path, here: Path, wanted: os.stat_result, found: os.stat_result | None) -> None:
-    if found is not None:
-        here.unlink()  # one that may not be written to is replaced all the same
-    if stat.S_ISREG(wanted.st_mode):
-        # Not shutil.copyfile: a file has one inode number in all branches, and it compares those.
-        with there.open("rb") as source, here.open("xb") as target:
-            shutil.copyfileobj(source, target, _CHUNK_BYTES)
-    elif stat.S_ISLNK(wanted.st_mode):
-        here.symlink_to(there.readlink())
-    else:
-        os.mknod(here, wanted.st_mode, wanted.st_rdev)
+    def make(self, path: str) -> None:
+        """Makes it what it is in the source; below a directory nothing changes."""
+        self.clear(path)
+        there, here = self._source / path, self._target / path
+        wanted, found = _lstat(there), _lstat(here)
+        if wanted is None:
+            return
+        if stat.S_ISDIR(wanted.st_mode):
+            if found is None:
+                here.mkdir(parents=True)
+        else:
+            here.parent.mkdir(parents=True, exist_ok=True)
+            if found is not None:
+                here.unlink()  # one that may not be written to is replaced all the same
+            self._copy(there, here, wanted)
+        os.chown(here, wanted.st_uid, wanted.st_gid, follow_symlinks=False)
+        shutil.copystat(there, here, follow_symlinks=False)
+
+    def _copy(self, there: Path, here: Path, wanted: os.stat_result) -> None:
+        if stat.S_ISLNK(wanted.st_mode):
+            here.symlink_to(there.readlink())
+        elif not stat.S_ISREG(wanted.st_mode):
+            os.mknod(here, wanted.st_mode, wanted.st_rdev)
+        elif wanted.st_ino in self._copies:
+            here.hardlink_to(self._copies[wanted.st_ino])
+        else:
+            # Not shutil.copyfile: a file has one inode number in all branches, which it compares.
+            with there.open("rb") as source, here.open("xb") as target:
+                shutil.copyfileobj(source, target, _CHUNK_BYTES)
+            if wanted.st_nlink > 1:
+                self._copies[wanted.st_ino] = here
 
 
 def _remove(path: Path, found: os.stat_result) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,3 +118,21 @@ def _score(answer: Answer) -> float:
     if answer.score is not None:
         return answer.score
     return 1.0 if answer.success else 0.0
+
+
+def with_end(answer: Answer, task: Task) -> Answer:
+    """Adds how the candidate's process ended, if it had one."""
+    if task.ended is None:
+        return answer
+    return replace(answer, ended=task.ended, exit_code=task.ended.exit_code or answer.exit_code)
+
+
+def ends_when_cancelled(function: Callable[..., object]) -> bool:
+    """Whether it is a command, or the like, that can be told to end."""
+    return bool(getattr(function, "ends_when_cancelled", False))
+
+
+def label_of(function: Callable[..., object]) -> str:
+    """What it is called, for people."""
+    label = getattr(function, "label", None) or getattr(function, "__name__", "")
+    return label if isinstance(label, str) else ""

@@ -13,6 +13,7 @@ SETUP_INDEX = -1
 
 EventKind = Literal[
     "started",
+    "resumed",  # only of agents: its process had died, and its log goes on
     "output",
     "finished",
     "scored",

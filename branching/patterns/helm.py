@@ -60,6 +60,7 @@ class Helm:
         self._lock = threading.Lock()  # guards all below
         self._running: dict[str, list[_Steered]] = {}
         self._kept: set[str] = set()
+        self._called: dict[str, str] = {}
 
     @staticmethod
     def current() -> Helm | None:
@@ -74,6 +75,11 @@ class Helm:
             yield
         finally:
             _current.reset(token)
+
+    def call(self, name: str, branch: str) -> None:
+        """Has what runs in a branch be steered by another name, that of its log."""
+        with self._lock:
+            self._called[name] = branch
 
     @contextmanager
     def steer_file(self, branch: str) -> Iterator[Path | None]:
@@ -144,19 +150,8 @@ class Helm:
             raise BranchError(
                 f"branch {branch!r} was not told: what runs there has no steer file", branch=branch
             )
-        line = (" ".join(text.split()) + "\n").encode("utf-8", "replace")
         for file in files:
-            descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                if os.fstat(descriptor).st_size + len(line) > WORDS_BYTES_MAX:
-                    raise BranchError(
-                        f"branch {branch!r} was not told: it has been told {WORDS_BYTES_MAX} bytes "
-                        "already",
-                        branch=branch,
-                    )
-                os.write(descriptor, line)
-            finally:
-                os.close(descriptor)
+            add_word(file, branch, text)
 
     def keep(self, branch: str) -> None:
         """Leaves a branch open after the call, unless it is the winner's.
@@ -173,7 +168,7 @@ class Helm:
 
     def _of(self, branch: str) -> list[_Steered]:
         with self._lock:
-            found = list(self._running.get(branch, ()))
+            found = list(self._running.get(self._called.get(branch, branch), ()))
         if not found:
             raise BranchError(
                 f"nothing that runs in branch {branch!r} can be steered: it has ended, or waits "
@@ -181,3 +176,18 @@ class Helm:
                 branch=branch,
             )
         return found
+
+
+def add_word(file: Path, branch: str, text: str) -> None:
+    """Adds a line to a steer file. BranchError when what runs there was told too much already."""
+    line = (" ".join(text.split()) + "\n").encode("utf-8", "replace")
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_size + len(line) > WORDS_BYTES_MAX:
+            raise BranchError(
+                f"branch {branch!r} was not told: it has been told {WORDS_BYTES_MAX} bytes already",
+                branch=branch,
+            )
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from branching.patterns.door import SUFFIX, Door, sweep
+from branching.patterns.door import SUFFIX, Door, answers, sweep
 from branching.patterns.helm import Helm
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from branching.patterns.event import Event
 
 ENTRIES_MAX = 200
+UNDER_WAY = ("running", "paused")
+"""States of what has not ended."""
 KEPT = "kept"
 LOG_BYTES_MAX = 10 << 20
 """Of one candidate. What comes after is shown but not kept, and the log says so."""
@@ -47,6 +49,7 @@ COMMAND_SUFFIX = "-command"
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_AGAIN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +166,7 @@ class Logbook:
     def _on_state(self, branch: str, state: str) -> None:
         with self._lock:
             entry = self._entries.get(branch)
-            if self._directory is not None and entry and entry.state in ("running", "paused"):
+            if self._directory is not None and entry and entry.state in UNDER_WAY:
                 self._note(self._directory, replace(entry, state=state))
 
     def _give_up(self, error: OSError) -> None:
@@ -198,22 +201,8 @@ class Logbook:
                 _remove(gone, directory)
 
     def _write(self, directory: int, event: Event) -> None:
-        if event.kind == "started":
-            # Of branches of one name, one after the other, the last one's is kept.
-            _remove(f"{event.branch}.log", directory)
-            file = os.open(f"{event.branch}.log", _NEW, 0o600, dir_fd=directory)
-            self._logs[event.branch] = _Log(file)
-            self._give(file)
-            entry = Entry(
-                branch=event.branch,
-                command=self._command,
-                index=event.index,
-                label=event.label,
-                state="running",
-                started=time.time(),
-                door="" if self._door is None else self._door.name,
-            )
-            self._note(directory, entry)
+        if event.kind in ("started", "resumed"):
+            self._begin(directory, event)
         elif event.kind == "output":
             self._logs[event.branch].write(event.text)
         elif event.branch in self._entries:
@@ -224,6 +213,31 @@ class Logbook:
             facts |= {"cost_usd": event.cost_usd} if event.cost_usd is not None else {}
             facts |= {"changes": str(event.changes)} if event.changes is not None else {}
             self._note(directory, Entry(**facts))
+
+    def _begin(self, directory: int, event: Event) -> None:
+        earlier = None
+        if event.kind == "resumed":
+            earlier = read_entry(Path(f"/proc/self/fd/{directory}/{event.branch}.json"))
+        if earlier is None:
+            # Of branches of one name, one after the other, the last one's is kept.
+            _remove(f"{event.branch}.log", directory)
+        file = os.open(f"{event.branch}.log", _AGAIN if earlier else _NEW, 0o600, dir_fd=directory)
+        self._logs[event.branch] = _Log(file)
+        self._give(file)
+        door = "" if self._door is None else self._door.name
+        if earlier is not None:
+            self._note(directory, replace(earlier, door=door))
+            return
+        entry = Entry(
+            branch=event.branch,
+            command=self._command,
+            index=event.index,
+            label=event.label,
+            state="running",
+            started=time.time(),
+            door=door,
+        )
+        self._note(directory, entry)
 
     def _note(self, directory: int, entry: Entry) -> None:
         """Writes the entry, replacing what it said before: a reader finds either, never half."""
@@ -287,7 +301,7 @@ def forget(logs: Path) -> None:
             entry = read_entry(path)
             if entry is None:
                 continue  # none of ours
-            if entry.state in ("running", "paused") and entry.door in doors:
+            if entry.state in UNDER_WAY and entry.door in doors:
                 is_running = True
                 continue
             _remove(path.with_suffix(".log").name, directory)
@@ -303,6 +317,14 @@ def read_entries(logs: Path) -> list[Entry]:
     found = [read_entry(path) for path in logs.glob("*.json")]
     entries = [entry for entry in found if entry is not None]
     return sorted(entries, key=lambda entry: (entry.started, entry.index))
+
+
+def lost(logs: Path) -> list[Entry]:
+    """Returns the candidates that never ended: the programs that tried them were killed."""
+    under_way = [entry for entry in read_entries(logs) if entry.door and entry.state in UNDER_WAY]
+    doors = {entry.door for entry in under_way}
+    is_there = {door: answers(logs / door) for door in doors}
+    return [entry for entry in under_way if not is_there[entry.door]]
 
 
 def read_entry(path: Path) -> Entry | None:

@@ -16,19 +16,15 @@ that were neither committed nor kept are aborted. A plain function cannot be kil
 not waited for and works on in a branch that is gone (ESTALE).
 
 The calling thread is the only one that changes attempts, makes branches and ends them. The others
-hand it closures through one queue, the inbox, and it runs them while it waits for anything
-(`_pump`). So there is no lock to hold across a commit, and no state two threads could see
-differently. The time limit is wall clock from the opening of the runner, for all that happens in
-it. Where it ends while the pattern waits for something it cannot do without, `Stopped` is raised,
-which the end of the `with` swallows: the outcome then says that nothing was committed.
+(`crew`) tell it what they found out through a `mailbox`, which it empties while it waits for
+anything (`_pump`). The time limit is for all that happens in the runner. Where it ends while the
+pattern waits for something it cannot do without, `Stopped` is raised, which the end of the `with`
+swallows: the outcome then says that nothing was committed.
 """
 
 from __future__ import annotations
 
-import contextvars
 import math
-import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -38,10 +34,12 @@ from typing import TYPE_CHECKING
 
 from branching.errors import BranchingError, SetupError
 from branching.fs import Branch, Change, DiffSummary, Workspace
-from branching.patterns.attempt import Attempt, Task
+from branching.patterns.attempt import Attempt, Task, ends_when_cancelled, label_of, with_end
+from branching.patterns.crew import Crew
 from branching.patterns.event import SETUP_INDEX, EventKind, OnEvent
 from branching.patterns.grove import Grove
 from branching.patterns.isolated import Surroundings, isolated
+from branching.patterns.mailbox import Mailbox
 from branching.patterns.outcome import Answer, SpeculationOutcome, State, read_verdict
 from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
 from branching.patterns.teller import Teller
@@ -89,7 +87,6 @@ class Runner:
         self._apart = apart
         """What functions are surrounded by, in processes of their own; None for threads."""
         self._timeout = timeout
-        self._deadline = math.inf if timeout is None else time.monotonic() + timeout
         self._max_parallel = math.inf if max_parallel is None else max_parallel
         self._commits = commit
         self._only = only
@@ -98,19 +95,16 @@ class Runner:
         self._grove = Grove(parent, name, self._budget, is_between=setup is not None)
         self._elsewhere = elsewhere
 
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._teller = Teller(on_event, wake=lambda: self._inbox.put(lambda: None))
+        self._mailbox = Mailbox(timeout)
+        self._crew = Crew(self._mailbox, self._on_finished)
+        self._teller = Teller(on_event, wake=lambda: self._mailbox.post(lambda: None))
         self._outer = Scope.current()
         self._attempts: list[Attempt] = []
         self._waiting: deque[tuple[Attempt, Callable[[], Answer], Task]] = deque()
-        self._running: dict[Attempt, Task] = {}
-        self._consulting: set[Task] = set()
         self._finished: deque[Attempt] = deque()
         self._winner: Attempt | None = None
         self._winning_branch: Branch | None = None
         self._changes: list[Change] = []
-        self._is_out_of_time = False
-        self._is_cancelled = False
 
     # What a pattern says: trying.
 
@@ -129,20 +123,20 @@ class Runner:
         the runner's own unless given. With `wins_at_once` a success is not compared with its
         parent, for its commit will tell the changes. Raises what making the branch raises.
         """
-        if self._apart not in (None, Surroundings()) and _ends_when_cancelled(candidate):
+        if self._apart not in (None, Surroundings()) and ends_when_cancelled(candidate):
             raise TypeError(
                 "isolation, network, env, clean_env and hide are for functions: "
                 "a command is told its own"
             )
         index = len(self._attempts)
-        attempt = Attempt(index, self._branch(index, parent), feedback, _label(candidate))
+        attempt = Attempt(index, self._branch(index, parent), feedback, label_of(candidate))
         attempt.budget = self._budget
-        must_end = self._apart is not None or _ends_when_cancelled(candidate)
+        must_end = self._apart is not None or ends_when_cancelled(candidate)
         task = Task(attempt, self._teller.say, must_end=must_end)
         self._attempts.append(attempt)
 
         def work() -> Answer:
-            answer = _with_end(read(self._call(candidate, task, args)), task)
+            answer = with_end(read(self._call(candidate, task, args)), task)
             if task.is_cancelled or (answer.success and wins_at_once):
                 return answer  # who was cancelled has lost: the winner does not wait for more
             return replace(answer, changes=_summary(attempt.branch))
@@ -164,7 +158,7 @@ class Runner:
         while True:
             while self._finished:
                 yield self._finished.popleft()
-            if not self._running and not self._waiting:
+            if not self._crew.trying and not self._waiting:
                 return
             if not self._pump(until):
                 return
@@ -181,10 +175,8 @@ class Runner:
         With `timed_out_after` that is because a limit of so many seconds was reached, as it is
         when the whole time is over.
         """
-        self._give_up(self._timeout if self._is_out_of_time else timed_out_after)
-        self._await_tasks(LOSER_GRACE_SECONDS if self._winner else STOP_GRACE_SECONDS)
-        # What was told to end and did is settled; a function that cannot be told is forgotten.
-        self._running.clear()
+        self._give_up(self._timeout if self._mailbox.is_out_of_time else timed_out_after)
+        self._crew.settle(LOSER_GRACE_SECONDS if self._winner else STOP_GRACE_SECONDS)
 
     # What a pattern says: choosing.
 
@@ -199,32 +191,20 @@ class Runner:
 
         They run in threads of their own, so that the time limit holds for them too.
         """
-        replies: list[Callable[[], object] | None] = [None] * len(calls)
-
-        def ask(
-            place: int, task: Task, callback: Callable[..., object], args: tuple[object, ...]
-        ) -> None:
-            try:
-                reply = _returner(task.run(callback, *args))
-            except BaseException as error:  # raised again by the thread that asked
-                reply = _raiser(error)
-            self._inbox.put(lambda: answered(place, task, reply))
-
-        def answered(place: int, task: Task, reply: Callable[[], object]) -> None:
-            self._consulting.discard(task)
-            replies[place] = reply
-
-        for place, (attempt, callback, args) in enumerate(calls):
-            task = Task(attempt, self._teller.say, must_end=_ends_when_cancelled(callback))
-            self._spawn(f"{attempt.branch.name} callback", ask, place, task, callback, args)
-            self._consulting.add(task)
+        replies = [
+            self._crew.ask(
+                Task(attempt, self._teller.say, must_end=ends_when_cancelled(callback)),
+                callback,
+                args,
+            )
+            for attempt, callback, args in calls
+        ]
         values: list[object] = []
-        while len(values) < len(calls):
-            reply = replies[len(values)]
-            if reply is not None:
-                values.append(reply())
-            elif not self._pump():
-                raise Stopped
+        for reply in replies:
+            while reply.take is None:
+                if not self._pump():
+                    raise Stopped
+            values.append(reply.take())
         return values
 
     def rate(self, attempt: Attempt, score: float) -> None:
@@ -257,7 +237,7 @@ class Runner:
 
     def merge(self, attempt: Attempt) -> None:
         """Commits the attempt's branch into a parent that is itself a branch of this call."""
-        if self._is_cancelled:
+        if self.is_cancelled:
             raise Stopped
         attempt.branch.commit()
 
@@ -269,10 +249,10 @@ class Runner:
         but could be made later (the base was changed by others, no room), the branch is kept, for
         the work in it. ConflictError when a sibling was first.
         """
-        if self._is_cancelled:
+        if self.is_cancelled:
             raise Stopped
         # The others have lost whatever comes of this: they end while the disk is busy.
-        self._cancel_tasks(LOSER_GRACE_SECONDS)
+        self._crew.cancel(LOSER_GRACE_SECONDS)
         branch = branch or attempt.branch
         if self._grove.between is not None:
             attempt.changes = attempt.changes or _summary(branch)
@@ -290,18 +270,17 @@ class Runner:
 
     def lift_deadline(self) -> None:
         """What follows may take as long as it likes: a person is asked."""
-        self._deadline = math.inf
-        self._is_out_of_time = False
+        self._mailbox.lift_deadline()
 
     @property
     def is_cancelled(self) -> bool:
         """Somebody asked for the end: nothing may be committed any more."""
-        return self._is_cancelled
+        return self._mailbox.is_cancelled
 
     @property
     def is_over(self) -> bool:
         """The time is over, or the call was cancelled: nothing more should be started."""
-        return self._is_cancelled or self._is_out_of_time or time.monotonic() >= self._deadline
+        return self._mailbox.is_over
 
     def outcome(self) -> SpeculationOutcome:
         """Returns what came out, once the `with` is left."""
@@ -313,7 +292,7 @@ class Runner:
             all_results=results,
             branch=None if self._commits else self._winning_branch,
             changes=self._changes,
-            timed_out=self._is_out_of_time and winner is None,
+            timed_out=self._mailbox.is_out_of_time and winner is None,
         )
 
     # Running.
@@ -327,7 +306,7 @@ class Runner:
 
     def _prepare(self, setup: Callable[..., object], branch: Branch) -> None:
         """Runs the setup in a branch of its own, which all others are then forked from."""
-        attempt = Attempt(SETUP_INDEX, branch, "", _label(setup))
+        attempt = Attempt(SETUP_INDEX, branch, "", label_of(setup))
         attempt.budget = self._budget
         attempt.begin()
         self._teller.tell(attempt, "started")
@@ -346,65 +325,40 @@ class Runner:
         candidate = self._placed(candidate)
         if self._elsewhere is None:
             return candidate(task.attempt.path, *args)
-        left = self._deadline - time.monotonic()
-        timeout = None if left == math.inf else max(0.0, left)
+        timeout = self._mailbox.seconds_left
         return self._elsewhere(candidate, (task.attempt.path, *args), timeout=timeout)
 
     def _placed(self, function: Callable[..., object]) -> Callable[..., object]:
         """Returns the function as it is to be called: in a process, if it is to have one."""
-        if self._apart is None or _ends_when_cancelled(function):
+        if self._apart is None or ends_when_cancelled(function):
             return function
         return isolated(function, self._apart)
 
     def _launch(self) -> None:
-        while self._waiting and len(self._running) < self._max_parallel:
+        while self._waiting and len(self._crew.trying) < self._max_parallel:
             attempt, work, task = self._waiting.popleft()
             attempt.branch.__enter__()
             attempt.begin()
             self._teller.tell(attempt, "started")
-            self._spawn(attempt.branch.name, self._try, attempt, work, task)
-            self._running[attempt] = task
-
-    def _try(self, attempt: Attempt, work: Callable[[], Answer], task: Task) -> None:
-        try:
-            answer = task.run(work)
-            state: State = "succeeded" if answer.success else "failed"
-            if answer.exception is not None:
-                state = "error"
-        except BaseException as error:  # even SystemExit says no more than: this one failed
-            answer = _with_end(Answer(success=False, exception=error, exit_code=1), task)
-            state = "error"
-        self._inbox.put(lambda: self._on_finished(attempt, state, answer))
-
-    def _spawn(self, name: str, target: Callable[..., None], *args: object) -> None:
-        # A daemon thread: a function that never returns must not keep the program from ending.
-        run = contextvars.copy_context().run
-        threading.Thread(target=run, args=(target, *args), name=name, daemon=True).start()
+            self._crew.start(attempt, task, work)
 
     def _on_finished(self, attempt: Attempt, state: State, answer: Answer) -> None:
-        if self._running.pop(attempt, None) is None:
-            return  # given up before; nobody waits for its answer
-        if attempt.state is None:
+        if attempt.state is None:  # else it was given up before
             attempt.end(state, answer)
             self._teller.finished(attempt)
             self._finished.append(attempt)
 
     def _pump(self, until: float = math.inf) -> bool:
         """Waits for one message and acts on it. False when the time is over or we are cancelled."""
-        if self._is_cancelled or self._is_out_of_time:
+        if self._mailbox.is_cancelled or self._mailbox.is_out_of_time:
             return False
         # Only now: had the pattern found its winner, nothing more would have been started.
         self._launch()
-        remaining = max(0.0, min(self._deadline, until) - time.monotonic())
-        try:
-            message = self._inbox.get(timeout=min(remaining, threading.TIMEOUT_MAX))
-        except queue.Empty:
-            self._is_out_of_time = time.monotonic() >= self._deadline
+        if not self._mailbox.act_in_time(until):
             return False
-        message()
         if self._teller.error is not None:
             raise self._teller.error
-        return not self._is_cancelled
+        return not self._mailbox.is_cancelled
 
     # Ending.
 
@@ -428,7 +382,7 @@ class Runner:
                 self._outer.forget(self._cancel)
             try:
                 under_way = None if isinstance(error, Stopped) else error
-                if self._keeps_failed and not (self._winner or under_way or self._is_cancelled):
+                if self._keeps_failed and not (self._winner or under_way or self.is_cancelled):
                     self._grove.keep_all()
                 self._grove.clear(under_way)
             finally:
@@ -440,19 +394,15 @@ class Runner:
 
     def _cancel(self, grace_seconds: float) -> None:
         # Called from any thread, a signal handler included.
-        self._inbox.put(lambda: self._on_cancelled(grace_seconds))
+        self._mailbox.post(lambda: self._on_cancelled(grace_seconds))
 
     def _on_cancelled(self, grace_seconds: float) -> None:
-        self._is_cancelled = True
-        self._cancel_tasks(grace_seconds)
-
-    def _cancel_tasks(self, grace_seconds: float) -> None:
-        for task in [*self._running.values(), *self._consulting]:
-            task.cancel(grace_seconds)
+        self._mailbox.is_cancelled = True
+        self._crew.cancel(grace_seconds)
 
     def _give_up(self, timed_out_after: float | None) -> None:
         """Settles the state of all that have not finished."""
-        unfinished = [*self._running, *(attempt for attempt, _, _ in self._waiting)]
+        unfinished = [*self._crew.trying, *(attempt for attempt, _, _ in self._waiting)]
         self._waiting.clear()
         for attempt in unfinished:
             if timed_out_after is not None:
@@ -462,49 +412,9 @@ class Runner:
                 attempt.end("cancelled", Answer(success=False, exit_code=1))
             self._teller.finished(attempt)
 
-    def _await_tasks(self, grace_seconds: float) -> None:
-        """Stops what can be stopped and waits for it; an interrupt meanwhile ends the grace."""
-        interrupt: KeyboardInterrupt | None = None
-        self._cancel_tasks(grace_seconds)
-        while any(task.must_end for task in [*self._running.values(), *self._consulting]):
-            try:
-                self._inbox.get()()
-            except KeyboardInterrupt as again:
-                interrupt = again
-                self._cancel_tasks(0.0)
-        if interrupt is not None:
-            raise interrupt
-
 
 def _summary(branch: Branch) -> DiffSummary | None:
     try:
         return DiffSummary.of(branch.diff())
     except BranchingError:
         return None  # another one has won; if it is worse, the commit will tell
-
-
-def _with_end(answer: Answer, task: Task) -> Answer:
-    """Adds how the candidate's process ended, if it had one."""
-    if task.ended is None:
-        return answer
-    return replace(answer, ended=task.ended, exit_code=task.ended.exit_code or answer.exit_code)
-
-
-def _ends_when_cancelled(function: Callable[..., object]) -> bool:
-    return bool(getattr(function, "ends_when_cancelled", False))
-
-
-def _label(candidate: Callable[..., object]) -> str:
-    label = getattr(candidate, "label", None) or getattr(candidate, "__name__", "")
-    return label if isinstance(label, str) else ""
-
-
-def _returner(value: object) -> Callable[[], object]:
-    return lambda: value
-
-
-def _raiser(error: BaseException) -> Callable[[], object]:
-    def reraise() -> object:
-        raise error
-
-    return reraise

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from branching.agent.merge.plan import Plan, Text
-from branching.agent.transplant import transplant
+from branching.agent.transplant import Transplant
 from branching.agent.types import FlushError
 from branching.fs import Branch
 
@@ -22,11 +22,11 @@ def fill(stage: Branch, winner: Branch, plan: Plan) -> list[FlushError]:
     errors: dict[str, FlushError] = {}
     frozen = winner.branch(f"{winner.name}.frozen", None, None).__enter__()
     try:
-        make = partial(transplant, frozen.path, stage.path)
+        copied = Transplant(frozen.path, stage.path)
         steps: list[tuple[str, Callable[[], None]]] = []
         # What is in a directory goes before the directory, and comes after it.
-        steps += [(path, partial(make, path, removes_only=True)) for path in reversed(plan.winners)]
-        steps += [(path, partial(make, path)) for path in plan.winners]
+        steps += [(path, partial(copied.clear, path)) for path in reversed(plan.winners)]
+        steps += [(path, partial(copied.make, path)) for path in plan.winners]
         steps += [
             (path, partial(_write, stage.path / path, text)) for path, text in plan.texts.items()
         ]

@@ -42,7 +42,7 @@ from branching.agent.budget import UnknownPrice
 from branching.agent.confidence import Confidence
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.judge import Panel, SingleJudge
-from branching.agent.protocols import CheckpointStore, ForkStateStore, Judge, Tester
+from branching.agent.protocols import CheckpointStore, ForkStateStore, Judge
 from branching.agent.pydantic_ai.codec import MessagesCodec, moved, workspace_of
 from branching.agent.pydantic_ai.deps import COORDINATOR
 from branching.agent.pydantic_ai.judge import model_judge
@@ -56,7 +56,7 @@ from branching.agent.pydantic_ai.runner import (
 )
 from branching.agent.pydantic_ai.tools import ForkTools
 from branching.agent.pydantic_ai.workspace import PROVIDER, MovingWorkspace
-from branching.agent.runtime import BranchRuntime
+from branching.agent.runtime import BranchRuntime, Tester
 from branching.agent.testing import TIMEOUT_SECONDS, BranchTester
 from branching.agent.types import MergeResult
 from branching.fs import Branch, Workspace
@@ -215,14 +215,16 @@ class LiveForkCapability(AbstractCapability[Any]):
     def _nested(
         self, ctx: RunContext[Any], branch: BranchRuntime, outer: ForkCoordinator | None
     ) -> ForkCoordinator | None:
-        if branch.inner is None and outer is not None:
-            branch.inner = outer.nested(
-                branch.id,
-                runner=self._runner_factory(ctx),
-                goal=branch.spec.steer,
-                **self._options(),
-            )
-        return branch.inner
+        if isinstance(branch.inner, ForkCoordinator):
+            return branch.inner
+        if outer is None:
+            return None
+        return outer.nested(
+            branch.id,
+            runner=self._runner_factory(ctx),
+            goal=branch.spec.steer,
+            **self._options(),
+        )
 
     def _options(self) -> dict[str, Any]:
         return {
