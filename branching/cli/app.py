@@ -26,15 +26,14 @@ from branching.cli.log import log
 from branching.cli.ls import ls
 from branching.cli.mcp import mcp
 from branching.cli.prune import prune
-from branching.cli.redo import redo
 from branching.cli.reflexion import reflexion
+from branching.cli.reversal import redo, undo
 from branching.cli.run import run
 from branching.cli.shell import shell
 from branching.cli.speculate import speculate
 from branching.cli.status import status
 from branching.cli.tournament import tournament
 from branching.cli.tree_of_thoughts import tree_of_thoughts
-from branching.cli.undo import undo
 from branching.cli.watch import watch
 
 app = typer.Typer(

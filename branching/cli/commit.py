@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from branching.cli.failure import UsageFault, reported
-from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
+from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption, not_blank
 from branching.cli.place import opened_workspace
 from branching.cli.report import change_facts, change_lines, print_json
 
@@ -32,10 +32,14 @@ def commit(
         bool, typer.Option("--skip", help="Where others changed the same paths, leave theirs.")
     ] = False,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Commit these paths only. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB", callback=not_blank, help="Commit these paths only. Repeatable."
+        ),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Leave these paths out. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="GLOB", callback=not_blank, help="Leave these paths out. Repeatable."),
     ] = None,
     policy: Annotated[
         Policy | None,

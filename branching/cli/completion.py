@@ -18,6 +18,11 @@ class Shell(str, Enum):
     fish = "fish"
 
 
+_ZSH_FIRST_KEY = """
+# As a file among zsh's functions all this is what runs at the first key, which is to complete too.
+if [[ ${funcstack[1]} == _branching ]]; then _branching_completion "$@"; fi"""
+
+
 def completion(
     shell: Annotated[Shell, typer.Argument(help="The shell to write it for.")] = Shell.bash,
 ) -> None:
@@ -34,3 +39,5 @@ def completion(
         prog_name="branching", complete_var=COMPLETE_VARIABLE, shell=shell.value
     )
     print(script)
+    if shell is Shell.zsh:
+        print(_ZSH_FIRST_KEY)

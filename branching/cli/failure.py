@@ -15,7 +15,11 @@ from contextlib import contextmanager
 import typer
 
 from branching.cli import EXIT_OURS
+from branching.cli.visible import line_for
 from branching.errors import BranchingError
+
+JSON_VERSION = 1
+"""Of every document that is printed. A field may be added without a new number."""
 
 EXIT_USAGE = 2
 EXIT_NOTHING_SUCCEEDED = 1
@@ -54,16 +58,25 @@ def reported(*, json: bool) -> Iterator[None]:
         # or the interpreter would try to write it again at exit.
         sys.stdout = None
         raise typer.Exit(EXIT_OURS) from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        _fail(EXIT_OURS, _told(error), None, json=json)
+    except ValueError as error:
         _fail(EXIT_OURS, str(error), None, json=json)
+
+
+def _told(error: OSError) -> str:
+    """Returns what the system said, without its number, and of which file."""
+    if error.strerror is None:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
 def _fail(code: int, text: str, hint: str | None, *, json: bool) -> None:
     if json:
-        document = {"error": text, **({"hint": hint} if hint else {})}
+        document = {"version": JSON_VERSION, "error": text, **({"hint": hint} if hint else {})}
         print(json_format.dumps(document), file=sys.stderr)
     else:
-        print(f"error: {text}", file=sys.stderr)
-        if hint:
-            print(f"Hint: {hint}", file=sys.stderr)
+        lines = [f"error: {text}", *([f"Hint: {hint}"] if hint else [])]
+        for line in "\n".join(lines).split("\n"):
+            print(line_for(sys.stderr, line), file=sys.stderr)
     raise typer.Exit(code)

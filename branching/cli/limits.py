@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 def parse_size(text: str) -> int:
     """Reads 512M, 1.5G. Zero is refused: nothing could run in it."""
-    from branching.process import parse_memory_size
+    from branching.process import ResourceLimits, parse_memory_size
 
     try:
         size = parse_memory_size(text)
+        if size <= 0:
+            raise typer.BadParameter("a size must be more than zero")
+        ResourceLimits(memory=size)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    if size <= 0:
-        raise typer.BadParameter("a size must be more than zero")
+        raise typer.BadParameter(str(error).replace("memory must", "a size must")) from None
     return size
 
 
@@ -83,6 +84,7 @@ class LimitOptions:
         typer.Option(
             metavar="N",
             min=1,
+            max=4_194_304,  # PIDS_MAX; its module is not loaded for a help
             help="Processes and threads of each branch at one time.",
             show_default=False,
         ),

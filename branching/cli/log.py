@@ -13,7 +13,7 @@ from branching.cli.failure import UsageFault, reported
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.place import opened_workspace
 from branching.cli.report import print_json
-from branching.cli.visible import visible
+from branching.cli.visible import line_for, visible
 
 if TYPE_CHECKING:
     from branching.patterns.logbook import Entry
@@ -64,7 +64,7 @@ def _print_list(entries: list[Entry]) -> None:
         state = entry.state.replace("_", " ")
         label = entry.label.replace("\n", " ")
         facts = f"{state:<9}  {entry.seconds:>7.1f}s  {score:>6}"
-        print(f"{entry.branch:<{width}}  {facts}  {label}")
+        print(line_for(sys.stdout, f"{entry.branch:<{width}}  {facts}  {label}"))
 
 
 def _print_output(logs: Path, entries: list[Entry], *, json: bool) -> None:

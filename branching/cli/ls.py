@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from branching.cli.failure import reported
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.place import opened_workspace
 from branching.cli.report import print_json
+from branching.errors import BranchingError
+
+if TYPE_CHECKING:
+    from branching.fs import BranchRecord, Workspace
 
 
 def ls(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -16,19 +21,12 @@ def ls(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
 
     Example: branching ls
     """
-    from branching.fs.claims import left
-
     with reported(json=json):
         with opened_workspace(workspace) as space:
             records = space.branches()
-            lost = left(space)
-        if lost:
-            names = ", ".join(record.name for record in lost)
-            print(
-                f"note: left by an MCP server that was killed: {names}. The next one drops what is "
-                "neither committed nor aborted until then",
-                file=sys.stderr,
-            )
+            notes = [*_notes(space, records), *_forks_left(space)] if records else []
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
         if json:
             print_json(
                 "ls",
@@ -51,3 +49,47 @@ def ls(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
         for record in records:
             age = max(0.0, time.time() - record.created)
             print(f"{record.name:<{width}}  {record.state:<5}  {age:>8.0f}s  {record.branch_path}")
+
+
+def _forks_left(space: Workspace) -> list[str]:
+    """Tells of forks that nobody attends."""
+    if space.store is None or not (space.store / "agents").is_dir():
+        return []
+    from branching.cli.kept_forks import left
+
+    try:
+        return [fork.note for fork in left(space)]
+    except BranchingError as error:
+        return [error.message]
+
+
+def _notes(space: Workspace, records: list[BranchRecord]) -> list[str]:
+    """Returns what is to be said of branches whose programs were killed."""
+    from branching.fs.claims import left
+    from branching.patterns.logbook import lost
+
+    notes = []
+    dropped = [record.name for record in left(space, records)]
+    if dropped:
+        notes.append(
+            f"left by an MCP server that was killed: {', '.join(dropped)}. The next one drops what "
+            "is neither committed nor aborted until then"
+        )
+    found: dict[str, list[str]] = {}
+    killed = (
+        {} if space.store is None else {each.branch: each for each in lost(space.store / "logs")}
+    )
+    for record in records:
+        entry = killed.get(record.name)
+        # Another branch may have had the name before.
+        if entry and record.name not in dropped and entry.started >= record.created - 1:
+            found.setdefault(entry.command, []).append(record.name)
+    found.pop("fork", None)  # tells of itself
+    if talked := found.pop("chat", None):
+        notes.append(f"left by a chat: {', '.join(talked)}. The next branching chat goes on there")
+    if given_up := [name for names in found.values() for name in names]:
+        notes.append(
+            f"the program that worked there was killed: {', '.join(given_up)}. What it wrote is "
+            "there (branching diff NAME), until branching commit NAME or branching abort NAME"
+        )
+    return notes

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from branching.cli.failure import UsageFault
 
+R = TypeVar("R", str | None, list[str] | None)
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?", re.ASCII)
+_WIDTH = re.compile(r"0*[1-9]\d{0,5}", re.ASCII)
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -20,6 +24,8 @@ def parse_duration(text: str) -> float:
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a duration; write 90, 90s, 5m or 1.5h")
     seconds = float(match[1]) * _SECONDS[match[2]]
+    if seconds == math.inf:
+        raise typer.BadParameter("a duration must be finite")
     if seconds <= 0:
         raise typer.BadParameter("a duration must be more than zero")
     return seconds
@@ -28,9 +34,24 @@ def parse_duration(text: str) -> float:
 def parse_widths(text: str) -> tuple[int, ...]:
     """Reads 1,2,4 as the widths of waves."""
     words = text.split(",")
-    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise UsageFault(f"{text!r} is not a list of widths; write 1,2,4")
+    if not all(_WIDTH.fullmatch(word.strip()) for word in words):
+        raise UsageFault(f"{text[:80]!r} is not a list of widths; write 1,2,4")
     return tuple(map(int, words))
+
+
+def not_blank(value: R) -> R:
+    """Refuses a text without a letter: a variable of the caller's was empty, and `sh` would take it
+    for a success."""
+    for text in [value] if isinstance(value, str) else value or ():
+        if not str(text).strip():
+            raise typer.BadParameter("it is empty")
+    return value
+
+
+def _program_named(command: list[str] | None) -> list[str] | None:
+    if command and not command[0]:
+        raise typer.BadParameter("its first word, the program, is empty")
+    return command
 
 
 WorkspaceOption = Annotated[
@@ -75,6 +96,7 @@ SetupOption = Annotated[
     typer.Option(
         "--setup",
         metavar="CMD",
+        callback=not_blank,
         help="Run by sh once, before the branches are forked: all start from what it made. It is "
         "committed with the winner only.",
         show_default=False,
@@ -86,6 +108,7 @@ SelectOption = Annotated[
     typer.Option(
         "--select",
         metavar="GLOB",
+        callback=not_blank,
         help="Commit these paths only. Repeatable.",
         show_default=False,
     ),
@@ -108,6 +131,7 @@ CandidatesOption = Annotated[
         "-c",
         "--candidate",
         metavar="CMD",
+        callback=not_blank,
         help="A candidate, run by sh in a branch of its own. Repeat for more.",
         show_default=False,
     ),
@@ -119,6 +143,7 @@ EvaluateOption = Annotated[
         "--evaluate",
         "--judge",
         metavar="CMD",
+        callback=not_blank,
         help="Run by sh in the branch of each success; the number it writes to descriptor 3, or "
         "prints last, is the score.",
         show_default=False,
@@ -129,6 +154,7 @@ ExpandOption = Annotated[
     str | None,
     typer.Option(
         metavar="CMD",
+        callback=not_blank,
         help="Run by sh in a branch that survived a level; it prints the candidates to try next "
         "from there, one a line. BRANCHING_DEPTH is the level, from 1.",
         show_default=False,
@@ -141,7 +167,12 @@ DepthOption = Annotated[
 
 CommandArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="-- CMD...", help="The command and its arguments.", show_default=False),
+    typer.Argument(
+        metavar="-- CMD...",
+        callback=_program_named,
+        help="The command and its arguments.",
+        show_default=False,
+    ),
 ]
 
 BranchArgument = Annotated[

@@ -6,6 +6,7 @@ the program `branchfs` and /dev/fuse are what it takes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,15 +31,19 @@ def opened_workspace(path: Path | None) -> Iterator[Workspace]:
 
 @contextmanager
 def owned_workspace(path: Path | None) -> Iterator[tuple[Workspace, Owner | None]]:
-    """Does the same, and lends the workspace's owner a home for the length of the command."""
+    """Does the same for a command that runs others: it lends the workspace's owner a home for its
+    length, and may have as many files open as hundreds of them take."""
     from branching.process import Owner
+    from branching.process.open_files import take_more
 
+    take_more()
     with opened_workspace(path) as workspace, Owner.of(*workspace.owner) as owner:
         yield workspace, owner
 
 
 def _open(path: Path | None) -> Workspace:
     from branching.fs import Workspace
+    from branching.fs.branchfs import sealed
     from branching.fs.on_demand import find_program
     from branching.fs.workspace import find_mount
 
@@ -48,6 +53,9 @@ def _open(path: Path | None) -> Workspace:
         return Workspace(place)
     if not place.is_dir():
         raise MountError(f"workspace path does not exist: {path}", path=str(path))
+    around = os.environ.get("BRANCHING_WORKSPACE")
+    if around and place.resolve().is_relative_to(around):
+        raise sealed(Path(around))  # the mount is the kernel's overlay, and tells nothing
     try:
         find_program()
     except MountError as error:

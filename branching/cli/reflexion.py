@@ -8,7 +8,7 @@ import typer
 
 from branching.cli.failure import UsageFault, reported
 from branching.cli.group import grouped
-from branching.cli.options import CommandArgument
+from branching.cli.options import CommandArgument, not_blank
 from branching.cli.report import finish, result_facts, why_not
 from branching.cli.search import Search, SearchOptions
 
@@ -24,6 +24,7 @@ def reflexion(
         str | None,
         typer.Option(
             metavar="CMD",
+            callback=not_blank,
             help="Run by sh in the branch that failed; what it prints is the next attempt's "
             "BRANCHING_FEEDBACK.",
             show_default=False,

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from branching.cli.failure import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT
+from branching.cli.failure import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT, JSON_VERSION
+from branching.cli.visible import line_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from branching.cli.search import Search
-    from branching.fs import Change, Reversal
+    from branching.fs import Change
     from branching.patterns import SpeculationOutcome, SpeculationResult
-
-JSON_VERSION = 1
 
 LETTERS = {
     "added": "A",
@@ -54,7 +53,7 @@ def finish(
         )
     else:
         for line in lines:
-            print(line)
+            print(line_for(sys.stdout, line))
         if kept:
             print(f"kept: {' '.join(kept)}")
         if search.options.verbose:
@@ -147,22 +146,15 @@ def change_facts(changes: Sequence[Change]) -> list[dict[str, object]]:
 
 
 def change_lines(changes: Sequence[Change]) -> list[str]:
-    """Returns the changed paths as lines: a letter and the path."""
+    """Returns the changed paths as lines to print: a letter and the path."""
     return [
-        f"{LETTERS.get(change.change, '?')} {change.path}"
-        + (f" (from {change.origin})" if change.origin else "")
+        line_for(
+            sys.stdout,
+            f"{LETTERS.get(change.change, '?')} {change.path}"
+            + (f" (from {change.origin})" if change.origin else ""),
+        )
         for change in changes
     ]
-
-
-def print_reversal(command: str, action: str, reversal: Reversal, *, json: bool) -> None:
-    """Prints what an undo or a redo did."""
-    if json:
-        facts = change_facts(reversal.changes)
-        print_json(command, action=action, commit=vars(reversal.commit), changes=facts)
-        return
-    print(f"branch: {reversal.commit.branch}\naction: {action}")
-    print("".join(f"  {line}\n" for line in change_lines(reversal.changes)), end="")
 
 
 def exit_code(outcome: SpeculationOutcome) -> int:

@@ -8,7 +8,7 @@ import typer
 
 from branching.cli.failure import UsageFault, reported
 from branching.cli.group import grouped
-from branching.cli.options import CandidatesOption, CommandArgument
+from branching.cli.options import CandidatesOption, CommandArgument, not_blank
 from branching.cli.report import finish, result_facts, result_lines
 from branching.cli.search import Search, SearchOptions
 
@@ -27,6 +27,7 @@ def tournament(
         str | None,
         typer.Option(
             metavar="CMD",
+            callback=not_blank,
             help="Run by sh for each pair: BRANCHING_A and BRANCHING_B are the two directories; it "
             "prints a or b, the better one.",
             show_default=False,

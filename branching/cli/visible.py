@@ -1,4 +1,4 @@
-"""What candidates printed, as it may be shown on a terminal.
+"""What candidates printed, and the names of files they made, as a terminal may show them.
 
 A terminal obeys what it is sent: a program that nobody trusts could set its title, wipe the screen,
 fill the clipboard, or hide what it printed. Colours are let through; all other control characters
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TextIO
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _RESET = "\x1b[0m"
@@ -33,3 +34,8 @@ def visible(line: str) -> str:
         for place, part in enumerate(parts)
     )
     return shown + _RESET if with_colours else shown
+
+
+def line_for(stream: TextIO, line: str) -> str:
+    """Returns a line, without its end, as it may be written there: only terminals obey."""
+    return visible(line) if stream.isatty() else line

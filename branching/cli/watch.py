@@ -41,3 +41,16 @@ def check_terminal(command: str, instead: str) -> None:
         raise UsageFault(
             f'{command} needs its extra: pip install "BranchContext[tui]" ({error})'
         ) from error
+    if not _has_colours():
+        os.environ["NO_COLOR"] = "1"
+
+
+def _has_colours() -> bool:
+    """Whether the terminal has, as far as anything is known of it."""
+    import curses
+
+    try:
+        curses.setupterm()
+        return curses.tigetnum("colors") > 0
+    except curses.error:
+        return True

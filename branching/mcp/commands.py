@@ -65,7 +65,8 @@ async def run(desk: Desk, name: str, command: str, *, seconds: float, tell: Tell
         tell(event)
 
     def call() -> Ended:
-        with Logbook.of(desk.workspace, "mcp run") as logbook:
+        with Logbook.of(desk.workspace, "mcp run") as logbook, logbook.steered():
+            logbook.helm.call(log, name)
             on_event = logbook.and_then(listen)
 
             def event(kind: Any, **facts: Any) -> None:
@@ -121,16 +122,20 @@ async def race(
     is the desk's to end."""
     origin = desk.workspace if parent == MAIN else await desk.find(parent)
     outputs: dict[int, Output] = {}
+    tried: list[str] = []
 
     def listen(event: Event) -> None:
         if event.kind == "started":
+            tried.append(event.branch)
+            desk.race_began(event.branch)
             outputs[event.index] = Output(CANDIDATE_HEAD_MAX, CANDIDATE_TAIL_MAX)
         elif event.kind == "output":
             outputs[event.index].add(event.text)
         tell(event)
 
     def call() -> SpeculationOutcome:
-        with Logbook.of(desk.workspace, f"mcp {what}", keeps_store=True) as logbook:
+        book = Logbook.of(desk.workspace, f"mcp {what}", keeps_store=True)
+        with book as logbook, logbook.steered():
             pattern = make(
                 {
                     "timeout": seconds,
@@ -141,7 +146,10 @@ async def race(
                     "resource_limits": desk.rules.limits,
                 }
             )
-            return pattern(origin)
+            try:
+                return pattern(origin)
+            finally:
+                desk.race_ended(tried)
 
     scope = Scope()
     with desk.running(parent, scope):

@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -65,8 +65,10 @@ class Desk:
         self.rules = rules or Rules()
         self._hidden = [glob_pattern(glob) for glob in self.rules.hide]
         self._made: dict[int, str] = {}
+        self._racing: dict[int, BranchRecord] = {}
+        """Branches of races that are under way: they end with their race."""
         self._claims = Claims(workspace)
-        """The same, for who comes after us if we are killed."""
+        """All of them, for who comes after us if we are killed."""
         self._running: dict[str, set[_Run]] = {}
 
     @property
@@ -103,10 +105,26 @@ class Desk:
     def _own(self, branch: Branch) -> None:
         record = branch.inspect()
         self._made[record.id] = branch.name
+        self._claim(record)
+
+    def _claim(self, record: BranchRecord) -> None:
         try:
             self._claims.add(record)
         except OSError as error:
-            _log.warning("branch %s stays if this server is killed: %s", branch.name, error)
+            _log.warning("branch %s stays if this server is killed: %s", record.name, error)
+
+    def race_began(self, name: str) -> None:
+        """Says that a race tries something in a branch. Blocks, in the race's thread."""
+        with suppress(BranchError):  # it is over already
+            record = self.workspace.reopen(name).inspect()
+            self._racing[record.id] = record
+            self._claim(record)
+
+    def race_ended(self, names: Sequence[str]) -> None:
+        """Says that a race has dropped or committed these, or left them open for somebody."""
+        for record in [each for each in self._racing.values() if each.name in names]:
+            del self._racing[record.id]
+            self._claims.drop(record)
 
     async def adopt(self, name: str) -> None:
         """Makes an open branch ours to end."""
@@ -116,12 +134,18 @@ class Desk:
     async def keep(self, name: str) -> None:
         """Leaves a branch open when the server ends."""
         record = await step((await self.find(name)).inspect)
+        if record.id in self._racing:
+            raise BranchError(
+                f"branch {name!r} was not kept: the race that tries it commits it or drops it",
+                hint="call the race with commit=false: the winner's branch is left open",
+                branch=name,
+            )
         if self._made.pop(record.id, None) is not None:
             await step(partial(self._claims.drop, record))
 
     def is_ours(self, record: BranchRecord) -> bool:
         """Whether the branch ends with us."""
-        return record.id in self._made
+        return record.id in self._made or record.id in self._racing
 
     async def commit(
         self,
