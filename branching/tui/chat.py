@@ -13,10 +13,11 @@ and ten times what is being said, and only what has changed.
 from __future__ import annotations
 
 import subprocess
+from functools import partial
 from typing import Any, ClassVar
 
 from rich.text import Text
-from textual import work
+from textual import events, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Input, RichLog, Static
@@ -25,12 +26,14 @@ from branching import editors
 from branching.agent.runtime import BranchRuntime
 from branching.errors import BranchingError
 from branching.tui.asking import Question
-from branching.tui.chatting.session import OVERVIEW, ChatSession, Wanted
-from branching.tui.chatting.voice import Line
+from branching.tui.chatting.session import ChatSession
+from branching.tui.chatting.transcripts import OVERVIEW
+from branching.tui.chatting.voice import Line, Wanted
 from branching.tui.errands import Errands
 from branching.tui.fork_picker import ForkPicker
 from branching.tui.leaving import TerminalDriver, leave_on_signals
-from branching.tui.looks import coloured, mark, money, plain, shortened, style, word
+from branching.tui.lending import lent
+from branching.tui.looks import coloured, filled, mark, money, plain, shortened, style, word
 from branching.tui.merge_picker import Acceptance, Choice, MergePicker
 from branching.tui.report_sides import ReportSides
 from branching.tui.side_by_side import SideBySide
@@ -39,12 +42,25 @@ from branching.tui.strip import Chip, Strip
 STATES_SECONDS = 0.5
 WORDS_SECONDS = 0.1
 LABEL_WIDTH = 12
+WINDOW_SECONDS = 1
+"""After which an editor that has not failed has its window."""
+ENTRIES_MAX = 500
+"""Of a transcript so many entries are drawn when its tab is opened, and kept to scroll back."""
+SHELL_LINES_MAX = 500
+"""Of what one line of the shell has printed; drawing more takes longer than anybody waits."""
 _LEADS = {"you": "> ", "agent": "", "note": "· ", "error": "! ", "shell": "", "tool": "  ⚙ "}
 _LINE_STYLES = {"you": "bold", "note": "dim", "error": "red", "tool": "cyan"}
 
 
 class Prompt(Input):
     """The line that is typed in. It is empty at once: what is typed ahead is the next line."""
+
+    async def on_key(self, event: events.Key) -> None:
+        """Takes Enter before it goes round by the bindings: keys behind it would overtake it."""
+        if event.key == "enter":
+            event.stop()
+            event.prevent_default()
+            await self.action_submit()
 
     async def action_submit(self) -> None:
         text = self.value
@@ -81,7 +97,7 @@ class Chat(App[None]):
         self._top = Static(id="top")
         self._chips = Strip(id="chips")
         self._overview = Static(id="overview")
-        self._transcript = RichLog(id="transcript", wrap=True)
+        self._transcript = RichLog(id="transcript", wrap=True, max_lines=20 * ENTRIES_MAX)
         self._live = Static(id="live")
         self._drawn: tuple[str, int] = ("", 0)
         self._is_asking = False
@@ -107,11 +123,11 @@ class Chat(App[None]):
         if session.tab and session.branch(session.tab) is None:
             session.tab = OVERVIEW
         facts = ["branching chat", session.voice.name, session.badge]
-        facts += ["working"] if session.is_in_flight else []
+        facts += ["working"] if session.conversation.is_in_flight else []
         self._top.update(Text(" " + " · ".join(filter(None, facts))))
         branches = session.branches
-        chips = [Chip("overview", "running" if session.is_in_flight else "open")]
-        chips += [Chip(shortened(b.spec.label, LABEL_WIDTH), b.status.state) for b in branches]
+        chips = [Chip("overview", "running" if session.conversation.is_in_flight else "open")]
+        chips += [Chip(_label(branch), branch.status.state) for branch in branches]
         tabs = [OVERVIEW, *(branch.id for branch in branches)]
         self._chips.show(chips, tabs.index(session.tab))
         overview = self._overview
@@ -129,7 +145,7 @@ class Chat(App[None]):
             tab, drawn = session.tab, 0
         count = session.said.count(tab)
         if count > drawn:
-            for line in session.said.lines(tab)[drawn - count :]:
+            for line in session.said.lines(tab)[max(drawn - count, -ENTRIES_MAX) :]:
                 log.write(_drawn(line))
         self._drawn = (tab, count)
         said = session.said.partial(tab)
@@ -187,7 +203,7 @@ class Chat(App[None]):
                 await self._show_diff("")
                 continue
             if answer == "accept":
-                await self.session.pick(branch.id)
+                await self.session.merging.pick(branch.id)
             elif answer == "override":
                 await self._pick(wanted.text, branch.id)
             return
@@ -202,18 +218,22 @@ class Chat(App[None]):
             if picked.opens:
                 await self._open(proposed)
                 continue
-            await self.session.pick(proposed)
+            await self.session.merging.pick(proposed)
             return
 
     async def _open(self, branch_id: str) -> None:
         """`o`: the branch's files beside those of the fork, in an editor or here."""
         branch = self.session.branch(branch_id)
-        kind = editors.EditorDetector.detect()
-        if branch is None or branch.path is None or kind == "tui":
+        if branch is None or branch.path is None:
+            return
+        kind = await self._reading.do(editors.EditorDetector.detect)
+        if kind == "tui":
             await self._show_diff("")
             return
+        opening = partial(self._reading.do, _opened, kind, branch)
         try:
-            await self._reading.do(_opened, kind, branch)
+            # A command of the user's may be an editor for the terminal; the others have windows.
+            await (lent(self, opening) if kind == "custom" else opening())
         except (OSError, ValueError, RuntimeError) as error:
             self.session.note(f"no editor was opened: {error}", "error")
 
@@ -283,11 +303,11 @@ class Chat(App[None]):
         self.exit(return_code=code)
 
 
-def _opened(kind: Any, branch: BranchRuntime) -> None:
+def _opened(kind: editors.EditorKind, branch: BranchRuntime) -> None:
     assert branch.path is not None, "only what has files is opened"
     for process in editors.EditorDetector.invoke(kind, branch.base_path, [branch.path]):
         try:
-            process.wait(timeout=1)
+            process.wait(timeout=None if kind == "custom" else WINDOW_SECONDS)
         except subprocess.TimeoutExpired:
             pass  # it shows its window; we go on
 
@@ -295,7 +315,11 @@ def _opened(kind: Any, branch: BranchRuntime) -> None:
 def _drawn(line: Line) -> Text:
     lead = _LEADS[line.who]
     if line.who == "shell":
-        return Text("\n").join(Text.from_ansi(coloured(part)) for part in line.text.split("\n"))
+        parts = line.text.split("\n")
+        if (more := len(parts) - SHELL_LINES_MAX) > 0:
+            half = SHELL_LINES_MAX // 2
+            parts[half:-half] = [f"[{more} lines left out]"]
+        return Text("\n").join(Text.from_ansi(coloured(part)) for part in parts)
     text = "\n".join(plain(part) for part in line.text.split("\n"))
     return Text(lead + text, _LINE_STYLES.get(line.who, ""))
 
@@ -304,17 +328,21 @@ def _overview_line(branch: BranchRuntime) -> Text:
     status, cost = branch.status, branch.cost()
     text = Text(no_wrap=True, overflow="ellipsis")
     look = style(status.state)
-    label = shortened(branch.spec.label, LABEL_WIDTH)
-    text.append(f"{mark(status.state)} {label:<{LABEL_WIDTH}} {word(status.state)}", look)
+    label = filled(_label(branch), LABEL_WIDTH)
+    text.append(f"{mark(status.state)} {label} {word(status.state)}", look)
     text.append(_facts(branch, money(cost.cumulative_usd)))
     return text
+
+
+def _label(branch: BranchRuntime) -> str:
+    return shortened(plain(branch.spec.label), LABEL_WIDTH)
 
 
 def _choice(branch: BranchRuntime) -> Choice:
     cost = branch.cost()
     return Choice(
         branch_id=branch.id,
-        label=branch.spec.label,
+        label=plain(branch.spec.label),
         state=branch.status.state,
         facts=_facts(branch, money(cost.cumulative_usd)),
     )

@@ -55,7 +55,10 @@ def compare(path: str, left: bytes | str | None, right: bytes | str | None) -> C
     texts = [side.decode("utf-8", "replace").splitlines() for side in sides]
     if max(map(len, texts)) > LINES_MAX:
         return Comparison(path=path, note=f"[long]\n{_facts(left)}\n{_facts(right)}")
-    return Comparison(path=path, rows=tuple(_rows(*texts)))
+    rows = tuple(_rows(*texts))
+    return Comparison(
+        path=path, rows=rows, note="" if rows else f"[no lines]\n{_facts(left)}\n{_facts(right)}"
+    )
 
 
 def _rows(left: list[str], right: list[str]) -> list[Row]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from branching.errors import BranchError, BranchStaleError
 from branching.fs import Change, Reversal, Workspace
-from branching.patterns.door import ask
+from branching.fs.claims import release
+from branching.patterns.door import answers, ask
 from branching.tui.observation import Sight
 
 
@@ -36,16 +37,32 @@ class Deeds:
     def tell(self, sight: Sight, text: str) -> str:
         """Adds a line to its steer file, or to an agent's conversation."""
         ask(self._door(sight), "tell", sight.name, text)
-        return f"told {sight.name}, if it reads BRANCHING_STEER"
+        return f"told {sight.name}; a program hears it if it reads BRANCHING_STEER"
+
+    def check_steered(self, sight: Sight) -> None:
+        """Raises what the keys for what runs would raise, as far as that is known here."""
+        self._door(sight)
 
     def keep(self, sight: Sight) -> str:
         """Has the branch left open when its call ends."""
         if not sight.is_running:
             self._check_open(sight)
+            if self._is_attended(sight):
+                ask(self._door_of(sight), "keep", sight.name)
+                return self._kept(sight)
+            if sight.entry is None and not sight.is_dropped_next:
+                return (
+                    f"{sight.name} is open; if the program that made it runs still, it may end it"
+                )
+            if sight.is_dropped_next and sight.record is not None:
+                release(self._space, sight.record)
             return f"{sight.name} is open, and stays so until you commit or abort it"
+        if sight.record is None:
+            raise BranchError(
+                f"{sight.name} is a command in a branch that is there; keep that", branch=sight.name
+            )
         ask(self._door(sight), "keep", sight.name)
-        stale = "" if self._space.policy != "first-winner" else "; stale if another is committed"
-        return f"{sight.name} is kept when its call ends{stale}"
+        return self._kept(sight)
 
     def preview(self, sight: Sight) -> list[Change]:
         """Returns what a commit would change; raises what it would raise."""
@@ -97,12 +114,25 @@ class Deeds:
                 branch=sight.name,
             )
 
+    def _kept(self, sight: Sight) -> str:
+        stale = "" if self._space.policy != "first-winner" else "; stale if another is committed"
+        return f"{sight.name} is kept when its call ends{stale}"
+
+    def _is_attended(self, sight: Sight) -> bool:
+        """Whether the call that it belongs to is under way, though nothing runs in it."""
+        has_door = sight.entry is not None and bool(sight.entry.door) and self._logs is not None
+        return has_door and answers(self._door_of(sight))
+
     def _door(self, sight: Sight) -> Path:
+        door = self._door_of(sight)
+        if not sight.is_running:
+            raise BranchError(f"nothing runs in {sight.name}: {sight.state}", branch=sight.name)
+        return door
+
+    def _door_of(self, sight: Sight) -> Path:
         if sight.entry is None or not sight.entry.door or self._logs is None:
             raise BranchError(
                 f"{sight.name} cannot be steered: the program that made it takes no requests",
                 branch=sight.name,
             )
-        if not sight.is_running:
-            raise BranchError(f"nothing runs in {sight.name}: {sight.state}", branch=sight.name)
         return self._logs / sight.entry.door

@@ -1,11 +1,14 @@
 """How things look in text: marks of states, and what others wrote, made harmless.
 
-Every state has a mark and a word, so that nothing is told by colour alone.
+Every state has a mark and a word, so that nothing is told by colour alone. Widths are those of the
+terminal's cells: a wide character has two.
 """
 
 from __future__ import annotations
 
 import re
+
+from rich.cells import cell_len, set_cell_size
 
 LETTERS = {"added": "A", "modified": "M", "deleted": "D", "renamed": "R", "type": "T"}
 MARKS = {
@@ -52,6 +55,8 @@ _CONTROLS = re.compile(
     r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f"
     r"\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # these turn the direction of what follows
 )
+_NO_TEXT = re.compile(r"[\ud800-\udfff]")
+"""Bytes of a name that is no UTF-8."""
 
 
 def mark(state: str) -> str:
@@ -71,7 +76,8 @@ def word(state: str) -> str:
 
 def plain(text: str) -> str:
     """Returns what others wrote without anything that a terminal would obey, on one line."""
-    return _CONTROLS.sub("", _ESCAPES.sub("", text.replace("\n", " ").replace("\t", "    ")))
+    text = text.replace("\n", " ").replace("\t", "    ")
+    return _NO_TEXT.sub("\ufffd", _CONTROLS.sub("", _ESCAPES.sub("", text)))
 
 
 def coloured(line: str) -> str:
@@ -90,12 +96,25 @@ def coloured(line: str) -> str:
 
 def shortened(text: str, width: int) -> str:
     """Cuts a text to a width, and shows that it was cut. Names differ at their ends."""
-    if len(text) <= width:
+    if cell_len(text) <= width:
         return text
     if width < 6:
-        return text[:width]
-    tail = width // 2
-    return text[: width - tail - 1] + "…" + text[-tail:]
+        return _head(text, width)
+    tail = text[-(width // 2) :]
+    while cell_len(tail) > width // 2:
+        tail = tail[1:]
+    return _head(text, width - cell_len(tail) - 1) + "…" + tail
+
+
+def filled(text: str, width: int) -> str:
+    """Cuts a text at its end, and shows that, or fills it up: it has exactly this width then."""
+    if cell_len(text) > width > 0:
+        return _head(text, width - 1) + "…"
+    return set_cell_size(text, width)
+
+
+def _head(text: str, width: int) -> str:
+    return set_cell_size(text[: 4 * width], width)  # what is far behind need not be measured
 
 
 def duration(seconds: float) -> str:
@@ -118,3 +137,10 @@ def money(usd: float | None) -> str:
 def letter(change: str) -> str:
     """Returns the sign of a kind of change; that of attributes alone is a small one."""
     return LETTERS.get(change, "m")
+
+
+def failure(error: BaseException) -> str:
+    """Returns what an error says, and what to do about it."""
+    text = getattr(error, "message", "") or str(error) or type(error).__name__
+    hint = getattr(error, "hint", None)
+    return f"{text} ({hint})" if hint else text

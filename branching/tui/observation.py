@@ -2,7 +2,8 @@
 
 An Observer looks again and again, in a thread of its own, and hands what it saw to a function. One
 look costs a request to the daemon and a stat for each kept log; logs that have not changed are not
-read again, changed paths are asked of one branch a look, and of a long output only the end is read.
+read again, what changed is asked of branches for a tenth of a second a look, in turn, and of a long
+output only the end is read.
 
 Two sources are brought together by the name of the branch: the file system knows which branches
 there are, and the logbook what was tried in them, by which call, and how it went. A branch without
@@ -21,18 +22,22 @@ from pathlib import Path
 
 from branching.errors import BranchingError
 from branching.fs import BranchRecord, DiffSummary, Workspace
+from branching.fs.claims import left
 from branching.patterns.door import answers
-from branching.patterns.logbook import Entry, read_entry
+from branching.patterns.logbook import UNDER_WAY, Entry, read_entry
 
 LOOK_SECONDS = 0.5
 """Between two looks: what a person takes for "at once"."""
 OUTPUT_BYTES_MAX = 64 << 10
 """Of an output so much is shown; `branching log` has it all."""
+OUTPUT_LINES_MAX = 500
+"""Of what comes between two looks so many are: drawing takes its time, and nobody reads more."""
 DOOR_SECONDS = 2.0
 """How often a call that looks alive is asked whether it is."""
 FINISHED_MAX = 20
 """So many candidates whose branches are gone are shown, the newest."""
-_UNDER_WAY = ("running", "paused")
+ASKING_SECONDS_MAX = 0.1
+"""For what branches have changed, each look: many branches must not slow it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +51,8 @@ class Sight:
     """"open" without a log, "stale", "lost" (the program that tried it is gone), or the entry's."""
     record: BranchRecord | None = None
     entry: Entry | None = None
+    is_dropped_next: bool = False
+    """An MCP server that was killed has left it: the next one drops it."""
     seconds: float = 0.0
     changes: str = ""
     """`+2 ~1`; "" while that is not known."""
@@ -58,7 +65,7 @@ class Sight:
     @property
     def is_running(self) -> bool:
         """Something runs in it, or is paused."""
-        return self.state in _UNDER_WAY
+        return self.state in UNDER_WAY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +117,7 @@ class Observer:
         self._began = time.time()
         self._entries: dict[str, tuple[int, Entry]] = {}
         self._doors: dict[str, tuple[float, bool]] = {}
+        self._left: set[int] = set()
         self._changes: dict[int, str] = {}
         self._asked = 0
         self._thread = threading.Thread(target=self._work, name="observer", daemon=True)
@@ -148,6 +156,7 @@ class Observer:
         """Looks once. Raises BranchingError or OSError when nothing can be seen."""
         records = self._space.branches()
         entries = self._read_entries()
+        self._left = {record.id for record in left(self._space, records)}
         self._ask_for_changes(records)
         children: dict[int, list[BranchRecord]] = {}
         for record in records:
@@ -177,6 +186,7 @@ class Observer:
                 state=self._state(record, entry),
                 record=record,
                 entry=entry,
+                is_dropped_next=record.id in self._left,
                 seconds=_seconds(entry),
                 changes=self._changes.get(record.id, ""),
             )
@@ -186,13 +196,13 @@ class Observer:
         if record.state == "stale":
             return "stale"
         if entry is None:
-            return "open"
-        if entry.state in _UNDER_WAY:
+            return "lost" if record.id in self._left else "open"
+        if entry.state in UNDER_WAY:
             return entry.state if self._is_attended(entry) else "lost"
         return entry.state
 
     def _gone(self, entry: Entry) -> Sight:
-        is_lost = entry.state in _UNDER_WAY and not self._is_attended(entry)
+        is_lost = entry.state in UNDER_WAY and not self._is_attended(entry)
         return Sight(
             name=entry.branch,
             depth=0,
@@ -226,19 +236,23 @@ class Observer:
         return {entry.branch: entry for _, entry in found.values()}
 
     def _ask_for_changes(self, records: list[BranchRecord]) -> None:
-        """Asks of one branch in turn what it changed: many changes must not slow each look."""
+        """Asks what branches changed: the chosen one now and then, then those of which nothing is
+        known, or else one in turn."""
         live = [record for record in records if record.state == "live"]
         self._changes = {record.id: self._changes.get(record.id, "") for record in live}
         chosen = [record for record in live if record.name == self._chosen]
         unknown = [record for record in live if not self._changes[record.id]]
         self._asked += 1
-        turn = live[self._asked % len(live)] if live else None
-        for record in (unknown or ([turn] if turn else []))[:1] + chosen[: self._asked % 2]:
+        turn = [live[self._asked % len(live)]] if live else []
+        until = time.monotonic() + ASKING_SECONDS_MAX
+        for record in (*chosen[: self._asked % 2], *(unknown or turn)):
             try:
                 changes = self._space.reopen(record.name).diff()
                 self._changes[record.id] = DiffSummary.of(changes).short
             except BranchingError:
                 pass  # it has ended meanwhile
+            if time.monotonic() > until:
+                return
 
     def _follow(self) -> None:
         chosen = self._chosen
@@ -280,6 +294,8 @@ class Tail:
         is_cut = not self._is_told and self._offset > 0
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(lines) > OUTPUT_LINES_MAX:
+            lines, is_cut = lines[-OUTPUT_LINES_MAX:], True
         if is_cut:
             lines[:1] = [b"[what came before is left out: branching log has it]"]
         return self._piece(tuple(line.decode("utf-8", "replace") for line in lines))
@@ -306,4 +322,4 @@ def _worth_showing(entries: dict[str, Entry], open_names: set[str], began: float
 def _seconds(entry: Entry | None) -> float:
     if entry is None:
         return 0.0
-    return time.time() - entry.started if entry.state in _UNDER_WAY else entry.seconds
+    return time.time() - entry.started if entry.state in UNDER_WAY else entry.seconds

@@ -8,11 +8,11 @@ from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
+from branching.tui.columns import Columns
 from branching.tui.comparison import Comparison
 from branching.tui.errands import Errands
 from branching.tui.looks import plain
@@ -36,9 +36,8 @@ class Sides(Protocol):
         """Compares one of them. It may block, and raise OSError."""
 
 
-_SIGNS = {"same": " ", "changed": "~", "removed": "-", "added": "+"}
-_STYLES = {"changed": "yellow", "removed": "red", "added": "green", "hunk": "cyan"}
-_NUMBER_WIDTH = 4
+FILES_MAX = 1000
+"""In the list; nobody looks through more."""
 
 
 class SideBySide(ModalScreen[None]):
@@ -50,7 +49,7 @@ class SideBySide(ModalScreen[None]):
     SideBySide #files { height: auto; max-height: 5; padding: 0; }
     SideBySide #files, SideBySide #files:focus { border: none; }
     SideBySide #files > .option-list--option-highlighted { text-style: reverse; }
-    SideBySide #scroll { height: 1fr; border-top: solid $foreground; }
+    SideBySide #sides { height: 1fr; border-top: solid $foreground; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,d", "dismiss", "back"),
@@ -64,45 +63,48 @@ class SideBySide(ModalScreen[None]):
         super().__init__()
         self._pair = pair
         self._errands = errands
-        self._first = pair.paths.index(path) if path in pair.paths else 0
+        self._paths = pair.paths[:FILES_MAX]
+        if path in pair.paths and path not in self._paths:
+            self._paths = (path, *self._paths)
+        self._first = self._paths.index(path) if path in self._paths else 0
+        self._columns = Columns("sides")
         self._comparison: Comparison | None = None
         self._hunk = -1
 
     def compose(self) -> ComposeResult:
         yield Static(id="heading")
         yield OptionList(
-            *(Option(Text(plain(self._pair.title(path)))) for path in self._pair.paths), id="files"
+            *(Option(Text(plain(self._pair.title(path)))) for path in self._paths), id="files"
         )
-        with VerticalScroll(id="scroll"):
-            yield Static(id="sides")
+        yield self._columns
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
         files = self.query_one("#files", OptionList)
         files.focus()
-        if self._pair.paths:
+        if self._paths:
             files.highlighted = self._first
         else:
-            self.query_one("#sides", Static).update(Text("no file differs"))
+            self._columns.show(Comparison(path="", note="no file differs"))
         self._show_heading()
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        self._read(self._pair.paths[event.option_index])
+        event.stop()
+        self._read(self._paths[event.option_index])
 
-    def on_resize(self) -> None:
-        self._draw()
-        self._show_heading()
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()  # it is shown already; the application has lists of its own
 
     def action_file(self, step: int) -> None:
         files = self.query_one("#files", OptionList)
-        if self._pair.paths and files.highlighted is not None:
-            files.highlighted = (files.highlighted + step) % len(self._pair.paths)
+        if self._paths and files.highlighted is not None:
+            files.highlighted = (files.highlighted + step) % len(self._paths)
 
     def action_hunk(self, step: int) -> None:
         if self._comparison is None or not (hunks := self._comparison.hunks):
             return
         self._hunk = min(max(self._hunk + step, 0), len(hunks) - 1)
-        self.query_one("#scroll").scroll_to(y=hunks[self._hunk], animate=False)
+        self._columns.scroll_to(y=hunks[self._hunk], animate=False)
         self._show_heading()
 
     @work(exclusive=True)
@@ -112,54 +114,15 @@ class SideBySide(ModalScreen[None]):
         except (OSError, RuntimeError) as error:
             self._comparison = Comparison(path=path, note=f"[{path} cannot be read: {error}]")
         self._hunk = 0 if self._comparison.hunks else -1
-        self._draw()
+        self._columns.show(self._comparison)
         self._show_heading()
-        self.query_one("#scroll").scroll_home(animate=False)
 
     def _show_heading(self) -> None:
         found = self._comparison
         names = f"{self._pair.left_name} │ {self._pair.right_name}"
         facts = [names, f"{len(self._pair.paths)} file(s)"]
+        if len(self._paths) < len(self._pair.paths):
+            facts[1] += f", {len(self._paths)} of them here"
         if found is not None and found.hunks:
             facts.append(f"hunk {self._hunk + 1}/{len(found.hunks)}")
         self.query_one("#heading", Static).update(Text(" · ".join(facts), no_wrap=True))
-
-    def _draw(self) -> None:
-        if self._comparison is not None:
-            width = max(20, self.size.width - 2)  # the scroll bar has two columns
-            self.query_one("#sides", Static).update(side_by_side(self._comparison, width))
-
-
-def side_by_side(comparison: Comparison, width: int) -> Text:
-    """Draws a comparison in two columns. Long lines are cut: the whole file is in the branch."""
-    if comparison.note:
-        return Text(_plain_lines(comparison.note))
-    half = (width - 3) // 2
-    text = Text(no_wrap=True)
-    for row in comparison.rows:
-        style = _STYLES.get(row.kind, "")
-        if row.kind == "hunk":
-            text.append((row.left or "").ljust(width, "─")[:width] + "\n", style)
-            continue
-        sign = _SIGNS[row.kind]
-        text.append(_cell(row.left, row.left_number, half), style)
-        text.append(f" {sign} ")
-        text.append(_cell(row.right, row.right_number, half) + "\n", style)
-    return text
-
-
-def _plain_lines(text: str) -> str:
-    """Makes a text of several lines harmless."""
-    return "\n".join(map(plain, text.split("\n")))
-
-
-def _cell(line: str | None, number: int | None, width: int) -> str:
-    if line is None:
-        return " " * width
-    room = width - _NUMBER_WIDTH - 1
-    return f"{number:>{_NUMBER_WIDTH}} {_cut(plain(line), room):<{room}}"
-
-
-def _cut(line: str, width: int) -> str:
-    """Cuts a line at its end, and shows it."""
-    return line if len(line) <= width else line[: width - 1] + "…"

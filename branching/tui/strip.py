@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual.widgets import Static
 
@@ -23,7 +24,7 @@ def chips_text(chips: Sequence[Chip], chosen: int, width: int) -> Text:
     """Draws as many chips as there is room for, the chosen one among them."""
     drawn = [f" {index + 1} {mark(chip.state)} {chip.name} " for index, chip in enumerate(chips)]
     first = 0
-    while first < chosen and sum(map(len, drawn[first : chosen + 1])) > width - 2:
+    while first < chosen and sum(map(cell_len, drawn[first : chosen + 1])) > width - 2:
         first += 1
     text = Text(no_wrap=True, overflow="ellipsis")
     if first:

@@ -22,27 +22,24 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.message import Message
-from textual.widgets import ContentSwitcher, Footer, OptionList, RichLog, Static
-from textual.widgets.option_list import Option
+from textual.widgets import ContentSwitcher, Footer, OptionList, Static
 
 from branching.errors import BranchingError, ConflictError
-from branching.fs import Change, Workspace
+from branching.fs import Workspace
 from branching.tui.asking import Line, Question
 from branching.tui.deeds import Deeds
 from branching.tui.errands import Errands
 from branching.tui.leaving import TerminalDriver, leave_on_signals
-from branching.tui.looks import (
-    coloured,
-    letter,
-    plain,
-)
+from branching.tui.looks import failure, letter, plain
 from branching.tui.observation import Look, Observer, Output, Sight
+from branching.tui.panels import BranchTree, Facts, FileList, Printed
 from branching.tui.side_by_side import SideBySide
 from branching.tui.sides import Pair, pair
-from branching.tui.sight_text import TREE_WIDTH, change_text, chip_name, tree_text
+from branching.tui.sight_text import TREE_WIDTH, chip_name
 from branching.tui.strip import Chip, Strip
 
-OUTPUT_LINES_MAX = 2000
+NARROW_COLUMNS = 60
+"""Below this the tree is above what is known of the chosen branch, not beside it."""
 
 _HELP = """\
 up, down, tab, 1-9   choose a branch
@@ -74,7 +71,14 @@ class Watch(App[None]):
     #files, #files:focus {{ border: none; }}
     #files > .option-list--option-highlighted {{ text-style: reverse; }}
     #said {{ height: auto; max-height: 3; text-style: bold; }}
+    .-narrow #main {{ layout: vertical; }}
+    .-narrow #tree {{ width: 1fr; }}
+    .-narrow #tree, .-narrow #tree:focus {{ border: none; }}
     """
+    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012  (Textual declares no class variable)
+        (0, "-narrow"),
+        (NARROW_COLUMNS, "-wide"),
+    ]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("tab", "choose(1)", "next", priority=True, show=False),
         Binding("shift+tab", "choose(-1)", "previous", priority=True, show=False),
@@ -101,7 +105,7 @@ class Watch(App[None]):
             super().__init__()
             self.look = look
 
-    class Printed(Message):
+    class Said(Message):
         """The chosen branch has printed something, or was just chosen."""
 
         def __init__(self, output: Output) -> None:
@@ -117,21 +121,20 @@ class Watch(App[None]):
         self._observer = Observer(
             space,
             lambda look: self.post_message(self.Looked(look)),
-            lambda output: self.post_message(self.Printed(output)),
+            lambda output: self.post_message(self.Said(output)),
         )
         # Held, not looked up: a look may still arrive while the screen is taken down.
         self._top = Static(id="top")
         self._strip = Strip(id="chips")
-        self._tree = OptionList(id="tree")
-        self._facts = Static(id="facts")
+        self._tree = BranchTree(id="tree")
+        self._facts = Facts(id="facts")
         self._views = ContentSwitcher(id="views", initial="output")
-        self._output = RichLog(id="output", wrap=True, max_lines=OUTPUT_LINES_MAX)
-        self._file_list = OptionList(id="files")
+        self._output = Printed("output")
+        self._files = FileList("files")
         self._said = Static(id="said")
         self._look = Look()
         self._chosen = ""
         self._marked = ""
-        self._files: list[Change] = []
 
     def compose(self) -> ComposeResult:
         yield self._top
@@ -142,7 +145,7 @@ class Watch(App[None]):
                 yield self._facts
                 with self._views:
                     yield self._output
-                    yield self._file_list
+                    yield self._files
         yield self._said
         yield Footer(compact=True, show_command_palette=False)
 
@@ -161,42 +164,35 @@ class Watch(App[None]):
         self._look = message.look
         self._draw()
 
-    def on_watch_printed(self, message: Printed) -> None:
-        output = message.output
-        if output.name != self._chosen:
-            return
-        log = self._output
-        if output.is_first:
-            log.clear()
-        if not output.is_kept:
-            log.write(Text("no output is kept of it", "dim"))
-        for line in output.lines:
-            log.write(Text.from_ansi(coloured(line)))
+    def on_watch_said(self, message: Said) -> None:
+        if message.output.name == self._chosen:
+            self._output.show(message.output)
 
     def on_resize(self) -> None:
         self.call_after_refresh(self._draw)
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        if event.option_list.id == "tree" and event.option.id is not None:
+        if event.option_list is self._tree and event.option.id is not None:
             self._choose(event.option.id)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        if event.option_list.id == "files":
-            self._compare(self._files[event.option_index].path)
-        else:
+        if event.option_list is self._tree:
             self.action_compare()
+        elif path := self._files.path(event.option_index):
+            self._compare(path)
 
     def _draw(self) -> None:
         sights = self._look.sights
         if sights and self._look.find(self._chosen) is None:
-            self._choose(sights[0].name)
+            running = [sight for sight in sights if sight.is_running]
+            self._choose((running or sights)[0].name)
         self._draw_top()
         names = [sight.name for sight in sights]
         chosen = names.index(self._chosen) if self._chosen in names else 0
         chips = [Chip(chip_name(sight), sight.state) for sight in sights]
         self._strip.show(chips, chosen)
-        self._draw_tree(chosen)
-        self._draw_facts()
+        self._tree.show(sights, chosen, self._marked)
+        self._facts.show(self._look.find(self._chosen))
 
     def _draw_top(self) -> None:
         look = self._look
@@ -208,35 +204,6 @@ class Watch(App[None]):
         facts.append(str(self._space.base))
         text = look.error and f"nothing can be seen: {look.error}"
         self._top.update(Text(text or " branching watch · " + " · ".join(facts), no_wrap=True))
-
-    def _draw_tree(self, chosen: int) -> None:
-        tree = self._tree
-        sights = self._look.sights
-        shown = [tree.get_option_at_index(i).id for i in range(tree.option_count)]
-        if shown == [sight.name for sight in sights]:
-            for index, sight in enumerate(sights):
-                tree.replace_option_prompt_at_index(index, tree_text(sight, self._marked))
-        else:
-            with self.prevent(OptionList.OptionHighlighted):
-                tree.clear_options()
-                tree.add_options(
-                    [Option(tree_text(sight, self._marked), id=sight.name) for sight in sights]
-                )
-        if sights and tree.highlighted != chosen:
-            with self.prevent(OptionList.OptionHighlighted):
-                tree.highlighted = chosen
-
-    def _draw_facts(self) -> None:
-        sight = self._look.find(self._chosen)
-        facts = Text(no_wrap=True, overflow="ellipsis")
-        if sight is None:
-            facts.append("no branch yet: what is tried here will show up", "dim")
-        else:
-            facts.append(f"{sight.name}\n", "bold")
-            facts.append(plain(sight.label) or "made by a program that keeps no log")
-            if sight.record is not None:
-                facts.append(f"\n{sight.record.branch_path}", "dim")
-        self._facts.update(facts)
 
     # What is chosen.
 
@@ -260,6 +227,17 @@ class Watch(App[None]):
             self._say("no branch is chosen")
         return sight
 
+    def _steered_sight(self) -> Sight | None:
+        """Returns the chosen branch, if what runs there can be steered; else says why not."""
+        sight = self._sight()
+        try:
+            if sight is not None:
+                self._deeds.check_steered(sight)
+        except BranchingError as error:
+            self._say(failure(error))
+            return None
+        return sight
+
     def action_choose(self, step: int) -> None:
         names = [sight.name for sight in self._look.sights]
         if names:
@@ -272,7 +250,7 @@ class Watch(App[None]):
 
     def action_view(self, name: str) -> None:
         self._views.current = name
-        (self._file_list if name == "files" else self._tree).focus()
+        (self._files if name == "files" else self._tree).focus()
         if name == "files":
             self._list_files()
 
@@ -297,7 +275,7 @@ class Watch(App[None]):
         try:
             return await self._doing.do(function, *args, **options)
         except (BranchingError, OSError, RuntimeError) as error:
-            self._say(_failure(error))
+            self._say(failure(error))
             return None
         finally:
             self._observer.look_now()
@@ -309,19 +287,14 @@ class Watch(App[None]):
 
     @work(group="files", exclusive=True)
     async def _list_files(self) -> None:
-        files = self._file_list
-        files.clear_options()
-        self._files = []
+        self._files.clear()
         sight = self._sight()
         if sight is None:
             return
         try:
-            found = await self._reading.do(self._deeds.changes, sight)
+            self._files.show(await self._reading.do(self._deeds.changes, sight))
         except (BranchingError, OSError, RuntimeError) as error:
-            self._say(_failure(error))
-            return
-        self._files = found
-        files.add_options([Option(change_text(change)) for change in found] or [Option("none")])
+            self._say(failure(error))
 
     @work
     async def action_compare(self) -> None:
@@ -339,13 +312,13 @@ class Watch(App[None]):
         try:
             found: Pair = await self._reading.do(pair, self._space, sight, other)
         except (BranchingError, OSError, RuntimeError) as error:
-            self._say(_failure(error))
+            self._say(failure(error))
             return
         self.push_screen(SideBySide(found, self._reading, path))
 
     @work
     async def action_steer(self) -> None:
-        sight = self._sight()
+        sight = self._steered_sight()
         if sight is None:
             return
         text = await self.push_screen_wait(Line(f"say to {sight.name}:"))
@@ -364,7 +337,7 @@ class Watch(App[None]):
 
     @work
     async def action_stop(self) -> None:
-        sight = self._sight()
+        sight = self._steered_sight()
         if sight is None:
             return
         lines = [plain(sight.label), "Its call goes on without it and drops its branch at the end."]
@@ -395,12 +368,12 @@ class Watch(App[None]):
             ]
         except ConflictError as error:
             if not error.paths:
-                self._say(_failure(error))
+                self._say(failure(error))
                 return
             lines = ["Others have changed the same paths:", *error.paths]
             answers = [("f", "force: the branch's side"), ("s", "skip: theirs")]
         except (BranchingError, OSError, RuntimeError) as error:
-            self._say(_failure(error))
+            self._say(failure(error))
             return
         answer = await self.push_screen_wait(Question(f"Commit {sight.name}?", lines, answers))
         if answer:
@@ -415,16 +388,10 @@ class Watch(App[None]):
             answers = [("y", "undo it")]
             name = reversal.commit.branch
         except (BranchingError, OSError, RuntimeError) as error:
-            self._say(_failure(error))
+            self._say(failure(error))
             return
         question = Question(f"Undo the commit of {name}? It will change:", lines, answers)
         if await self.push_screen_wait(question):
             done = await self._do(self._deeds.undo)
             if done is not None:
                 self._say(f"the commit of {done.commit.branch} is undone")
-
-
-def _failure(error: BaseException) -> str:
-    text = getattr(error, "message", "") or str(error)
-    hint = getattr(error, "hint", None)
-    return f"{text} ({hint})" if hint else text

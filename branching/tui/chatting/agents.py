@@ -113,7 +113,7 @@ async def open_session(
         settings=settings or SettingsFile(max_branches=coordinator.max_branches),
         shell=Shell(coordinator, seen_at=space.seen_at),
         history=found.history or [],
-        log=ForkLog(coordinator, space, "chat").__enter__(),
+        log=ForkLog(coordinator, space, "chat", is_behind=True).__enter__(),
         kept=kept,
     )
     for complaint in found.complaints:

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from branching import __version__
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.forklog import ForkLog
 from branching.agent.protocols import Answer
-from branching.agent.requests import ApprovalRequest, Approvals
+from branching.agent.requests import ApprovalRequest
 from branching.agent.runtime import BranchRuntime
-from branching.agent.types import BranchSpec, MergeResult, MergeStrategy, ResolveOutcome
+from branching.agent.types import BranchSpec, ForkCostSummary, MergeResult, MergeStrategy
+from branching.awaited import finished
 from branching.errors import BranchingError
+from branching.tui.chatting import costs
 from branching.tui.chatting.commands import (
     HELP,
     NotUnderstood,
@@ -30,28 +31,17 @@ from branching.tui.chatting.commands import (
     is_allowed_while_forked,
     read,
 )
+from branching.tui.chatting.conversation import Conversation
 from branching.tui.chatting.forking import SETTLING, settle
 from branching.tui.chatting.kept import KeptForks
+from branching.tui.chatting.merging import Merging
 from branching.tui.chatting.settings import SettingsFile
-from branching.tui.chatting.transcripts import Transcripts
-from branching.tui.chatting.voice import Line, Voice, Who
-from branching.tui.looks import money
+from branching.tui.chatting.transcripts import OVERVIEW, Transcripts
+from branching.tui.chatting.voice import Line, Voice, Wanted, Who
+from branching.tui.looks import failure
 
-OVERVIEW = ""
-"""The tab of the parent."""
 Shell = Callable[[str, BranchRuntime | None], Awaitable[str]]
 """Runs a line in a branch, or where the parent works; returns what it printed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What the front end is to do now."""
-
-    kind: Literal["fork", "pick", "accept", "diff", "copy", "quit"]
-    text: str = ""
-    """For "diff" the path, for "pick" why the picker is shown, for "copy" what to copy."""
-    branch_id: str = ""
-    """For "pick" and "accept" the branch that is proposed."""
 
 
 class ChatSession:
@@ -74,30 +64,24 @@ class ChatSession:
         """
         self.coordinator = coordinator
         self.voice = voice
-        self.history = history
-        """The parent's conversation."""
         self.tab = OVERVIEW
         """The open tab: a branch's id, or the overview."""
         self.said = Transcripts()
+        self.conversation = Conversation(voice, self.said, history, self._set_goal)
+        """The parent's."""
+        self.merging = Merging(coordinator, self.said, self._adopt)
         self.settings = settings.load()
         self._file = settings
         self._shell = shell
         self._log = log
         self._kept = kept
-        self._run: asyncio.Task[None] | None = None
-        self._own_approvals = Approvals(OVERVIEW)
         self._states: dict[str, str] = {}
-        self._is_resolving = False
+        self._saving = asyncio.Lock()
         if settings.complaint:
             self.note(settings.complaint, "error")
         self._tell_what_was_left()
 
     # What there is.
-
-    @property
-    def is_in_flight(self) -> bool:
-        """A run of the parent is under way."""
-        return self._run is not None
 
     @property
     def is_forked(self) -> bool:
@@ -177,7 +161,7 @@ class ChatSession:
         except NotUnderstood as error:
             self.note(str(error), "error")
         except (BranchingError, OSError, ValueError) as error:
-            self.note(_told(error), "error")
+            self.note(failure(error), "error")
         return None
 
     async def _carry_out(self, typed: Typed) -> Wanted | None:
@@ -220,40 +204,13 @@ class ChatSession:
             self.note(text, "you")
             await self.coordinator.run_on_branch(branch.id, text)
             return
-        if self.is_in_flight:
+        if self.conversation.is_in_flight:
             raise NotUnderstood("a run is in flight; Escape stops it")
-        self.note(text, "you", OVERVIEW)
-        self._run = asyncio.create_task(self._say(text))
-        await asyncio.wait([self._run])
-        self._run = None
-
-    async def _say(self, text: str) -> None:
-        async def ask(tool: str, arguments: str) -> Answer:
-            return await self._own_approvals.ask(ApprovalRequest(tool=tool, arguments=arguments))
-
-        told = False
-
-        def hear(piece: str) -> None:
-            nonlocal told
-            told = True
-            self.heard(OVERVIEW, piece)
-
-        try:
-            reply = await self.voice.say(text, self.history, hear, ask)
-        except asyncio.CancelledError:
-            self.note("stopped", tab=OVERVIEW)
-        except Exception as error:
-            self.note(f"the run failed: {_told(error)}", "error", OVERVIEW)
-        else:
-            self.history = reply.history
-            self.coordinator.goal = text
-            if not told:
-                self.heard(OVERVIEW, reply.text)
-            self.said.flush(OVERVIEW)
+        await self.conversation.say(text)
 
     async def _command(self, command: str, rest: str) -> Wanted | None:
         if command in SETTLING:
-            self._settle(command, rest)
+            await self._settle(command, rest)
             return None
         if command == "/fork" and not rest:
             self._check_idle()
@@ -263,9 +220,9 @@ class ChatSession:
                 raise NotUnderstood("there is no fork to be compared; /fork makes one")
             return Wanted(kind="diff", text=rest[len("diff") :].strip())
         if command == "/merge":
-            return await self.merge()
+            return await self.merging.begin()
         if command == "/override" and rest:
-            await self._override(rest)
+            await self.merging.override(rest)
             return None
         if command == "/copy":
             said = [line.text for line in self.said.lines(self.tab) if line.who == "agent"]
@@ -274,43 +231,29 @@ class ChatSession:
             return Wanted(kind="copy", text="\n".join(said))
         if command == "/quit":
             return Wanted(kind="quit")
-        if command in ("/help", "/version", "/cost", "/tokens"):
-            self.note(
-                {"/help": lambda: HELP, "/version": lambda: f"branching {__version__}"}.get(
-                    command, lambda: self._costs(tokens=command == "/tokens")
-                )()
-            )
+        if command in ("/help", "/version"):
+            self.note(HELP if command == "/help" else f"branching {__version__}")
+            return None
+        if command in ("/cost", "/tokens"):
+            self.note(self._costs(costs.spent if command == "/cost" else costs.used))
             return None
         raise NotUnderstood(f"{command} {rest}".rstrip() + " is no command; /help lists them")
 
-    def _settle(self, command: str, rest: str) -> None:
+    async def _settle(self, command: str, rest: str) -> None:
         settled, said = settle(command, rest, self.settings, self.coordinator.max_branches)
         if settled != self.settings:
             self.settings = settled
             try:
-                self._file.save(settled)
+                async with self._saving:  # the newest is what stays
+                    await finished(lambda: self._file.save(self.settings))
             except OSError as error:
                 said += f" (for this chat only: {error})"
         self.note(said)
 
-    def _costs(self, *, tokens: bool) -> str:
+    def _costs(self, say: Callable[[ForkCostSummary], str]) -> str:
         if self.coordinator.fork_id is None:
             return "nothing was forked yet"
-        cost = self.coordinator.fork_cost()
-        lines = []
-        for each in cost.per_branch:
-            used = f"{each.tokens} tokens, {each.requests} requests"
-            if not tokens:
-                used = money(each.cumulative_usd) or "price unknown"
-                used += f" of {money(each.budget_usd)}" if each.budget_usd is not None else ""
-            lines.append(f"{each.branch_label}: {used} ({each.state})")
-        if tokens:
-            lines.append(f"together: {sum(each.tokens for each in cost.per_branch)} tokens")
-        else:
-            budget = cost.aggregate_budget_usd
-            total = money(cost.aggregate_usd) or "unknown"
-            lines.append(f"together: {total}" + (f" of {money(budget)}" if budget else ""))
-        return "\n".join(lines)
+        return say(self.coordinator.fork_cost())
 
     # Forking and merging.
 
@@ -318,7 +261,7 @@ class ChatSession:
         if self.is_forked:
             where = "from a branch" if self.tab else "while a fork is open"
             raise NotUnderstood(f"nothing is forked {where}: /merge it first")
-        if self.is_in_flight:
+        if self.conversation.is_in_flight:
             raise NotUnderstood("a run is in flight; nothing is forked until it has ended")
 
     async def fork(self, specs: Sequence[BranchSpec], aggregate_usd: float | None = None) -> bool:
@@ -327,12 +270,12 @@ class ChatSession:
             self._check_idle()
             await self.coordinator.fork(
                 specs,
-                parent_history=self.history,
+                parent_history=self.conversation.history,
                 strategy=MergeStrategy(kind=self.settings.strategy),
                 aggregate_budget_usd=aggregate_usd,
             )
         except Exception as error:  # limits are plain Exceptions; whatever it is, nothing was made
-            self.note(f"nothing was forked: {_told(error)}", "error", OVERVIEW)
+            self.note(f"nothing was forked: {failure(error)}", "error", OVERVIEW)
             return False
         self._states = {}
         for branch in self.branches:
@@ -357,64 +300,12 @@ class ChatSession:
             "ends it, Escape drops it."
         )
 
-    async def merge(self) -> Wanted | None:
-        """`/merge`: as the strategy says, a picker, an acceptance, or the merge itself."""
-        if not self.is_forked:
-            raise NotUnderstood("there is no fork to be merged")
-        if self._is_resolving:
-            raise NotUnderstood("the judge is being asked already")
-        handle = self.coordinator.handle
-        assert handle is not None, "an open fork has one"
-        if handle.merge_strategy.kind == "manual":
-            return Wanted(kind="pick")
-        self.note("waiting for all branches, and for the judge", tab=OVERVIEW)
-        self._is_resolving = True
-        try:
-            outcome = await self.coordinator.resolve()
-        except Exception as error:  # of the judge's model: whatever it is, a person can choose
-            self.note(f"no judgement: {_told(error)}", "error", OVERVIEW)
-            return (
-                Wanted(kind="pick", text=f"no judgement: {_told(error)}")
-                if self.is_forked
-                else None
-            )
-        finally:
-            self._is_resolving = False
-        return self._proposed(outcome)
-
-    def _proposed(self, outcome: ResolveOutcome) -> Wanted | None:
-        if outcome.merge_result is not None:
-            self._adopt(outcome.merge_result)
-            self.note("/override LABEL takes another branch instead", tab=OVERVIEW)
-            return None
-        verdict = outcome.verdict
-        if verdict is None:
-            return Wanted(kind="pick")
-        sure = outcome.effective_confidence or 0.0
-        text = f"{sure:.2f} sure: {verdict.reasoning}"
-        kind: Literal["accept", "pick"] = "accept" if outcome.auto_eligible else "pick"
-        return Wanted(kind=kind, text=text, branch_id=verdict.winner_branch_id)
-
-    async def pick(self, branch_id: str) -> bool:
-        """Merges a branch; False if it could not be done, which is noted."""
-        try:
-            result = await self.coordinator.merge_or_select(f"pick:{branch_id}")
-        except (BranchingError, OSError, ValueError) as error:
-            self.note(f"nothing was merged: {_told(error)}", "error", OVERVIEW)
-            return False
-        self._adopt(result)
-        return True
-
-    async def _override(self, label: str) -> None:
-        found = [b.id for b in self.coordinator.branches.values() if label in (b.id, b.spec.label)]
-        if not found:
-            raise NotUnderstood(f"no branch was called {label!r}")
-        self._adopt(await self.coordinator.override(found[0]))
-
     def _adopt(self, result: MergeResult) -> None:
-        self.history = result.history_after_merge
+        self.conversation.history = result.history_after_merge
         self.tab = OVERVIEW
-        self.note(result.notice, tab=OVERVIEW)
+
+    def _set_goal(self, text: str) -> None:
+        self.coordinator.goal = text
 
     # Stopping.
 
@@ -426,7 +317,7 @@ class ChatSession:
             return f"Terminate branch {label!r}?" if branch.is_running else ""
         if self.is_forked:
             return f"Abort the fork, with all its {len(self.branches)} branches?"
-        return "Stop the run?" if self.is_in_flight else ""
+        return "Stop the run?" if self.conversation.is_in_flight else ""
 
     async def stop(self) -> None:
         """Stops what Escape stops on the open tab."""
@@ -438,10 +329,10 @@ class ChatSession:
                 await self.coordinator.abort_fork()
                 self.tab = OVERVIEW
                 self.note("Aborted: no branch was kept", tab=OVERVIEW)
-            elif self._run is not None:
-                self._run.cancel()
+            else:
+                self.conversation.stop()
         except (BranchingError, OSError) as error:
-            self.note(_told(error), "error")
+            self.note(failure(error), "error")
 
     @property
     def can_be_left(self) -> bool:
@@ -450,9 +341,7 @@ class ChatSession:
 
     async def close(self, *, leaves: bool = False) -> None:
         """Ends the chat: what runs is stopped, an open fork dropped, or left for the next chat."""
-        if self._run is not None:
-            self._run.cancel()
-            await asyncio.wait([self._run])
+        await self.conversation.close()
         try:
             if leaves and self.can_be_left:
                 await self.coordinator.detach()
@@ -471,7 +360,9 @@ class ChatSession:
 
     def approvals(self) -> list[tuple[str, str, ApprovalRequest]]:
         """Lists what waits for a yes or a no: tab, who asks, what for."""
-        own = [(OVERVIEW, "the agent", request) for request in self._own_approvals.pending()]
+        own = [
+            (OVERVIEW, "the agent", request) for request in self.conversation.approvals.pending()
+        ]
         labels = {branch.id: branch.spec.label for branch in self.branches}
         theirs = self.coordinator.iter_pending_approvals() if self.is_forked else []
         return own + [(branch_id, labels[branch_id], request) for branch_id, request in theirs]
@@ -480,15 +371,9 @@ class ChatSession:
         """Answers one; one that nobody waits for any more is let go."""
         try:
             if tab == OVERVIEW:
-                self._own_approvals.answer(request, answer)
+                self.conversation.approvals.answer(request, answer)
             else:
                 self.coordinator.answer(tab, request, answer)
         except ValueError:
             return
         self.note(f"{'approved' if answer == 'approve' else 'denied'}: {request}", tab=tab)
-
-
-def _told(error: BaseException) -> str:
-    text = getattr(error, "message", "") or str(error) or type(error).__name__
-    hint = getattr(error, "hint", None)
-    return f"{text} ({hint})" if hint else text

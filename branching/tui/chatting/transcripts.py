@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from branching.tui.chatting.voice import Line
 
+OVERVIEW = ""
+"""The tab of the parent."""
 LINES_MAX = 2000
 """Of one transcript the newest are kept."""
 

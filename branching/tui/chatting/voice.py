@@ -1,4 +1,4 @@
-"""Who is talked with, and what is heard of them."""
+"""Who is talked with, what is heard of them, and what is asked of the front end."""
 
 from __future__ import annotations
 
@@ -26,6 +26,17 @@ class Reply:
     history: Any
     """The whole conversation."""
     text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the front end is to do now."""
+
+    kind: Literal["fork", "pick", "accept", "diff", "copy", "quit"]
+    text: str = ""
+    """For "diff" the path, for "pick" why the picker is shown, for "copy" what to copy."""
+    branch_id: str = ""
+    """For "pick" and "accept" the branch that is proposed."""
 
 
 Hear = Callable[[str], None]
