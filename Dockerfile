@@ -30,9 +30,9 @@ RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --no-index -w dist .
     pip --python /opt/branching/bin/python install --no-compile --no-deps --no-index dist/*.whl
 COPY docker/entrypoint docker/enter docker/probe programs/
 # All that is ours as it will lie in the image, in one directory and of one time: the same sources give the same layer.
-# Compiled modules must not look at the time of their source, then.
+# Compiled modules must not look at the time of their source, then; what pip compiled for itself does (-f).
 ARG SOURCE_DATE_EPOCH=1767225600
-RUN /opt/branching/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/branching/lib && \
+RUN /opt/branching/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/branching/lib && \
     mkdir -p /image/usr/local/bin /image/opt /image/src /image/store /image/workspace && \
     install branchfs/target/release/branchfs /image/usr/local/bin && \
     for name in entrypoint enter probe; do install "programs/$name" "/image/usr/local/bin/branching-$name"; done && \

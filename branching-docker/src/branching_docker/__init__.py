@@ -5,6 +5,7 @@ names       what the host, the engine and the image call the same
 facts       what a plan must know of the engine
 stamp       which configuration files there are
 settings    flags, environment and configuration files to one set of settings
+store       where a directory's branches are
 plan        pure: settings to a frozen container plan, and the exact docker command
 endpoint    which engine is meant
 api         questions to Docker over its socket

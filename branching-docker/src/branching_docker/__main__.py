@@ -16,7 +16,7 @@ def main() -> None:
     from branching_docker.quick import quick
 
     if (code := quick(sys.argv[1:], os.environ)) is not None:
-        sys.exit(code)
+        os._exit(code)  # all is said and written; to take the interpreter apart would cost milliseconds
     from branching_docker.cli import app
 
     if "_BRANCHING_DOCKER_COMPLETE" in os.environ:  # a shell wants to know what could come next

@@ -29,6 +29,7 @@ from branching_docker.names import EXEC, VERSION_LABEL
 from branching_docker.plan import checked_workspace, enter_options, is_settled, plan_run, plan_warm, refused_changes
 from branching_docker.settings import DRIVERS, ENGINES, IMAGE_DEFAULT, PULLS, Settings, gather
 from branching_docker.stamp import stamp
+from branching_docker.store import go_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,12 +125,27 @@ def connect(settings: Settings) -> Engine:
     return engine.connect(settings.engine, environ=os.environ)
 
 
-def known_facts(settings: Settings) -> EngineFacts:
-    """Returns the facts of the engine, or of an ordinary one where there is none: a dry run needs none."""
+def foreseen(settings: Settings, workspace: Path) -> tuple[Settings, EngineFacts]:
+    """Returns what a plan needs, as of an ordinary engine where there is none: a dry run needs none."""
     try:
-        return connect(settings).facts()
+        at = connect(settings)
+        facts = at.facts()
+        return go_on(settings, workspace, at, facts), facts
     except WrapperError:
-        return EngineFacts(kind=settings.engine or "docker")
+        return settings, EngineFacts(kind=settings.engine or "docker")
+
+
+def place_of_branches(settings: Settings, workspace: Path, at: Engine) -> tuple[Settings, EngineFacts]:
+    """Returns what a plan needs; says where it goes on with branches though nobody said where they are."""
+    facts = at.facts()
+    settled = go_on(settings, workspace, at, facts)
+    if settled.store != settings.store:
+        typer.echo(
+            f'branching-docker: the branches of {workspace} have their place in the volume "{settled.store}": '
+            f"going on there, as with --store {settled.store}.",
+            err=True,
+        )
+    return settled, facts
 
 
 def option(*names: str, value: str, text: str) -> Any:
@@ -264,11 +280,11 @@ def pass_on(
             workspace=workspace,
             name=f"branching-{os.urandom(4).hex()}",
             environ=os.environ,
-            settings=settings,
             tty=sys.stdin.isatty() and sys.stdout.isatty(),
         )
         if given.is_dry_run:
-            typer.echo(shlex.join(plan(facts=known_facts(settings)).argv()))
+            settings, facts = foreseen(settings, workspace)
+            typer.echo(shlex.join(plan(settings=settings, facts=facts).argv()))
             return
         from branching_docker import engine, warm
 
@@ -277,8 +293,9 @@ def pass_on(
         if found is not None:
             enter(words, given=given, settings=settings, at=at, found=found)
         require_image(at, settings)
+        settings, facts = place_of_branches(settings, workspace, at)
         sys.stdout.flush()
-        engine.become(plan(facts=at.facts()), at, environ=os.environ)
+        engine.become(plan(settings=settings, facts=facts), at, environ=os.environ)
 
 
 for name, summary in PASSED_ON.items():
@@ -345,7 +362,8 @@ def up(context: typer.Context) -> None:
                 hint="leave it away: commands run as the owner of the directory",
             )
         if given.is_dry_run:
-            plan = plan_warm(workspace=workspace, settings=settings, facts=known_facts(settings), stamp=files)
+            settings, facts = foreseen(settings, workspace)
+            plan = plan_warm(workspace=workspace, settings=settings, facts=facts, stamp=files)
             typer.echo(shlex.join(plan.argv()))
             return
         from branching_docker import warm
@@ -361,7 +379,8 @@ def up(context: typer.Context) -> None:
                 )
         else:
             require_image(at, settings)
-            plan = plan_warm(workspace=workspace, settings=settings, facts=at.facts(), stamp=files)
+            settings, facts = place_of_branches(settings, workspace, at)
+            plan = plan_warm(workspace=workspace, settings=settings, facts=facts, stamp=files)
             warm.up(plan, docker=at.command, environ=os.environ)
         typer.echo(found.name if found else plan.name)
 

@@ -43,7 +43,7 @@ def endpoint(environ: Mapping[str, str]) -> str:
 
 def current_context(directory: str) -> str:
     """Returns the name that `docker context use` has set, or docker's own default."""
-    found = read_json(os.path.join(directory, "config.json"))
+    found = read_json(os.path.join(directory, "config.json"), having="currentContext")
     return str(found.get("currentContext") or "default")
 
 
@@ -63,12 +63,17 @@ def context_address(directory: str, name: str) -> str:
         ) from error
 
 
-def read_json(path: str) -> dict[str, object]:
-    """Reads one of docker's files; one that is not there, or not JSON, says nothing, as docker has it."""
+def read_json(path: str, *, having: str = "") -> dict[str, object]:
+    """Reads one of docker's files; one that is not there, or not JSON, says nothing, as docker has it.
+
+    One without the word `having` is not worth loading a parser for.
+    """
     try:
         with open(path, "rb") as file:
             content = file.read()
     except OSError:
+        return {}
+    if having.encode() not in content:
         return {}
     import json
 

@@ -67,6 +67,9 @@ class Engine(Protocol):
     def image_labels(self, image: str) -> dict[str, str] | None:
         """Returns an image's labels, None where the engine has no such image."""
 
+    def volume_labels(self, volume: str) -> dict[str, str] | None:
+        """Returns a volume's labels, None where the engine has no such volume."""
+
     def drop_superseded(self, image: str) -> None:
         """Removes what earlier builds of that name left without it, but for the newest stage: the builder's cache.
 
@@ -135,6 +138,14 @@ class Docker:
             ) from refused
         return cast("dict[str, dict[str, dict[str, str]]]", found)["Config"].get("Labels") or {}
 
+    def volume_labels(self, volume: str) -> dict[str, str] | None:
+        """Returns a volume's labels."""
+        try:
+            found = api.get(f"/volumes/{api.quoted(volume)}", at=self.at)
+        except api.RefusedError:
+            return None
+        return cast("dict[str, dict[str, str] | None]", found).get("Labels") or {}
+
     def drop_superseded(self, image: str) -> None:
         """Removes unnamed images and stages, the classic builder's, by the label of what they were built for."""
         for stage, kept in (("image", 0), ("build", 1)):
@@ -189,6 +200,11 @@ class Podman:
         if self.ask("image", "exists", image, allowed=(0, 1)).returncode == 1:
             return None
         return json.loads(self.ask("image", "inspect", image).stdout)[0].get("Labels") or {}
+
+    def volume_labels(self, volume: str) -> dict[str, str] | None:
+        """Returns a volume's labels."""
+        found = self.ask("volume", "inspect", volume, allowed=(0, 1, 125))
+        return None if found.returncode else json.loads(found.stdout)[0].get("Labels") or {}
 
     def drop_superseded(self, image: str) -> None:
         """Leaves that to Podman: its builder keeps stages as a cache of its own."""

@@ -25,7 +25,6 @@ A warm container has the same surroundings and no command: it waits, and `docker
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass, field
@@ -40,7 +39,6 @@ from branching_docker.names import (
     PROBE_WORD,
     ROOT_VARIABLE,
     STAMP_LABEL,
-    STORE_AUTO,
     STORE_IN_CONTAINER,
     STORE_VARIABLE,
     WARM_LABEL,
@@ -48,6 +46,7 @@ from branching_docker.names import (
     WORKSPACE_LABEL,
 )
 from branching_docker.settings import Settings, idle_seconds
+from branching_docker.store import digest, store_volume
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -159,19 +158,6 @@ def is_settled(settings: Settings) -> bool:
     What is read anew for each command is not: a file of variables, a variable whose value is the caller's.
     """
     return not settings.root and not settings.env_file and all("=" in assignment for assignment in settings.env)
-
-
-def digest(workspace: Path) -> str:
-    """Returns a short name for a directory."""
-    return hashlib.sha256(os.fsencode(workspace)).hexdigest()[:12]
-
-
-def store_volume(workspace: Path, settings: Settings, facts: EngineFacts) -> str | None:
-    """Returns the volume that holds the directory's branches, None where they are in the directory itself."""
-    if settings.store in (None, STORE_AUTO):
-        is_wanted = facts.is_virtual or settings.store == STORE_AUTO
-        return f"branching-store-{digest(workspace)}" if is_wanted else None
-    return settings.store
 
 
 def init(facts: EngineFacts) -> list[str]:

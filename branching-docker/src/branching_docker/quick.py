@@ -32,7 +32,10 @@ def quick(words: Sequence[str], environ: Mapping[str, str]) -> int | None:
         return None
     if (words[0] in OURS and words[0] != EXEC) or any(environ.get(name) for name in CHANGES_A_COMMAND):
         return None
-    workspace = path.realpath(given["w"][0])
+    try:
+        workspace = path.realpath(given["w"][0])
+    except OSError:  # we stand in a directory that went away
+        return None
     docker = find_program("docker", environ.get("PATH", ""))
     if docker is None or path.basename(path.realpath(docker)) != "docker":
         return None
