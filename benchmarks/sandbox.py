@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """What starting a process in a sandbox costs over a bare fork and exec. The goal is 10 ms.
 
-    .venv/bin/python benchmarks/sandbox.py
+    .venv/bin/python -m benchmarks.sandbox
 
 `true`, started and waited for, many times in turn: by posix_spawn, through BranchContext in a
-sandbox, and without one; and a function. Prints minimum, median and maximum, in milliseconds, and
-how much more each takes than the fork and exec of the same turn. Then many sandboxes at once: what
-one of them takes should stay the same. All depends on what else runs, so the load is printed too.
+sandbox, and without one; and a function. Prints minimum, median and maximum, in milliseconds, how
+much more each takes than the fork and exec of the same turn, and how many times as much. Then many
+sandboxes at once: what one of them takes should stay the same. All depends on what else runs, so
+the load is printed too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from benchmarks.field.figures import Spread
+from benchmarks.field.figures import Spread, ratios
 from branching import BranchContext
 
 ROUNDS = 60
@@ -60,7 +61,11 @@ def main() -> None:
         bare_each = samples["fork and exec"]
         for name, each in samples.items():
             more = [one - least for one, least in zip(each, bare_each, strict=True)]
-            print(f"{name:<22} {_told(each)}   over fork and exec {_told(more)}")
+            times = ratios(each, bare_each)
+            print(
+                f"{name:<22} {_told(each)}   over fork and exec {_told(more)}   "
+                f"{times.median:5.1f} times as much ({times.minimum:.1f} to {times.maximum:.1f})"
+            )
         for size in CROWDS:
             each = [_crowd(size, place) / size for _ in range(CROWD_ROUNDS)]
             print(f"{size:>3} at once, for each    {_told(each)}")

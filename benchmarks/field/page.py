@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .goals import OURS, behind, verdicts
-from .report import readable, table
+from .report import readable, runs_made, table
 
 BEGIN = "<!-- figures: written by scripts/bench, see --page -->"
 END = "<!-- end of the figures -->"
@@ -43,7 +43,7 @@ def _conditions(document: dict[str, object]) -> list[str]:
     machine = document["machine"]
     assert isinstance(machine, dict)
     load = " ".join(f"{value:.1f}" for value in machine["load_before"])
-    done = f"`--mode {document['mode']}`, {document['runs']} runs of each"
+    done = f"`--mode {document['mode']}`, {runs_made(document)} of each"
     said = (
         f"{done}, at commit {machine['commit']}, {machine['date']}: {machine['processors']} "
         f"processors ({machine['model']}), {machine['memory_mib']} MiB, Linux {machine['kernel']}, "

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from xml.sax.saxutils import escape
 
+from .report import runs_made
+
 LEAST, MOST = 0.25, 1000.0
 _LABELS, _SCALE, _VALUES, _BAR, _GAP = 250, 520, 90, 11, 12
 _COLOURS = ("#1b7837", "#5aae61", "#2166ac", "#92c5de", "#b2182b", "#f4a582", "#999999", "#666666")
@@ -55,7 +57,7 @@ def bars(document: dict[str, object]) -> str:
         grid.append(f'<line x1="{at:.1f}" y1="40" x2="{at:.1f}" y2="{y}" stroke="{colour}"/>')
         grid.append(f'<text x="{at:.1f}" y="36" text-anchor="middle" fill="#555">{mark:g}</text>')
     width, height = max(_LABELS + _SCALE + _VALUES, x), y + 24
-    title = f"Time as a multiple of native, median of {document['runs']} runs; less is better"
+    title = f"Time as a multiple of native, median of {runs_made(document)}; less is better"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'font-family="sans-serif" font-size="11"><title>{escape(title)}</title>\n'

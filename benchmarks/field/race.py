@@ -5,6 +5,9 @@ disk up is not always the same. A turn: a fresh scratch directory, `begin`, the 
 scratch directory is gone. What native or a commit changes is a copy of the base, made outside of
 the clock.
 
+A workload makes the runs of its size while they fit in its share of the time that is left, and at
+least as many as a ratio takes: what is quick is measured more often.
+
 A contestant that fails gives up its turn there: the row it was in and those that it did not reach
 carry the reason. A row with fewer samples than runs is no figure.
 
@@ -26,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .contestant import Cannot, Contestant, await_end
+from .figures import RUNS_MIN
 from .sizes import Size
 
 NATIVE = "native"
@@ -111,6 +115,8 @@ class Result:
     requests: dict[str, dict[str, int]] = field(default_factory=dict)
     """By workload: what our fuse driver was asked in the first run, by kind."""
     pinned: dict[str, bool] = field(default_factory=dict)
+    runs: dict[str, int] = field(default_factory=dict)
+    """By workload: how many were made."""
 
 
 def race(
@@ -122,6 +128,7 @@ def race(
 ) -> Result:
     """Runs it all below `place`, of which nothing is left; `tell` hears what is going on."""
     result = Result()
+    end = time.monotonic() + size.minutes * 60
     able = []
     for contestant in contestants:
         try:
@@ -130,9 +137,12 @@ def race(
         except Cannot as reason:
             for workload in workloads:
                 result.refusals[workload.name, contestant.name] = str(reason)
-    for workload in workloads:
+    for position, workload in enumerate(workloads):
+        begun = time.monotonic()
+        share_end = begun + (end - begun) / (len(workloads) - position)
         result.rows[workload.name] = []
         result.pinned[workload.name] = workload.pinned
+        result.runs[workload.name] = 0
         taking_part = [one for one in able if workload.copies or not one.copies]
         with _directory(place) as room:
             base = room / "base"
@@ -143,11 +153,18 @@ def race(
                 tell(f"{workload.name}: not run: {reason}")
                 result.not_run[workload.name] = str(reason)
                 continue
+            slowest = 0.0
             for run in range(size.runs):
+                now = time.monotonic()
+                if run >= RUNS_MIN and now + slowest > share_end:
+                    tell(f"{workload.name}: its time is up")
+                    break
                 first = run % len(taking_part)
                 for one in taking_part[first:] + taking_part[:first]:
                     tell(f"{workload.name}: run {run + 1} of {size.runs}: {one.name}")
                     _turn(workload, one, size, room, result)
+                slowest = max(slowest, time.monotonic() - now)
+                result.runs[workload.name] = run + 1
     return result
 
 

@@ -16,7 +16,7 @@ from .figures import RUNS_MIN, Spread, ratios
 from .race import NATIVE, Result
 from .sizes import Size
 
-FORMAT = 1
+FORMAT = 2
 
 
 def machine(place: Path) -> dict[str, object]:
@@ -54,13 +54,14 @@ def document(
         figures = []
         for row in rows:
             for name in names:
-                entry = _entry(result, workload, row, name, size)
+                entry = _entry(result, workload, row, name)
                 if entry:
                     figures.append(entry)
         workloads.append(
             {
                 "name": workload,
                 "pinned": result.pinned[workload],
+                "runs": result.runs[workload],
                 "figures": figures,
                 "not_run": result.not_run.get(workload),
                 "refused": {
@@ -74,19 +75,16 @@ def document(
     return {
         "format": FORMAT,
         "mode": size.name,
-        "runs": size.runs,
         "machine": about,
         "contestants": names,
         "workloads": workloads,
     }
 
 
-def _entry(
-    result: Result, workload: str, row: str, name: str, size: Size
-) -> dict[str, object] | None:
+def _entry(result: Result, workload: str, row: str, name: str) -> dict[str, object] | None:
     samples = result.samples.get((row, name), [])
     entry: dict[str, object] = {"row": row, "contestant": name, "unit": result.units[row]}
-    if len(samples) < size.runs:
+    if len(samples) < result.runs[workload]:
         reason = result.refusals.get((row, name)) or result.refusals.get((workload, name))
         return {**entry, "cannot": reason} if reason else None
     spread = Spread.of(samples)
@@ -108,6 +106,15 @@ def _entry(
     return entry
 
 
+def runs_made(document: dict[str, object]) -> str:
+    """Returns how many runs the workloads had, as words: "3 runs", or "2 to 5 runs"."""
+    workloads = document["workloads"]
+    assert isinstance(workloads, list)
+    made = [workload["runs"] for workload in workloads if not workload["not_run"]] or [0]
+    between = f"{min(made)} to " if min(made) < max(made) else ""
+    return f"{between}{max(made)} runs"
+
+
 def table(document: dict[str, object]) -> str:
     """Returns the document as Markdown: a table a workload, and below it who could not, and why."""
     lines = []
@@ -119,7 +126,7 @@ def table(document: dict[str, object]) -> str:
         if workload["not_run"]:
             lines += [f"Not run: {workload['not_run']}.", ""]
             continue
-        lines += [f"{document['runs']} runs, {placed}.", ""]
+        lines += [f"{workload['runs']} runs, {placed}.", ""]
         lines += [
             "| work | contestant | min | median | max | to native (min to max) |",
             "|---|---|--:|--:|--:|--:|",

@@ -13,6 +13,9 @@ class Size:
 
     name: str
     runs: int
+    """The most of each workload; two are made, whatever they take."""
+    minutes: float
+    """What all of it may take: a workload that has had its share begins no further run."""
     big_tree_files: int
     tree_files: int
     unpacked_files: int
@@ -30,6 +33,7 @@ class Size:
 TINY = Size(
     name="tiny",
     runs=2,
+    minutes=1,
     big_tree_files=40,
     tree_files=30,
     unpacked_files=20,
@@ -45,6 +49,7 @@ TINY = Size(
 QUICK = Size(
     name="quick",
     runs=2,
+    minutes=3,
     big_tree_files=10_000,
     tree_files=2_000,
     unpacked_files=2_000,
@@ -60,6 +65,7 @@ QUICK = Size(
 FULL = Size(
     name="full",
     runs=5,
+    minutes=29,
     big_tree_files=50_000,
     tree_files=5_000,
     unpacked_files=10_000,
