@@ -6,6 +6,7 @@ the project's path. Its reaper is off: its image would have to be pulled, and `l
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -154,7 +155,7 @@ def processes() -> list[str]:
 
 def stores(below: Path) -> list[str]:
     """Returns what BranchFS left in the projects: all but commits that can be undone, and logs of races."""
-    kept = ("branches", "layers", "journal", "trash")
+    kept = ("layers", "journal", "trash")
     left = []
     for store in below.rglob(".branching"):
         # It goes while we look, which is all that is asked; or it is the mark that hides the store in a layer.
@@ -162,7 +163,20 @@ def stores(below: Path) -> list[str]:
             is_kept = any((store / "history").iterdir()) or (store / "logs" / "kept").exists()
             left += [] if is_kept else [str(store)]
             left += [str(path) for name in kept for path in (store / name).iterdir()]
+            left += [f"{store}: branch {name}" for name in branches(store)]
     return left
+
+
+def branches(store: Path) -> list[str]:
+    """Returns the names of those that are open, as the store's log of records tells it."""
+    names: dict[int, str] = {}
+    log = store / "branches" / "log"
+    for line in log.read_text().splitlines() if log.exists() else ():
+        told = json.loads(line)
+        if "id" in told:
+            names[told["id"]] = told["name"]
+        names.pop(told.get("gone"), None)
+    return [*names.values()]
 
 
 def mounts(below: Path) -> list[str]:

@@ -156,3 +156,15 @@ def test_the_watcher_acts_when_its_pipe_closes_and_not_before(tmp_path: Path, mo
     while not notes.exists() or notes.read_text() != "stop --time 60 it\nrm --force it\n":
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("command", [["run", "true"], ["up"], ["exec", "true"]], ids=" ".join)
+def test_a_directory_that_went_away_is_refused(tmp_path: Path, command: list[str]) -> None:
+    """Whoever stands in it has a working directory without a path."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    words = 'rmdir "$PWD"; exec "$0" -w . "$@"'
+    done = subprocess.run(["sh", "-c", words, WRAPPER, *command], cwd=gone, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 125
+    assert "branching-docker: -w . cannot be used.\n" in done.stderr  # the shell complains before us
+    assert "Traceback" not in done.stderr

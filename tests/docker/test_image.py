@@ -209,6 +209,22 @@ def test_questions_about_the_command_need_no_flags(image: str, command: list[str
         assert ended(container)[0] == 0
 
 
+STALE = """
+import pathlib, sys
+for source in pathlib.Path("/opt/branching/lib").rglob("*.py"):
+    compiled = source.parent / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
+    if not compiled.exists() or compiled.read_bytes()[4:8] != bytes([1, 0, 0, 0]):
+        print(source)
+"""
+
+
+def test_each_module_is_compiled_and_does_not_look_at_the_time_of_its_source(image: str) -> None:
+    """Else it would be compiled anew in each container, since all files have one time."""
+    command = ["docker", "run", "--rm", "--entrypoint", "python3", image, "-c", STALE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=END_SECONDS)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 def test_stopping_the_container_ends_the_command_and_drops_its_work(image: str, project: Project) -> None:
     before = project.tree()
     with running(image, "run", "--", "sh", "-c", HALF_DONE, project=project) as container:

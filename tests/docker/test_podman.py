@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,8 +19,7 @@ from branching_docker.names import WORKSPACE_LABEL
 from conftest import WRAPPER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from tree import Project
 
@@ -26,22 +30,85 @@ NAME = "localhost/branching-tests"
 SETTINGS = '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]\n'
 
 
-@pytest.fixture(scope="module")
-def podman(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+DEVICES = ("/dev/fuse", "/dev/net/tun")
+"""What everybody may open on most machines; where not, the plain user may while it is tested."""
+AS_ROOT, WITHOUT_ROOT = "as root", "without root"
+
+
+def plain_user() -> pwd.struct_passwd | None:
+    """Returns a user who may be several inside, which Podman needs without root; None where this machine has none."""
+    subordinate = Path("/etc/subuid")
+    names = [line.partition(":")[0] for line in subordinate.read_text().splitlines()] if subordinate.exists() else []
+    known = {user.pw_name: user for user in pwd.getpwall() if user.pw_uid != 0}
+    return next((known[name] for name in names if name in known), None)
+
+
+as_root = pytest.mark.parametrize("podman", [AS_ROOT], indirect=True)
+USER = plain_user() if shutil.which("newuidmap") else None
+
+
+@pytest.fixture(scope="module", params=[AS_ROOT, *([WITHOUT_ROOT] if USER else [])])
+def podman(image: str, request: pytest.FixtureRequest) -> Iterator[str]:
     """The command, which has the image under test as the default; what it was given is removed at the end."""
-    command = "podman"
-    settings = tmp_path_factory.mktemp("podman") / "containers.conf"
-    settings.write_text(SETTINGS)
+    place = Path(tempfile.mkdtemp(prefix="branching-podman-"))
+    place.chmod(0o711)
+    (place / "containers.conf").write_text(SETTINGS)
     subprocess.run(["docker", "tag", image, NAME], check=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CONTAINERS_CONF", str(settings))
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as ending:
+        patch.setenv("CONTAINERS_CONF", str(place / "containers.conf"))
         patch.setenv("BRANCHING_IMAGE", NAME)
-        patch.setenv("BRANCHING_ENGINE", command)
+        patch.setenv("BRANCHING_ENGINE", "podman")
+        if request.param == WITHOUT_ROOT:
+            give_up_root(place, patch, ending)
         with subprocess.Popen(["docker", "save", NAME], stdout=subprocess.PIPE) as saved:
-            subprocess.run([command, "load", "--quiet"], stdin=saved.stdout, check=True, timeout=LOAD_SECONDS_MAX)
-        yield command
-        subprocess.run([command, "image", "rm", NAME], check=True, timeout=RUN_SECONDS)
+            subprocess.run(["podman", "load", "--quiet"], stdin=saved.stdout, check=True, timeout=LOAD_SECONDS_MAX)
+        yield "podman"
+        subprocess.run(["podman", "image", "rm", NAME], check=True, timeout=RUN_SECONDS)
+    shutil.rmtree(place)
     subprocess.run(["docker", "image", "rm", "--no-prune", NAME], check=True, timeout=RUN_SECONDS)
+
+
+def give_up_root(place: Path, patch: pytest.MonkeyPatch, ending: ExitStack) -> None:
+    """Puts a podman on PATH that a plain user runs, with a storage of its own, who may do it for the while."""
+    assert USER
+    for name in ("storage", "run", "bin"):
+        (place / name).mkdir(mode=0o700 if name == "run" else 0o755)
+        os.chown(place / name, USER.pw_uid, USER.pw_gid)
+    settings = f'[storage]\ndriver = "vfs"\ngraphroot = "{place}/storage"\nrunroot = "{place}/run"\n'
+    (place / "storage.conf").write_text(settings)
+    # Its process that keeps the user namespace outlives each command, and is none of a test's.
+    names = f"-u BRANCHING_TEST_SESSION HOME={USER.pw_dir} XDG_RUNTIME_DIR={place}/run "
+    names += f"CONTAINERS_STORAGE_CONF={place}/storage.conf"
+    plainly = f"setpriv --reuid {USER.pw_uid} --regid {USER.pw_gid} --init-groups"
+    program = place / "bin" / "podman"
+    program.write_text(f'#!/bin/sh\ncd /\nexec {plainly} env {names} {shutil.which("podman")} "$@"\n')
+    program.chmod(0o755)
+    patch.setenv("PATH", f"{place}/bin:{os.environ['PATH']}")
+    for device in DEVICES:
+        subprocess.run(["setfacl", "--modify", f"u:{USER.pw_name}:rw", device], check=True)
+        ending.callback(subprocess.run, ["setfacl", "--remove-all", device], check=True)
+    ending.callback(subprocess.run, ["podman", "system", "migrate"], check=True)
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A directory that others can reach: pytest's own are root's alone."""
+    with tempfile.TemporaryDirectory(prefix="branching-podman-") as place:
+        Path(place).chmod(0o711)
+        yield Path(place)
+
+
+@pytest.fixture
+def is_rootless(podman: str) -> bool:
+    """Whether it is a plain user's."""
+    asked = [podman, "info", "--format", "{{.Host.Security.Rootless}}"]
+    return subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout == "true\n"
+
+
+@pytest.fixture
+def project(make_project: Callable[..., Project], is_rootless: bool) -> Project:
+    """A project of whoever runs Podman, where that is not root."""
+    return make_project(owner=USER.pw_uid if is_rootless and USER else 1000)
 
 
 @pytest.fixture
@@ -73,6 +140,7 @@ def test_what_succeeds_is_committed_and_what_fails_changes_nothing(project: Proj
     assert (done.returncode, project.tree()) == (7, before), done.stderr
 
 
+@as_root
 @pytest.mark.usefixtures("nothing_left")
 def test_a_warm_container_is_found_again_shared_and_ended(project: Project) -> None:
     up = wrapper(project, "up")
@@ -88,6 +156,7 @@ def test_a_warm_container_is_found_again_shared_and_ended(project: Project) -> N
     assert (down.returncode, down.stdout) == (0, up.stdout), down.stderr
 
 
+@as_root
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=lambda sent: sent.name)
 def test_the_container_ends_with_its_client(project: Project, podman: str, sent: signal.Signals) -> None:
@@ -104,6 +173,7 @@ def test_the_container_ends_with_its_client(project: Project, podman: str, sent:
     assert project.tree() == before
 
 
+@as_root
 def test_the_doctor_finds_it_well(podman: str, project: Project) -> None:
     told = wrapper(project, "doctor")
     assert told.returncode == 0, told.stdout

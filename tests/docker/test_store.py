@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from branching_docker.store import digest
 from conftest import WRAPPER, containers
 
 if TYPE_CHECKING:
@@ -73,18 +74,60 @@ def test_branches_are_found_where_they_are_kept_or_that_is_said(
     project, other = make_project(), make_project("other")
     keep = ("run", "-b", "kept", "--on-success", "keep", "--", "touch", "of-kept")
     changed(image, project, volume, *keep)
-    for options in ((), ("--store", f"{volume}-2")):
-        done = run(image, project, *options, "run", "--", "touch", "elsewhere")
-        assert done.returncode == 125
-        assert f"branches of the directory are kept in /store/{volume}/" in done.stderr
+    done = run(image, project, "--store", f"{volume}-2", "run", "--", "touch", "elsewhere")
+    assert done.returncode == 125
+    assert f"branches of the directory are kept in /store/{volume}/" in done.stderr
     subprocess.run(["docker", "volume", "rm", f"{volume}-2"], check=True, capture_output=True)
     assert not (project.root / "elsewhere").exists()
     assert "kept" not in changed(image, other, volume, "ls")
     changed(image, other, volume, *keep)
     changed(image, other, volume, "abort", "kept")
-    changed(image, project, volume, "commit", "kept")
+    done = run(image, project, "commit", "kept")
+    assert done.returncode == 0, done.stderr
+    assert f'have their place in the volume "{volume}": going on there' in done.stderr
     assert (project.root / "of-kept").exists()
     assert not (other.root / "of-kept").exists()
+
+
+def test_a_killed_container_is_recovered_from_though_nobody_says_where_its_branches_were(
+    image: str, project: Project, volume: str, engine: docker.DockerClient
+) -> None:
+    """The link in the directory says it; when nothing is kept any more, there is none."""
+    name = f"branching-store-{uuid.uuid4().hex[:8]}"
+    words = ["--store", volume, "--name", name, "run", "--", "sh", "-c", "touch half; echo up; exec sleep 600"]
+    command = [str(WRAPPER), "--image", image, "-w", str(project.root), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as client:
+        assert client.stdout
+        assert client.stdout.readline() == "up\n"
+        subprocess.run(["docker", "kill", "--signal", "KILL", name], check=True, capture_output=True)
+        client.wait(SECONDS_MAX)
+    while containers(engine, project.root):
+        time.sleep(0.1)  # the test's own timeout bounds it
+    assert f"--mount type=volume,src={volume}," in run(image, project, "--dry-run", "ls").stdout
+    found = run(image, project, "ls")
+    assert f'in the volume "{volume}"' in found.stderr
+    assert "the last mount ended without being unmounted" in found.stderr
+    (left,) = [line.split()[0] for line in found.stdout.splitlines() if line.startswith("run-")]
+    assert run(image, project, "abort", left).returncode == 0
+    done = run(image, project, "run", "--", "touch", "done")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (project.root / "half").exists()
+    assert project.roots() == []
+
+
+def test_a_link_from_a_stranger_names_no_volume_but_ours(image: str, project: Project, volume: str) -> None:
+    """A project may come with one; it would mount what is another's."""
+    subprocess.run(["docker", "volume", "create", volume], check=True, capture_output=True)
+    place = project.root / ".branching"
+    place.mkdir()
+    for named in (volume, "../../etc", f"{volume}-that-is-not-there"):
+        (place / "store").symlink_to(f"/store/{named}/{digest(project.root)}")
+        assert "type=volume" not in run(image, project, "--dry-run", "ls").stdout
+        done = run(image, project, "ls")
+        assert done.returncode == 125
+        assert f"branches of the directory are kept in /store/{named}/" in done.stderr
+        (place / "store").unlink()
+    place.rmdir()
 
 
 @pytest.mark.timeout(SECONDS_MAX * 2 * ROUNDS)

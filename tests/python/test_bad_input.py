@@ -55,6 +55,38 @@ WRONG_CALLS = {
     "cascaded --fan-out x true": "'x' is not a list of widths",
     "tournament -n 0 --judge true true": "Invalid value for '-",
     "prune --keep -1": "Invalid value for '-",
+    "run --timeout NINES true": "a duration must be finite",
+    "run --memory-limit 512X true": "'512X' is not a size",
+    "run --memory-limit 0 true": "a size must be more than zero",
+    "run --memory-limit 99999999999T true": "a size must be 9223372036854775807 or less",
+    "run --disk-limit 99999999999T true": "a size must be 9223372036854775807 or less",
+    "run --pids-limit 0 true": "Invalid value for '--pids-limit'",
+    "run --pids-limit 99999999999999999999 true": "Invalid value for '--pids-limit'",
+    "run --cpu-limit nan true": "cpu must be more than zero",
+    "run --cpu-limit 1e300 true": "cpu must be 100000 or less",
+    "speculate --group-memory-limit 1Q -c true": "'1Q' is not a size",
+    "cascaded --fan-out NINES true": "is not a list of widths",
+    "mcp --http 99999": "Invalid value for '--http'",
+    "mcp --max-time 0": "a duration must be more than zero",
+    "mcp --token-file x": "--token-file is for --http",
+    "fork -n 0 true": "Invalid value for '-n'",
+    "fork -c true --label a --label b": "each branch takes one label of its own",
+    "commit --policy best x": "'best' is not one of",
+    "diff -p --stat x": "--patch goes with neither",
+    "undo --force=yes": "does not take a value",
+    "completion tcsh": "'tcsh' is not one of",
+    # empty: a variable of the caller's that was not set
+    "run -- EMPTY": "the program, is empty",
+    "best-of-n -- EMPTY": "the program, is empty",
+    "speculate -c EMPTY": "Invalid value for '-c' / '--candidate': it is empty",
+    "speculate -c true -c BLANK": "Invalid value for '-c' / '--candidate': it is empty",
+    "speculate --setup EMPTY -c true": "Invalid value for '--setup': it is empty",
+    "speculate --select EMPTY -c true": "Invalid value for '--select': it is empty",
+    "best-of-n --judge EMPTY true": "it is empty",
+    "reflexion --critique EMPTY true": "Invalid value for '--critique': it is empty",
+    "tournament --judge EMPTY -c true": "Invalid value for '--judge': it is empty",
+    "beam-search -c true --expand EMPTY": "Invalid value for '--expand': it is empty",
+    "commit --only EMPTY x": "Invalid value for '--only': it is empty",
     # missing, or too much
     "run": "no command specified; use -- CMD...",
     "run --": "no command specified; use -- CMD...",
@@ -84,12 +116,19 @@ WRONG_CALLS = {
     "log nope": "no output is kept under 'nope'",
 }
 
+WRITTEN = {"EMPTY": "", "BLANK": " ", "NINES": "9" * 5000}
+"""Words of the table that cannot be written in it."""
+
 OUR_FAILURES = {
     "diff nope": "no branch 'nope' is open",
     "commit nope": "no branch 'nope' is open",
     "abort nope": "no branch 'nope' is open",
     "shell nope": "no branch 'nope' is open",
     "undo": "nothing was undone: there is no commit to undo",
+    "export nope -o /no/such": "no branch 'nope' is open",
+    "load new /no/such": "error: /no/such: No such file or directory",
+    "load new seed.txt": "branch 'new' was not imported",
+    "load a/b seed.txt": "'a/b' cannot be the name of a branch",
     "redo": "nothing was redone",
     "run -w /no/such true": "workspace path does not exist: /no/such",
     "run -w /etc/passwd true": "workspace path does not exist: /etc/passwd",
@@ -128,7 +167,8 @@ def check_unchanged(root: Path) -> None:
 
 def call(root: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> tuple[int, str, str]:
     monkeypatch.chdir(root)
-    done = CliRunner().invoke(app, text.split(), prog_name="branching")
+    words = [WRITTEN.get(word, word) for word in text.split()]
+    done = CliRunner().invoke(app, words, prog_name="branching")
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     # What is too long for a line is broken into several.
     return done.exit_code, done.stdout, " ".join(done.stderr.split())
@@ -156,6 +196,23 @@ def test_what_we_cannot_do_exits_with_125(
     assert err.startswith("error: ")
     assert text in err
     check_unchanged(shared)
+
+
+def test_a_selection_that_takes_nothing_loses_nothing(root: Path) -> None:
+    """Whether of a kept branch or of a winner: the commit is refused, the work is still there."""
+    assert branching(root, "run", "-b", "kept", "--on-success", "keep", "touch", "made").code == 0
+    done = branching(root, "commit", "kept", "--only", "/etc", "--only", "mad")
+    assert (done.code, done.out) == (125, "")
+    assert "none of the 1 paths it changed matches '/etc mad'" in done.err
+    done = branching(root, "speculate", "--select", "src/*", "-c", "touch other")
+    assert (done.code, done.out) == (125, "")
+    assert "the work is kept in branch 'speculate-" in done.err
+    with Workspace(root) as space:
+        kept = {record.name: space.reopen(record.name) for record in space.branches()}
+        assert len(kept) == 2
+        for branch in kept.values():
+            assert len(branch.diff()) == 1
+            branch.abort()
 
 
 def test_a_name_that_is_taken_is_said(root: Path) -> None:
@@ -195,7 +252,7 @@ def test_a_daemon_that_dies_in_the_middle(root: Path, real: Mounted, command: st
             space.reopen(record.name).abort()
 
 
-@pytest.mark.timeout(600)  # nine commands, one after another
+@pytest.mark.timeout(600)  # sixteen commands, one after another
 def test_every_command_says_that_the_daemon_is_gone(root: Path, real: Mounted) -> None:
     with Workspace(root) as space, space.branch("kept", on_success=None):
         pass
@@ -209,6 +266,13 @@ def test_every_command_says_that_the_daemon_is_gone(root: Path, real: Mounted) -
         ["log", *where],
         ["status", *where],
         ["undo", *where],
+        ["redo", *where],
+        ["history", *where],
+        ["prune", *where],
+        ["abort", "kept", *where],
+        ["export", "kept", *where],
+        ["load", "new", "/dev/null", *where],
+        ["fork", *where, "-c", "true"],
         ["shell", *where, "kept"],
         ["run", *where, "true"],
         ["speculate", *where, "-c", "true"],

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,7 +21,7 @@ from benchmarks.field.page import BEGIN, END, NoPlace, figures, fill
 from benchmarks.field.picture import bars
 from benchmarks.field.race import Result, Turn, Workload, race
 from benchmarks.field.report import document, machine, table
-from benchmarks.field.sizes import TINY
+from benchmarks.field.sizes import TINY, Size
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -74,7 +75,7 @@ class _Fixed(Contestant):
 def raced(scratch: Path) -> Callable[..., tuple[Result, dict[str, object]]]:
     """Races contestants over one workload: two rows of 1, 2, … seconds, native half of that."""
 
-    def run(*contestants: _Fixed) -> tuple[Result, dict[str, object]]:
+    def run(*contestants: _Fixed, size: Size = TINY) -> tuple[Result, dict[str, object]]:
         def work(turn: Turn) -> None:
             one = turn.contestant
             assert isinstance(one, _Fixed)
@@ -85,9 +86,9 @@ def raced(scratch: Path) -> Callable[..., tuple[Result, dict[str, object]]]:
             turn.record("late", seconds / 4 if turn.native else seconds, "s")
 
         workload = Workload(name="work", base=lambda *_: None, work=work, pinned=False)
-        result = race([workload], list(contestants), TINY, scratch, lambda _: None)
+        result = race([workload], list(contestants), size, scratch, lambda _: None)
         about = machine(scratch)
-        return result, document(result, [one.name for one in contestants], TINY, about)
+        return result, document(result, [one.name for one in contestants], size, about)
 
     return run
 
@@ -117,6 +118,18 @@ def test_who_fails_has_no_figure_but_a_reason(
     assert "- no figure of other: it is tired (late)" in table(data)
 
 
+@pytest.mark.parametrize(("minutes", "made"), [(0.0, 2), (60.0, 5)])
+def test_no_further_run_begins_when_the_time_is_up_but_there_are_two(
+    raced: Callable[..., tuple[Result, dict[str, object]]], minutes: float, made: int
+) -> None:
+    other = _Fixed("other")
+    _, data = raced(_Fixed("native"), other, size=replace(TINY, runs=5, minutes=minutes))
+    assert other.ended == made
+    assert f"{made} runs, not pinned." in table(data)
+    assert "| early | other | 1 s |" in table(data)
+    assert f", {made} runs of each" in figures(data)
+
+
 def _measured(*found: tuple[str, str, float, float | None]) -> dict[str, object]:
     """Returns a document of rows: name, contestant, median in seconds, ratio to native."""
     rows = []
@@ -127,9 +140,9 @@ def _measured(*found: tuple[str, str, float, float | None]) -> dict[str, object]
             figure["ratio"] = {"minimum": ratio, "median": ratio, "maximum": ratio}
         rows.append(figure)
     empty: dict[str, object] = {"not_run": None, "refused": {}, "fuse_requests": {}}
-    workload = {"name": "work", "pinned": True, "figures": rows, **empty}
+    workload = {"name": "work", "pinned": True, "runs": 2, "figures": rows, **empty}
     about = machine(Path("/"))
-    return {"mode": "tiny", "runs": 2, "machine": about, "workloads": [workload]}
+    return {"mode": "tiny", "machine": about, "workloads": [workload]}
 
 
 def test_a_goal_that_is_missed_is_marked_and_so_is_a_peer_that_is_ahead() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from conftest import Mounted
-from support.groups import groups, until
+from support.groups import groups
 from support.traces import processes_in
+from support.waiting import until
 
 from branching import BranchContext, ProcessBranchError, ResourceLimits, Workspace
 from branching.process.sandbox import client

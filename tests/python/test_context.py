@@ -6,11 +6,14 @@ import dataclasses
 import datetime
 import enum
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from typing import Any
 import pytest
 from conftest import Mounted
 
+import branching
 from branching import (
     BranchContext,
     BranchingError,
@@ -126,6 +130,42 @@ class TestContract:
             with pytest.raises(ProcessBranchError, match="SIGKILL"):
                 context.wait()
             assert (context.result.ended, context.result.exit_code) == ("signal", 137)
+
+    @pytest.mark.parametrize("limits", [None, ResourceLimits(pids=100)])
+    def test_the_pid_of_a_command_is_the_commands_though_it_ends_at_once(
+        self, place: Path, limits: ResourceLimits | None
+    ) -> None:
+        """3.7"""
+        command = ["sh", "-c", 'echo "$$ $1" >>told', "sh"]
+        pids = []
+        for number in range(20):
+            context = BranchContext([*command, str(number)], place, isolation="none", limits=limits)
+            with context:
+                context.wait()
+                pids.append(f"{context.pid} {number}")
+        assert (place / "told").read_text().splitlines() == pids
+
+    @pytest.mark.parametrize("isolation", ["sandbox", "none"])
+    def test_a_program_is_looked_for_as_execvp_does(self, place: Path, isolation: Any) -> None:
+        """The first that can be executed; one that cannot is told before one that is not there."""
+        for name, mode, text in (
+            ("a", 0o644, "#!/bin/sh\nexit 1"),
+            ("b", 0o755, "#!/bin/sh\nexit 7"),
+        ):
+            (place / name).mkdir()
+            (place / name / "tool").write_text(text)
+            (place / name / "tool").chmod(mode)
+        path = f"{place}/none:{place}/a/tool:{place}/a"
+
+        def tool(places: str) -> BranchContext:
+            return BranchContext(["tool"], place, isolation=isolation, env={"PATH": places})
+
+        with tool(f"{path}:{place}/b") as context, suppress(ProcessBranchError):
+            context.wait()
+        assert context.result.exit_code == 7
+        for places, reason in ((f"{place}/none:{place}/a/tool", "No such file"), (path, "Perm")):
+            with pytest.raises(ProcessBranchError, match=f"{reason}.*nothing ran"), tool(places):
+                pass
 
     def test_wait_can_time_out_and_be_repeated(self, place: Path) -> None:
         """3.8"""
@@ -236,6 +276,42 @@ class TestInABranch:
             value_of(lambda path: (path / "made").write_text("x"), branch)
         assert (real.base / "made").read_text() == "x"
         space.close()
+
+    def test_nobody_needs_to_be_root(self, place: Path, as_user: tuple[int, int]) -> None:
+        """3.5: namespaces that the kernel gives to everybody. By the system's own interpreter and
+        a copy of the library, which needs no packages: a checkout may be closed to others."""
+        package = Path(branching.__file__).parent
+        shutil.copytree(package, place / "branching", ignore=shutil.ignore_patterns("__pycache__"))
+        work = place / "work"
+        work.mkdir()
+        os.chown(work, *as_user)
+        script = (
+            "import os, sys\n"
+            "from branching import BranchContext\n"
+            "def target(path):\n"
+            "    (path / 'made').write_text('x')\n"
+            "    return os.getuid(), os.getpid()\n"
+            "with BranchContext(target, sys.argv[1]) as context:\n"
+            "    context.wait()\n"
+            "    print(*context.result.value)\n"
+        )
+        uid, gid = as_user
+        done = subprocess.run(
+            [
+                *("setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups"),
+                *(interpreter_of_everybody(), "-c", script, str(work)),
+            ],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(place), "PYTHONPYCACHEPREFIX": "/"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        seen_uid, seen_pid = done.stdout.split()
+        assert int(seen_uid) == uid
+        assert int(seen_pid) < 100, "it has a process namespace of its own"
+        assert (work / "made").stat().st_uid == uid
 
     def test_base_and_siblings_are_out_of_reach(self, real: Mounted) -> None:
         space = Workspace(real.root)
@@ -588,6 +664,14 @@ def test_all_errors_are_of_the_tree(place: Path) -> None:
     assert issubclass(ForkError, ProcessBranchError)
     assert issubclass(NamespaceError, ProcessBranchError)
     assert issubclass(ProcessBranchError, BranchingError)
+
+
+def interpreter_of_everybody() -> str:
+    """A Python that an ordinary user can execute: ours may be in the home of root."""
+    for found in (Path(sys.executable).resolve(), Path("/usr/bin/python3").resolve()):
+        if all(place.stat().st_mode & stat.S_IXOTH for place in (found, *found.parents)):
+            return str(found)
+    raise AssertionError("there is no python3 that an ordinary user could execute")
 
 
 def await_file(path: Path) -> None:

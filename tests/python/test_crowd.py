@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shlex
+import subprocess
 import threading
 from functools import partial
 from pathlib import Path
+
+from conftest import Mounted
+from support.command import branching_argv
 
 from branching import BestOfN, Reflexion, Speculate, Workspace
 from branching.patterns.program import Program, shell
@@ -53,6 +59,23 @@ def test_many_commands_race(real_workspace: Workspace) -> None:
     outcome = Speculate(candidates)(real_workspace)
     assert outcome.winner is outcome.all_results[MANY_PROCESSES // 2]
     assert (real_workspace.path / "made").read_text() == "won\n"
+
+
+def test_a_race_needs_no_higher_limit_of_open_files_than_is_usual(real: Mounted) -> None:
+    """Seven a command are more than the limit here; a candidate has the caller's all the same."""
+    words = [*("-c", "ulimit -n; sleep 300") * (MANY_PROCESSES - 1), "-c", "ulimit -n >made"]
+    program = shlex.join(branching_argv("speculate", "--json", "--parallel", "60", *words))
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -S -n 200; exec {program}"],
+        cwd=real.root,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {each["state"] for each in json.loads(done.stdout)["results"]} == {"cancelled", "won"}
+    assert (real.root / "made").read_text() == "200\n"
 
 
 def test_a_hundred_attempts_one_after_the_other(workspace: Workspace) -> None:

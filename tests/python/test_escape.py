@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -138,6 +139,87 @@ for number in os.listdir("/proc/self/fd"):
     if not os.readlink(f"/proc/self/fd/{number}").startswith("/proc"):
         print("ESCAPED", number, os.readlink(f"/proc/self/fd/{number}"))
 """,
+    "sockets of programs": """
+import socket
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+    for address in (SOCKET, "/proc/1/root" + SOCKET):
+        try:
+            socket.socket(socket.AF_UNIX, kind).connect(address)
+            print("ESCAPED")
+        except OSError:
+            pass
+""",
+    "the machine that this one is a guest of": """
+import socket
+try:
+    socket.socket(40, socket.SOCK_STREAM)  # AF_VSOCK: no network namespace keeps it in
+    print("ESCAPED")
+except OSError:
+    pass
+""",
+    "rings that no filter sees": """
+import ctypes
+if ctypes.CDLL(None).syscall(425, 4, ctypes.create_string_buffer(120)) >= 0:
+    print("ESCAPED")
+""",
+    "programs without a file": """
+import os
+name = os.memfd_create("mine")
+with open("/bin/sh", "rb") as shell:
+    os.write(name, shell.read())
+os.fchmod(name, 0o6755)
+if os.fork() == 0:
+    os.execve(name, ["sh", "-p", "-c", "touch /etc/x && echo ESCAPED; mount -t tmpfs x /mnt && echo ESCAPED"], {})
+os.wait()
+""",
+    "the program of its first process": """
+import os
+for path in ("/proc/1/exe", "/proc/self/exe"):
+    try:
+        os.open(path, os.O_WRONLY)
+        print("ESCAPED", path)
+    except OSError:
+        pass
+""",
+    "handles, faults and watches": """
+import ctypes, os
+libc = ctypes.CDLL(None)
+handle = ctypes.create_string_buffer((128).to_bytes(4, "little") + bytes(132))
+mount = ctypes.c_int()
+libc.name_to_handle_at(-100, b"/", handle, ctypes.byref(mount), 0)
+root = os.open("/", os.O_RDONLY)
+if libc.open_by_handle_at(root, handle, 0) >= 0:
+    print("ESCAPED by a handle")
+for number, arguments in ((323, (1,)), (298, (bytes(128), 0, -1, -1, 0)), (248, (b"user", b"x", b"y", 1, -3))):
+    if libc.syscall(number, *arguments) >= 0:
+        print("ESCAPED", number)
+for path in ("/dev/userfaultfd", "/dev/kvm", "/dev/vsock", "/dev/mem", "/dev/port", "/dev/fuse", "/proc/kcore"):
+    try:
+        os.open(path, os.O_RDONLY)
+        print("ESCAPED", path)
+    except OSError:
+        pass
+""",
+    "queues of messages": """
+import ctypes
+libc = ctypes.CDLL(None)
+if libc.mq_open(b"/branching-test", 0) >= 0 or libc.msgget(int(QUEUE), 0) >= 0:
+    print("ESCAPED")
+""",
+    "switches of its own processes": """
+import os
+for path, text in (
+    ("/proc/self/uid_map", "0 0 1"), ("/proc/self/oom_score_adj", "-1000"),
+    ("/proc/sys/fs/binfmt_misc/register", ":x:M::x::/bin/sh:"), ("/proc/self/attr/current", "unconfined"),
+    ("/sys/kernel/uevent_helper", "/x"), ("/sys/power/state", "mem"),
+):
+    try:
+        with open(path, "w") as file:
+            file.write(text)
+        print("ESCAPED", path)
+    except OSError:
+        pass
+""",
     "abstract sockets": """
 import socket
 try:
@@ -157,10 +239,14 @@ def test_no_command_gets_out(cell: Cell, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PYTHON)
-def test_no_program_gets_out(cell: Cell, name: str) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
+def test_no_program_gets_out(cell: Cell, name: str, outside: Path) -> None:
+    cell.words |= {"SOCKET": f"{outside}/socket", "QUEUE": "4711"}
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as named:
         listener.bind(f"\0branching-test-{os.getpid()}")
         listener.listen()
+        named.bind(cell.words["SOCKET"])
+        named.listen()
+        Path(cell.words["SOCKET"]).chmod(0o777)
         said = cell.python(PYTHON[name])
     assert "ESCAPED" not in said.text, said.text
     assert "Traceback" not in said.text, said.text
@@ -175,6 +261,51 @@ def test_a_base_mounted_twice_is_hidden_at_both_places(cell: Cell, outside: Path
         assert "ESCAPED" not in said.text
     finally:
         subprocess.run(["umount", str(again)], check=True)
+
+
+def test_a_socket_that_a_container_was_given_is_hidden(cell: Cell, outside: Path) -> None:
+    """It was made where /proc/net/unix shows another name, or none."""
+    place = outside / "given"
+    place.touch()
+    with tempfile.TemporaryDirectory() as away, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{away}/socket")
+        listener.listen()
+        Path(away).chmod(0o755)
+        Path(away, "socket").chmod(0o777)
+        subprocess.run(["mount", "--bind", f"{away}/socket", str(place)], check=True)
+        try:
+            said = cell.python(
+                "import socket\n"
+                f"try: socket.socket(socket.AF_UNIX).connect({str(place)!r}); print('ESCAPED')\n"
+                "except OSError as error: print(error)"
+            )
+        finally:
+            subprocess.run(["umount", str(place)], check=True)
+    assert "ESCAPED" not in said.text
+    assert "Permission denied" in said.text
+
+
+def test_a_directory_is_no_input(place: Path) -> None:
+    """It lies in the caller's mounts: all of them can be reached from there."""
+    for isolation in ("sandbox", "none"):
+        code = (
+            "import sys; from branching import BranchContext\n"
+            f"with BranchContext(['true'], sys.argv[1], isolation={isolation!r}) as c: c.wait()"
+        )
+        directory = os.open("/", os.O_RDONLY)
+        try:
+            done = subprocess.run(
+                # The interpreter itself refuses to begin with one.
+                [sys.executable, "-c", f"import os; os.dup2({directory}, 0)\n{code}", str(place)],
+                pass_fds=[directory],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        finally:
+            os.close(directory)
+        assert (done.returncode == 0) == (isolation == "none"), done.stderr
+        assert ("descriptor 0 is a directory" in done.stderr) == (isolation == "sandbox")
 
 
 class TestLife:

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.groups import MIB, groups, run, start, until, version
+from support.groups import MIB, groups, run, start, version
+from support.waiting import until
 
 from branching import ProcessBranchError, ResourceLimits
 from branching.process.cgroup import Scope

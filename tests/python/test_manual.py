@@ -67,25 +67,76 @@ def test_completion_is_there_for_the_common_shells(shell: str, says: str) -> Non
     assert (done.code, says in done.out) == (0, True), done.err
 
 
-def test_the_tab_key_completes_commands_options_and_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+COMPLETED = {
+    "branching bes": "best-of-n",
+    "branching run --on-s": "--on-success",
+    "branching run --on-success k": "keep",
+}
+"""What is typed, and what the tab key makes of the last word."""
+
+
+@pytest.fixture
+def named_branching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the program `branching`, found by that name."""
     program = tmp_path / "branching"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(branching_argv())} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    bash = OnTerminal(tmp_path, [], program=["bash", "--norc", "--noprofile", "-i"], PS1="in> ")
+    return tmp_path
+
+
+def test_the_tab_key_completes_in_bash(named_branching: Path) -> None:
+    bash = OnTerminal(
+        named_branching, [], program=["bash", "--norc", "--noprofile", "-i"], PS1="in> "
+    )
     bash.wait_for("in> ")
     bash.type('eval "$(branching completion bash)"; echo do""ne\n')
     bash.wait_for("done\n")
-    for typed, completed in (
-        ("branching bes", "branching best-of-n"),
-        ("branching run --on-s", "--on-success"),
-        ("branching run --on-success k", "--on-success keep"),
-    ):
+    for typed, completed in COMPLETED.items():
         bash.seen = ""
         bash.type(f"{typed}\t")
         bash.wait_for(completed)
         bash.type("\x15")  # Ctrl-U: an empty line again
     bash.type("exit 5\n")
     assert bash.done().code == 5
+
+
+def test_the_tab_key_completes_in_zsh(named_branching: Path) -> None:
+    """As `branching completion --help` says, a file among zsh's functions; at the first key."""
+    functions = named_branching / "functions"
+    functions.mkdir()
+    (functions / "_branching").write_text(branching(REPOSITORY, "completion", "zsh").out)
+    zsh = OnTerminal(named_branching, [], program=["zsh", "-f", "-i"], PS1="in> ", PROMPT="in> ")
+    zsh.wait_for("in> ")
+    zsh.type("unsetopt zle_bracketed_paste; zstyle ':completion:*' list-prompt ''\n")
+    zsh.type('fpath=($PWD/functions $fpath); autoload -U compinit; compinit -u -D; echo do""ne\n')
+    zsh.wait_for("done\n")
+    for typed, completed in COMPLETED.items():
+        zsh.seen = ""
+        zsh.type(f"{typed}\t")
+        zsh.wait_for(completed)
+        zsh.type("\x15")  # Ctrl-U: an empty line again
+    zsh.type("exit 5\n")
+    assert zsh.done().code == 5
+
+
+@pytest.mark.parametrize(("typed", "completed"), COMPLETED.items(), ids=COMPLETED)
+def test_the_tab_key_completes_in_fish(named_branching: Path, typed: str, completed: str) -> None:
+    """As `branching completion --help` says: a file among fish's completions. `complete -C` prints
+    what its tab key would offer."""
+    place = named_branching / "config" / "fish" / "completions"
+    place.mkdir(parents=True)
+    (place / "branching.fish").write_text(branching(REPOSITORY, "completion", "fish").out)
+    done = subprocess.run(
+        ["fish", "--command", f"complete -C {shlex.quote(typed)}"],
+        env={
+            **os.environ,
+            "XDG_CONFIG_HOME": str(named_branching / "config"),
+            "XDG_DATA_HOME": str(named_branching / "data"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert completed in [line.split("\t")[0] for line in done.stdout.splitlines()], done

@@ -183,40 +183,61 @@ def created(server: subprocess.Popen[str], name: str, *, is_kept: bool = False) 
         ask(server, 4, "tools/call", {"name": "branch_keep", "arguments": {"branch": name}})
 
 
-def ask(server: subprocess.Popen[str], number: int, method: str, params: dict[str, Any]) -> None:
+def send(server: subprocess.Popen[str], number: int, method: str, params: dict[str, Any]) -> None:
     assert server.stdin
-    assert server.stdout
     message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
     server.stdin.write(json.dumps(message) + "\n")
     server.stdin.flush()
+
+
+def ask(server: subprocess.Popen[str], number: int, method: str, params: dict[str, Any]) -> None:
+    """Sends, and waits for the answer."""
+    send(server, number, method, params)
+    assert server.stdout
     while (answer := json.loads(server.stdout.readline())).get("id") != number:
         pass
     assert not answer["result"].get("isError"), answer
 
 
 def test_what_a_killed_server_has_left_is_told_and_dropped_by_the_next(project: Path) -> None:
-    """Not what was kept, nor what a server that lives has made."""
+    """The candidates of its races too; not what was kept, nor what a server that lives has made."""
     with served(project) as living, served(project) as killed, served(project) as keeping:
         created(living, "living")
         created(killed, "left")
         created(keeping, "kept", is_kept=True)
+        race = {"candidates": ["exec sleep 600", "exec sleep 601"]}
+        send(killed, 5, "tools/call", {"name": "speculate", "arguments": race})
+        wait_until(lambda: claimed(project).count(" speculate-") == 2)
         for server in (killed, keeping):
             server.kill()
             server.wait()
         listed = branching(project, "ls")
-        assert [line.split()[0] for line in listed.out.splitlines()] == ["living", "left", "kept"]
-        assert "left by an MCP server that was killed: left." in listed.err
+        names = [line.split()[0] for line in listed.out.splitlines()]
+        tried = names[3:]
+        assert names[:3] == ["living", "left", "kept"]
+        assert [name[:10] for name in tried] == ["speculate-"] * 2
+        left = ", ".join(("left", *tried))
+        assert f"left by an MCP server that was killed: {left}." in listed.err
         with served(project) as after:
             assert is_served(after)
-            assert [branch["name"] for branch in ls(project)] == ["living", "kept"]
+            listed = branching(project, "ls")
+            assert [line.split()[0] for line in listed.out.splitlines()] == ["living", "kept"]
+            assert listed.err == ""
             after.send_signal(signal.SIGTERM)
             assert after.wait(SECONDS_MAX) == 0
             assert after.stderr
-            assert "dropped what a server that was killed has left: left\n" in after.stderr.read()
-        assert branching(project, "ls").err == ""
-    assert [branch["name"] for branch in ls(project)] == ["kept"]
+            dropped = f"dropped what a server that was killed has left: {left}\n"
+            assert dropped in after.stderr.read()
     assert branching(project, "abort", "kept").code == 0
+    assert branching(project, "prune").code == 0  # the output of a race stays until then
     assert not (project / ".branching").exists()
+
+
+def claimed(project: Path) -> str:
+    """What the servers have written down that they made."""
+    return "".join(
+        path.read_text() for path in (project / ".branching" / "agents").glob("claims-*")
+    )
 
 
 def test_a_signal_before_it_serves_ends_it_too(project: Path) -> None:

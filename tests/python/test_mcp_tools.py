@@ -5,15 +5,19 @@ from __future__ import annotations
 import base64
 import os
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from mcp import MCPError
 from support.tools import SECONDS_MAX, connected, served
 
-from branching import ResourceLimits, Workspace
+from branching import BranchError, ResourceLimits, Workspace
+from branching.patterns.door import ask
+from branching.patterns.logbook import read_entries
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
@@ -412,6 +416,39 @@ async def test_a_call_that_is_cancelled_ends_its_command(
             ):
                 await anyio.sleep(0.05)
     assert (real_workspace.base / "begun").exists()
+
+
+async def test_a_candidate_goes_with_its_race_and_not_before(real_workspace: Workspace) -> None:
+    """What somebody keeps of it by `branching watch` stays."""
+    async with connected(served(real_workspace)) as agent:
+        async with anyio.create_task_group() as group:
+            race = partial(agent.call, "speculate", candidates=["sleep 600", "sleep 601"])
+            group.start_soon(race)
+            listed: list[dict[str, Any]] = []
+            while [each["kept"] for each in listed] != [False, False]:
+                await anyio.sleep(0.05)
+                listed = (await agent.call("branch_list"))["branches"]
+            names = [each["name"] for each in listed]
+            logs = real_workspace.base / ".branching" / "logs"
+            door = logs / read_entries(logs)[0].door
+            said = await agent.refused("branch_keep", branch=names[0])
+            assert "commit=false" in said
+            await anyio.to_thread.run_sync(ask, door, "keep", names[0])
+            for name in names:
+                await stopped(door, name)
+        (kept,) = (await agent.call("branch_list"))["branches"]
+        assert (kept["name"], kept["kept"]) == (names[0], True)
+    real_workspace.reopen(names[0]).abort()
+
+
+async def stopped(door: Path, name: str) -> None:
+    """Stops a candidate, as soon as it runs."""
+    with anyio.fail_after(SECONDS_MAX):
+        while True:
+            try:
+                return await anyio.to_thread.run_sync(ask, door, "stop", name)
+            except BranchError:
+                await anyio.sleep(0.05)
 
 
 async def test_a_race_that_is_cancelled_leaves_no_branch(real_workspace: Workspace) -> None:

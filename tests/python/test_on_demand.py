@@ -153,7 +153,7 @@ class TestBase:
         store = place / "a" / ".branching"
         store.mkdir()
         assert base_around(deep) == deep, "any directory can have that name"
-        (store / "format").write_text("branchfs 1\n")
+        (store / "format").write_text("branchfs 2\n")
         assert base_around(deep) == place / "a"
 
     def test_a_store_that_a_stranger_left_does_not_count(
@@ -163,7 +163,7 @@ class TestBase:
         deep.mkdir()
         store = place / ".branching"
         store.mkdir()
-        (store / "format").write_text("branchfs 1\n")
+        (store / "format").write_text("branchfs 2\n")
         os.chown(store, *as_user)
         assert base_around(deep) == deep
 
@@ -303,3 +303,14 @@ class TestPlaces:
         done = branching(outside, "run", "--", "sh", "-c", "pwd && echo x > made && ls -A")
         assert done.out.splitlines()[:2] == [str(outside), "made"], done.err
         assert (outside / "made").read_text() == "x\n"
+
+
+@pytest.mark.parametrize("driver", ["real", "overlaid"])
+def test_in_a_sandbox_it_is_said_that_nothing_can_be_branched(
+    request: pytest.FixtureRequest, driver: str
+) -> None:
+    """Whether the branch is a mount of ours or the kernel's overlay, which tells nothing."""
+    root: Path = request.getfixturevalue(driver).root
+    done = branching(root, "run", "--no-log", "--", sys.executable, "-m", "branching", "ls")
+    assert done.code == 125
+    assert "seen from its sandbox: from in here no branch can be made" in done.err

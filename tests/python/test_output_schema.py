@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import signal
 from pathlib import Path
 from typing import Any, cast
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 from conftest import Mounted
-from support.command import branching
+from support.command import Running, branching
 
+from branching import Workspace
 from branching.cli.app import app
 
 SCHEMA: dict[str, Any] = json.loads(
@@ -105,6 +107,51 @@ def test_every_document_is_as_it_says(root: Path, place: Path) -> None:
         check("abort", each["name"])
     exported.unlink()
     assert used == set(SCHEMA["properties"]["command"]["enum"])
+
+
+def trying(command: str, script: str) -> list[str]:
+    """The words of a command that tries a script once, or twice if it must."""
+    own = {
+        "run": ["--", "sh", "-c", script],
+        "best-of-n": ["-n", "1", "--", "sh", "-c", script],
+        "reflexion": ["--retries", "1", "--", "sh", "-c", script],
+        "cascaded": ["--fan-out", "1", "--", "sh", "-c", script],
+        "tournament": ["--judge", "echo a", "-c", script, "-c", script],
+        "beam-search": ["--expand", "true", "-c", script],
+    }
+    return own.get(command, ["-c", script])
+
+
+SEVEN = ["best-of-n", "beam-search", "cascaded", "reflexion", "speculate", "tournament"]
+SEVEN += ["tree-of-thoughts"]
+
+
+@pytest.mark.parametrize("command", ["run", *SEVEN])
+def test_a_failure_and_a_timeout_have_the_same_document(root: Path, command: str) -> None:
+    for options, script, codes in (
+        ([], "exit 3", (1, 3)),
+        (["--timeout", "0.3"], "sleep 60", (124,)),
+        (["--on-error", "keep"], "touch made; exit 3", (1, 3)),
+    ):
+        done = branching(root, command, "--json", *options, *trying(command, script))
+        assert done.code in codes, done
+        assert list(VALIDATOR.iter_errors(done.document)) == [], done.document
+        assert done.document["action"] == ("kept" if "keep" in options else "aborted")
+        for result in done.document.get("results", ()):
+            assert result["success"] is False
+    with Workspace(root) as space:
+        for record in space.branches():
+            space.reopen(record.name).abort()
+
+
+@pytest.mark.parametrize("command", ["run", *SEVEN])
+def test_an_interrupted_call_prints_no_half_of_one(root: Path, command: str) -> None:
+    run = Running(root, [command, "--json", *trying(command, "echo up; sleep 600")])
+    run.wait_for_line("up")
+    run.signal(signal.SIGINT)
+    done = run.done()
+    assert (done.code, done.out) == (130, "")
+    jsonschema.validate(json.loads(done.err.splitlines()[-1]), SCHEMA["$defs"]["failure"])
 
 
 def test_a_failure_has_a_document_too(root: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from importlib import metadata
 from pathlib import Path
 
@@ -50,6 +51,20 @@ def test_every_public_name_resolves_and_the_list_is_sorted() -> None:
     assert branching.__all__ == sorted(branching.__all__, key=lambda n: (n.lower() != n, n))
     for name in branching.__all__:
         assert getattr(branching, name).__name__ == name
+
+
+PUBLISHED = """
+    Workspace Branch BranchContext ResourceLimits Speculate BestOfN Reflexion TreeOfThoughts
+    BeamSearch Tournament Cascaded SpeculationResult SpeculationOutcome BranchingError BranchError
+    BranchStaleError BranchNotFoundError CommitError ConflictError AbortError MountError
+    ProcessBranchError ForkError NamespaceError MemoryBranchError
+"""
+
+
+def test_all_names_of_the_published_package_are_there() -> None:
+    """1.6"""
+    assert set(PUBLISHED.split()) <= set(branching.__all__)
+    assert branching.__version__
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -142,6 +157,20 @@ def test_the_core_of_agents_imports_no_face_of_its_own() -> None:
             text = file.read_text()
             assert "branching.agent.pydantic_ai" not in text, file
             assert "branching.agent.acorn" not in text, file
+
+
+def test_no_file_of_the_core_of_agents_needs_itself() -> None:
+    """Not even for the names in annotations: each can be read after those that it builds on."""
+    graph: dict[str, set[str]] = {}
+    for file in (PACKAGE / "agent").rglob("*.py"):
+        if file.name != "__init__.py" and not _needs_an_extra(file):
+            name = ".".join(("branching", *file.relative_to(PACKAGE).with_suffix("").parts))
+            graph[name] = {
+                node.module or ""
+                for node in ast.walk(ast.parse(file.read_text()))
+                if isinstance(node, ast.ImportFrom)
+            }
+    assert "branching.agent.coordinator" in list(TopologicalSorter(graph).static_order())
 
 
 def test_the_metadata_says_what_the_contract_says() -> None:

@@ -35,18 +35,35 @@ DOCUMENT_SECONDS_MAX = 580
 pytestmark = pytest.mark.timeout(600)  # a document is a dozen commands, one after another
 
 AGENTS = {
-    # What an agent does: it keeps something somewhere, and changes a file.
-    "works": 'mkdir -p "$1" && touch "$1/state" && echo "# $2 $BRANCHING_ATTEMPT" >>sums.py',
+    # What an agent does: it keeps something somewhere, and changes a file. Where it is told to, it
+    # writes down what it was started with: in the directory, for its own /tmp is gone with it.
+    "works": """
+place=$1 name=$2; shift 2
+test -z "$RECORDS" || { printf '%s\\0' "$name" "$@" >argv; env -0 >environment; }
+mkdir -p "$place" && touch "$place/state" && echo "# $name $BRANCHING_ATTEMPT" >>sums.py""",
     "agent": 'test -n "$1" && works "$TMPDIR/a" any && sed -i "s/a - b/a + b/" sums.py',
     "claude": """
 case "$*" in mcp\\ add*) shift 4; printf "%s\\n" "$@" >"$TOLD"; exit;; esac
-test "$1" = -p -a "$3" = --dangerously-skip-permissions && works "$CLAUDE_CONFIG_DIR" claude""",
-    "codex": 'test "$1" = exec -a -d "$CODEX_HOME" && works "$CODEX_HOME" codex',
-    "gemini": 'test "$1" = -p -a "$3" = --yolo && works "$HOME/.gemini" gemini',
-    "opencode": 'test "$1" = run && works "$HOME/.local" opencode',
-    "cursor-agent": 'test "$1 $2" = "-p --force" && works "$HOME/.cursor" cursor',
-    "aider": 'test "$1 $3" = "--yes-always --message" && works "$HOME/.aider" aider',
+works "$CLAUDE_CONFIG_DIR" claude "$@\"""",
+    "codex": 'test -d "$CODEX_HOME" && works "$CODEX_HOME" codex "$@"',
+    "gemini": 'works "$HOME/.gemini" gemini "$@"',
+    "opencode": 'works "$HOME/.local" opencode "$@"',
+    "cursor-agent": 'works "$HOME/.cursor" cursor-agent "$@"',
+    "aider": 'works "$HOME/.aider" aider "$@"',
 }
+TASK = "mend 'it' $now"
+STARTED = {
+    "Claude Code": ["claude", "-p", TASK, "--dangerously-skip-permissions"],
+    "Codex": [
+        *("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+        TASK,
+    ],
+    "Gemini CLI": ["gemini", "-p", TASK, "--yolo"],
+    "OpenCode": ["opencode", "run", TASK],
+    "Cursor": ["cursor-agent", "-p", "--force", TASK],
+    "Aider": ["aider", "--yes-always", "--no-auto-commits", "--message", TASK],
+}
+"""What each agent is to be started with."""
 SCRIPTS = {
     "fix-a": "exit 1",
     "fix-b": "echo '# b' >>sums.py",
@@ -142,19 +159,36 @@ def test_every_command_of_the_recipes_works(
 
 
 def agents() -> list[Any]:
-    rows = re.findall(r"^\| ([\w ]+) \| `([^`]*\$TASK[^`]*)`", RECIPES.read_text(), re.MULTILINE)
-    assert len(rows) == len(AGENTS) - 2
-    return [pytest.param(command, id=name) for name, command in rows]
+    rows = re.findall(
+        r"^\| ([\w ]+) \| `([^`]*\$TASK[^`]*)` (.*) \| .+ \|$", RECIPES.read_text(), re.M
+    )
+    assert [name for name, _, _ in rows] == list(STARTED)
+    return [pytest.param(*row, id=row[0]) for row in rows]
 
 
-@pytest.mark.parametrize("command", agents())
-def test_every_agent_finds_a_place_for_its_state(
-    project: Path, environment: dict[str, str], command: str
+@pytest.mark.parametrize(("name", "command", "about"), agents())
+def test_every_agent_is_started_as_its_recipe_says(
+    project: Path, environment: dict[str, str], name: str, command: str, about: str
 ) -> None:
+    """With the task as one word, its key, and a place for its state, which goes with the run."""
     before = (project / "sums.py").read_text()
-    script = f"export TASK=do; branching run -- sh -c {shlex.quote(f'{command} && make -n test')}"
+    key = (re.findall(r"`(\w+_KEY)`", about) or ["SOME_API_KEY"])[0]
+    script = f"export RECORDS=1 TASK={shlex.quote(TASK)} {key}=secret\n"
+    script += f"branching run -- sh -c {shlex.quote(f'{command} && make -n test')}"
     bash(script, project, environment)
-    assert (project / "sums.py").read_text().startswith(before + "# ")
+    assert (project / "sums.py").read_text() == f"{before}# {STARTED[name][0]} 0\n"
+    assert (project / "argv").read_text().split("\0")[:-1] == STARTED[name]
+    told = dict(
+        each.split("=", 1) for each in (project / "environment").read_text().split("\0")[:-1]
+    )
+    assert (told[key], told["BRANCHING"], told["BRANCHING_WORKSPACE"]) == (
+        "secret",
+        "1",
+        str(project),
+    )
+    moved = {"Claude Code": "CLAUDE_CONFIG_DIR", "Codex": "CODEX_HOME"}.get(name, "HOME")
+    assert Path(told[moved]).is_relative_to(told["TMPDIR"])
+    assert not Path(told["TMPDIR"]).is_relative_to(project)
 
 
 def configurations(document: Path) -> Iterator[Any]:

@@ -19,6 +19,7 @@ from branching import (
     BranchingError,
     CommitError,
     ConflictError,
+    ForkError,
     MountError,
     Reflexion,
     Speculate,
@@ -199,6 +200,23 @@ class TestSurroundingsThatFail:
         faked.fake.refuse_next["create"] = Refusal("io", "no space left on device")
         with pytest.raises(MountError, match="no space left"):
             Speculate([lambda path: True])(space)
+        assert space.branches() == []
+
+    def test_a_thread_that_cannot_be_started(
+        self, space: Workspace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Hundreds may be more than the machine has room for; those that run are ended."""
+        start = threading.Thread.start
+
+        def started(thread: threading.Thread) -> None:
+            if thread.name.endswith("-2"):
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", started)
+        with pytest.raises(ForkError, match=r"beside 2 that run; nothing was committed") as caught:
+            Speculate([program(space, "sleep 300")] * 3)(space)
+        assert "max_parallel" in str(caught.value.hint)
         assert space.branches() == []
 
     def test_a_commit_that_could_be_made_later_keeps_the_work(

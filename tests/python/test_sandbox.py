@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -219,6 +222,33 @@ def test_a_server_that_was_killed_is_started_anew(place: Path) -> None:
     assert run_in(place, "exit 4").code == 4
 
 
+def test_a_caller_may_have_blocked_all_signals(place: Path) -> None:
+    """What starts the sandboxes inherits that, and would not hear of an end."""
+    server = client._server
+    if server is not None:
+        server._process.kill()
+        server._process.wait()
+    codes = []
+
+    def work() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        codes.append(run_in(place, "exit 3").code)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert codes == [3]
+    server = client._server
+    assert server is not None
+    status = Path(f"/proc/{server._process.pid}/status").read_text()
+    blocked, ignored = (
+        int(line.split()[1], 16)
+        for line in status.splitlines()
+        if line.startswith(("SigBlk", "SigIgn"))
+    )
+    assert (blocked, ignored >> (signal.SIGTERM - 1) & 1) == (0, 0)
+
+
 def test_a_branch_can_be_seen_at_the_base_itself(real: Mounted) -> None:
     """As a directory that is mounted for the while shows it; the mount itself is out of sight."""
     space = Workspace(real.root)
@@ -263,3 +293,55 @@ def test_a_caller_may_ignore_signals_that_nobody_can_set(real: Mounted) -> None:
     done = subprocess.run(argv, cwd=real.root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (real.base / "made").exists()
+
+
+def test_what_others_remove_meanwhile_stops_no_sandbox(place: Path) -> None:
+    """Their sockets and stores, which are to be covered, come and go while ours is made."""
+    done = threading.Event()
+    other = Path(tempfile.mkdtemp(dir="/opt"))  # of what is in /tmp a sandbox sees nothing anyhow
+
+    def come_and_go(number: int) -> None:
+        while not done.is_set():
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(f"{other}/{number}")
+                (other / str(number)).unlink()
+
+    def mount_and_unmount() -> None:
+        (other / "base").mkdir()
+        while not done.is_set():
+            Workspace.open(other / "base").close()
+
+    threads = [threading.Thread(target=come_and_go, args=(number,)) for number in range(3)]
+    threads.append(threading.Thread(target=mount_and_unmount))
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(40):
+            assert run_in(place, "true").code == 0
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+        shutil.rmtree(other)
+
+
+def test_nothing_of_the_server_is_open_at_the_end_of_the_process(place: Path) -> None:
+    """An interpreter that is asked to warn of what is not closed has nothing to say."""
+    script = """
+import atexit, os, sys
+from pathlib import Path
+atexit.register(lambda: print(client._server))  # called last: it was registered first
+from branching.process import Command, Sandbox
+from branching.process.sandbox import client
+here = Path(sys.argv[1])
+Command(["true"], cwd=here, environment=dict(os.environ), sandbox=Sandbox.of(here, at=here)).run()
+assert client._server is not None
+"""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", script, str(place)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("None\n", "")

@@ -6,27 +6,19 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import Mounted
 from support.command import Running, branching
+from support.waiting import SECONDS_MAX, until, until_still
 
 from branching import BranchError, Workspace
 from branching.patterns import door as doors
 from branching.patterns.door import Door, answers, ask, sweep
 from branching.patterns.helm import WORDS_BYTES_MAX, Helm
 from branching.patterns.logbook import Entry, read_entries
-
-SECONDS_MAX = 60.0
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, f"still not so: {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -78,13 +70,7 @@ class TestFromAnotherProcess:
         until(lambda: call.output().count("\n") > 2, "it counts")
         call.ask("pause")
         assert call.entry().state == "paused"
-
-        def stands_still() -> bool:
-            before = call.output()
-            time.sleep(0.3)
-            return before == call.output()
-
-        until(stands_still, "it stands still")
+        until_still(call.output, "it stands still")
         said = call.output()
         call.ask("resume")
         until(lambda: call.output() != said, "it goes on")

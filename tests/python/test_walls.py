@@ -12,6 +12,7 @@ import os
 import re
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -21,8 +22,8 @@ from pathlib import Path
 import pytest
 from conftest import Mounted
 from support.cell import OWNER, Cell
-from support.groups import until
 from support.sandbox import run_in
+from support.waiting import until
 
 from branching import BranchContext, ProcessBranchError, Workspace
 from branching.process.sandbox import client, kernel, view
@@ -180,13 +181,14 @@ class TestFilter:
         ("aarch64", 0xC00000B7, "asm-generic/unistd.h"),
     )
     REFUSED = (
-        "acct", "add_key", "bpf", "clone3", "delete_module", "finit_module", "fsconfig", "fsmount",
-        "fsopen", "fspick", "init_module", "kexec_file_load", "kexec_load", "keyctl", "mount",
-        "mount_setattr", "move_mount", "open_by_handle_at", "open_tree", "perf_event_open",
-        "pivot_root", "reboot", "request_key", "setns", "swapoff", "swapon", "umount", "umount2",
-        "userfaultfd",
+        "acct", "add_key", "bpf", "delete_module", "finit_module", "fsconfig", "fsmount",
+        "fsopen", "fspick", "init_module", "io_uring_setup", "kexec_file_load", "kexec_load",
+        "keyctl", "mount", "mount_setattr", "move_mount", "open_by_handle_at", "open_tree",
+        "perf_event_open", "pivot_root", "reboot", "request_key", "setns", "swapoff", "swapon",
+        "umount", "umount2", "userfaultfd",
     )  # fmt: skip
-    ALLOWED = ("read", "execve", "clone", "ioctl", "unshare", "ptrace", "io_uring_setup")
+    UNKNOWN = ("clone3", "socketcall")
+    ALLOWED = ("read", "execve", "clone", "ioctl", "unshare", "ptrace")
 
     @pytest.mark.parametrize(("machine", "architecture", "header"), TABLES)
     def test_every_call_is_refused_by_its_number(
@@ -194,12 +196,22 @@ class TestFilter:
     ) -> None:
         numbers = numbers_in(Path("/usr/include", header))
         program = call_filter.program(machine)
-        for name in self.REFUSED:
+        for name in (*self.REFUSED, *self.UNKNOWN):
             if name in numbers:  # each architecture lacks one or two
                 answer = judged(program, architecture, numbers[name])
-                assert answer == (errno.ENOSYS if name == "clone3" else errno.EPERM), name
+                assert answer == (errno.ENOSYS if name in self.UNKNOWN else errno.EPERM), name
         for name in self.ALLOWED:
             assert judged(program, architecture, numbers[name]) == 0, name
+
+    @pytest.mark.parametrize(("machine", "architecture", "header"), TABLES)
+    def test_sockets_are_of_few_families(
+        self, machine: str, architecture: int, header: str
+    ) -> None:
+        number = numbers_in(Path("/usr/include", header))["socket"]
+        program = call_filter.program(machine)
+        allowed = [n for n in range(64) if judged(program, architecture, number, n) == 0]
+        assert allowed == [socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK]
+        assert judged(program, architecture, number, 40) == errno.EAFNOSUPPORT
 
     @pytest.mark.parametrize(("machine", "architecture", "header"), TABLES)
     def test_namespaces_and_typing_are_refused_by_argument(
@@ -285,8 +297,6 @@ class TestLandlock:
         assert "PermissionError" in self.run(outside, "os.kill(os.getppid(), 0)")
 
     def test_abstract_sockets_stay_inside(self, outside: Path) -> None:
-        import socket
-
         name = f"\0branching-walls-{outside.name}"
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(name)
@@ -333,3 +343,29 @@ def test_without_a_sandbox_it_ends_all_too(real: Mounted) -> None:
             os.close(left)
         branch.abort()
     space.close()
+
+
+def test_it_ends_all_when_its_caller_is_gone_before_it_has_heard(
+    outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody has read resets the line, which is another end than a closed one."""
+    hear = client._hear
+
+    def never(*arguments: object, **options: object) -> None:
+        until((outside / "pid").exists, "the program that runs by now")
+        monkeypatch.setattr(client, "_hear", hear)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "_hear", never)
+    script = "echo $$ >new && mv new pid; exec sleep 600"
+    with (
+        pytest.raises(KeyboardInterrupt),
+        BranchContext(["sh", "-c", script], outside, isolation="none"),
+    ):
+        pass
+    pid = int((outside / "pid").read_text())
+    try:
+        until(lambda: not Path(f"/proc/{pid}").exists(), "its end")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -63,7 +63,7 @@ def test_the_quickstart_does_what_it_says(project: Path) -> None:
     assert (project / "greeting").read_text() == "hello\n"
     assert "two" in (project / "answer").read_text()
     assert (project / "result").read_text() == "done\n"
-    assert (project / "out").read_text() == "0\n"
+    assert (project / "out").read_text() == "cheap\n"
 
 
 def test_every_block_of_the_reference_runs(project: Path) -> None:
@@ -105,7 +105,7 @@ asyncio.run(module.main(Path("."), "Say hello.", "test"))
 
 def test_every_promise_of_the_reference_has_its_test() -> None:
     """The table names tests that are there, and leaves no number out."""
-    row = re.compile(r"^\| ([A-M]\d[^|]*) \|[^|]+\| (\S+) `(\S+)` \|$", re.M)
+    row = re.compile(r"^\| ([A-MP]\d[^|]*) \|[^|]+\| (\S+) `(\S+)` \|$", re.M)
     numbers: set[str] = set()
     for listed, file, name in row.findall(DOCUMENTS[1].read_text()):
         source = Path(__file__).parent / file
@@ -115,6 +115,6 @@ def test_every_promise_of_the_reference_has_its_test() -> None:
             _, _, text = text.partition(f"\nclass {one}:")
         assert re.search(rf"^\s*def {test}\(", text, re.M), f"{file}: {name}"
         numbers |= set(listed.split(", "))
-    last = {"A": 10, "B": 25, "C": 12, "D": 21, "E": 8, "F": 19, "G": 16, "H": 9, "I": 4, "M": 17}
+    last = dict(zip("ABCDEFGHIMP", (10, 25, 12, 21, 8, 19, 16, 9, 4, 17, 16), strict=True))
     promised = {f"{area}{number}" for area, most in last.items() for number in range(1, most + 1)}
-    assert promised - numbers == {"E7", "H8"}, "the text names those without a test"
+    assert promised <= numbers

@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 import pytest
+from conftest import Mounted
 from support.agents import (
     Script,
     ScriptedRunner,
@@ -21,10 +22,12 @@ from support.agents import (
     until,
 )
 
+from branching import Workspace
 from branching.agent.budget import Ledger
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import BudgetExhausted, UnknownPriceError
 from branching.agent.projection import TokenPrice, project_cost
+from branching.agent.testing import BranchTester
 from branching.agent.types import BranchSpec, Budget, Usage
 
 PARENT = [{"role": "user", "content": "hi"}]
@@ -164,6 +167,27 @@ class TestBranch:
         run(work())
 
 
+def test_e7_tests_of_a_branch_cost_it_nothing(real: Mounted) -> None:
+    """Nor do they count as requests; what they print is no usage."""
+
+    async def work() -> None:
+        with Workspace(real.root) as workspace:
+            tester = BranchTester("echo '{\"usd\": 9}' >&3; echo '1 passed in 1s'")
+            made = coordinator(workspace, {"a": turns(2)}, tester=tester)
+            await made.fork([BranchSpec("a", "go", budget_usd=0.7)], parent_history=PARENT)
+            await all_ended(made)
+            before = made.fork_cost()
+            [outcome] = await made.outcomes()
+            counts = tester.runs[outcome.branch_id].counts
+            assert counts is not None
+            assert counts.passed == 1
+            assert made.fork_cost() == before
+            assert outcome.cost_usd == pytest.approx(0.6)
+            await made.aclose()
+
+    run(work())
+
+
 class TestFork:
     def test_e2_the_sum_stops_every_running_branch(self) -> None:
         """E2, E3: also one that makes no request."""
@@ -210,6 +234,23 @@ class TestFork:
 
 
 class TestLedger:
+    def test_what_is_told_afterwards_counts_for_all_accounts_around(self) -> None:
+        """Also what is refused: it was spent."""
+        outer = Ledger(Budget(usd=1.0))
+        outer.open("around", Budget(tokens=100))
+        inner = Ledger(outer=(outer, "around"))
+        inner.open("a", Budget(requests=2))
+        inner.charge("a", Usage(usd=0.4, tokens=100, requests=1))
+        inner.charge("a", Usage(usd=0.4, requests=1))
+        with pytest.raises(BudgetExhausted, match="branch a has spent 3 of its budget of 2 req"):
+            inner.charge("a", Usage(usd=0.2, requests=1))
+        with pytest.raises(BudgetExhausted, match="branch around has spent 101 of its budget of"):
+            inner.charge("a", Usage(usd=0.0, tokens=1, requests=1))
+        assert inner.spent("a") == Usage(usd=pytest.approx(1.0), tokens=101, requests=4)  # type: ignore[arg-type]
+        assert outer.spent("around") == inner.spent("a")
+        with pytest.raises(UnknownPriceError, match="the price of a request was not told"):
+            inner.charge("a", Usage(usd=None, requests=1))
+
     def test_e4_requests_at_the_same_time_cannot_overrun_together(self) -> None:
         """What is under way counts as spent: of ten threads only three may send."""
         ledger = Ledger(Budget(usd=1.0))

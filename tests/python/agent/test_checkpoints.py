@@ -174,7 +174,7 @@ MOMENTS = [
     (False, "Workspace", "undo", 2, True),
     (True, "Workspace", "load", 1, True),
     (True, "place_module.Place", "create", 1, True),
-    (True, "place_module", "transplant", 2, False),
+    (True, "place_module.Transplant", "make", 2, False),
     (True, "Branch", "commit", 1, False),
     (True, "Branch", "commit", 1, True),
     (True, "Branch", "abort", 1, True),

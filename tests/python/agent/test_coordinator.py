@@ -6,6 +6,7 @@ Most of it holds without files, and is tested so; what is the file system's is o
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import FrozenInstanceError, fields
 from functools import partial
 from typing import Any
@@ -32,6 +33,8 @@ from branching.agent.errors import ForkBranchLimitError, ForkDepthLimitError, Fo
 from branching.agent.place import Place
 from branching.agent.requests import ApprovalRequest
 from branching.agent.runtime import BranchRuntime
+from branching.agent.state import ForkState
+from branching.agent.store import InMemoryForkStateStore
 from branching.agent.types import BranchIsolation, BranchSpec, MergeStrategy
 
 HISTORY = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -76,6 +79,23 @@ class TestTypes:
         assert strategy.confidence_threshold == 0.80
         assert strategy.judge_models is None
         assert "haiku" in strategy.judge_model
+
+
+class _HeldStore(InMemoryForkStateStore):
+    """A store whose disk stands still from when the test says so until it lets it go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.is_waiting = threading.Event()
+        self.has_gone_on = False
+
+    def save(self, state: ForkState) -> None:
+        if not self.goes_on.is_set():
+            self.is_waiting.set()
+            self.has_gone_on = self.goes_on.wait(10)
+        super().save(state)
 
 
 class TestFork:
@@ -131,6 +151,27 @@ class TestFork:
             run(made.fork(specs("a", "b", "c")))
         with pytest.raises(ForkDepthLimitError):
             run(coordinator(None, {}, depth=2, max_depth=2).fork(specs("a")))
+
+    def test_a_disk_that_stands_still_holds_up_no_run(self) -> None:
+        """And what was still to be written when the fork ended does not bring it back."""
+
+        async def work() -> None:
+            store = _HeldStore()
+            made = coordinator(None, dict.fromkeys("ab", answers), store=store)
+            await made.fork(specs("a", "b"), parent_history=HISTORY)
+            store.goes_on.clear()
+            await until(store.is_waiting.is_set)
+            await all_ended(made)
+            [kept] = store.list_all()
+            assert "done" not in [branch.status.state for branch in kept.branches]
+            ending = asyncio.create_task(made.abort_fork())
+            await asyncio.sleep(0)
+            store.goes_on.set()
+            await ending
+            assert store.has_gone_on, "the loop stood still with the disk"
+            assert store.list_all() == []
+
+        run(work())
 
     def test_a_second_fork_waits_for_the_end_of_the_first_and_begins_anew(self) -> None:
         """Table 2, row 15: the handle lists the new branches alone."""

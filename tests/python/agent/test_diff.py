@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -332,3 +333,42 @@ def test_every_file_is_read_once_in_each_tree(
     assert set(read.values()) == {1}
     # The seed and the new file in each branch, and what was there at the fork of two of the three.
     assert len(read) == 4 * 2 + 2
+
+
+def test_h8_a_report_is_made_while_branches_write(real: Mounted) -> None:
+    """Each file is as it was at some moment, and the last report as it is at the end."""
+
+    async def work() -> None:
+        with Workspace(real.root) as workspace:
+            go_on = True
+
+            async def script(runner: ScriptedRunner) -> None:
+                number = 0
+                while go_on:
+                    number += 1
+                    runner.write("f", f"{runner.branch.spec.label} {number}\n")
+                    runner.write(f"d/{number % 5}", "x")
+                    (Path(runner.branch.path or "") / f"d/{(number + 2) % 5}").unlink(
+                        missing_ok=True
+                    )
+                    await asyncio.sleep(0)
+                runner.write("f", runner.branch.spec.label)
+                await runner.say("done")
+
+            made = coordinator(workspace, dict.fromkeys("ab", script))
+            await made.fork(specs("a", "b"))
+            seen = 0
+            while seen < 5:
+                found = await made.diff_branches(["f"])
+                for change in only(found).branches.values():
+                    text = change.new_content or ""
+                    assert f"{change.branch_label} ".startswith(text[:2])
+                    seen += bool(text)
+                await made.diff_branches()
+            go_on = False
+            await all_ended(made)
+            last = only(await made.diff_branches(["f"]))
+            assert [change.new_content for change in last.branches.values()] == ["a", "b"]
+            await made.aclose()
+
+    run(work())

@@ -180,7 +180,8 @@ class TestMirror:
                 await made.fork(specs("A", "b/../c"))
                 top = place / "m" / DIRECTORY / str(made.fork_id)
                 mine = top / "branches" / "A"
-                await until((mine / "d/temporary").exists)
+                touched = (mine / "d/temporary", mine / SEED, top / "parent" / SEED)
+                await until(lambda: all(path.exists() for path in touched))
                 assert (mine / SEED).read_text() == "mine\n"
                 assert (top / "parent" / SEED).read_text() == "seed\n"
                 assert (top / "parent" / SEED).stat().st_mode & 0o222 == 0

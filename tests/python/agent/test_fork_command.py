@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from conftest import NAME_FROM, Mounted
 from support.command import Running, branching
+from support.forks import branch_with, called, until
+from support.waiting import until_still
 
-from branching import Workspace
-
-SECONDS_MAX = 100
+from branching import BranchError, Workspace
+from branching.agent.types import MergeResult
+from branching.cli.forking import _whole
+from branching.patterns.door import ask
+from branching.patterns.logbook import Entry, read_entries
 
 
 @pytest.fixture
@@ -22,10 +26,10 @@ def root(real: Mounted) -> Path:
 
 def test_one_command_in_many_branches_one_is_merged(root: Path) -> None:
     script = "echo $BRANCHING_ATTEMPT $BRANCHING_LABEL > mine; test $BRANCHING_ATTEMPT -ge 1"
-    done = branching(root, "fork", "-n", "2", "--", "sh", "-c", script)
+    done = called(root, "fork", "-n", "2", "--", "sh", "-c", script)
     assert done.code == 0, done.err
     assert done.out.splitlines()[0] == "winner: 1"
-    assert "[0] failed" in done.out
+    assert "[0] failed (exit 1)" in done.out
     assert (root / "mine").read_text() == "1 1\n"
 
 
@@ -51,7 +55,7 @@ def test_its_document(root: Path) -> None:
 
 def test_the_branch_wins_whose_tests_pass(root: Path) -> None:
     candidates = ["-c", "echo 41 > answer", "-c", "echo 42 > answer", "-c", "echo 43 > answer"]
-    done = branching(root, "fork", *candidates, "--test-command", "grep -q 42 answer")
+    done = called(root, "fork", *candidates, "--test-command", "grep -q 42 answer")
     assert done.code == 0, done.err
     assert (root / "answer").read_text() == "42\n"
 
@@ -72,7 +76,7 @@ def test_a_judge_sees_all_branches_and_names_the_winner(root: Path) -> None:
 
 @pytest.mark.parametrize("judge", ["false", "echo nobody", "echo one two"])
 def test_a_judge_that_does_not_judge_merges_nothing(root: Path, judge: str) -> None:
-    done = branching(root, "fork", "-c", "echo 1 > made", "--judge", judge)
+    done = called(root, "fork", "-c", "echo 1 > made", "--judge", judge)
     assert done.code == 125
     assert "nothing was merged" in done.err
     assert not (root / "made").exists()
@@ -80,9 +84,9 @@ def test_a_judge_that_does_not_judge_merges_nothing(root: Path, judge: str) -> N
 
 def test_pick_merges_the_one_that_was_named(root: Path) -> None:
     candidates = ["-c", "echo 0 > made", "-c", "echo 1 > made"]
-    assert branching(root, "fork", *candidates, "--pick", "1").code == 0
+    assert called(root, "fork", *candidates, "--pick", "1").code == 0
     assert (root / "made").read_text() == "1\n"
-    done = branching(root, "fork", "-c", "true", "-c", "false", "--pick", "1")
+    done = called(root, "fork", "-c", "true", "-c", "false", "--pick", "1")
     assert done.code == 1
     assert done.out.splitlines()[0] == "no branch was merged"
 
@@ -106,7 +110,7 @@ def test_conflicts_end_as_they_are_told_to(
     script = "sed -i 's/^1$/1 branch/' lines; touch begun; while [ ! -e go ]; do sleep 0.1; done"
     # The branch cannot see the base; it waits for a file that is put into the branch itself.
     run = Running(real.root, ["fork", "--on-conflict", policy, "-q", "-c", script])
-    branch = _branch_with(real.root, "begun")
+    branch = branch_with(real.root, "begun")
     lines.write_text("1\n2\n3 base\n")
     (branch / "go").touch()
     done = run.done()
@@ -115,31 +119,148 @@ def test_conflicts_end_as_they_are_told_to(
     assert lines.read_text() == content
 
 
-def _branch_with(root: Path, name: str) -> Path:
-    deadline = time.monotonic() + SECONDS_MAX
-    while time.monotonic() < deadline:
-        with Workspace(root) as space:
-            for record in space.branches():
-                if (record.path / name).exists():
-                    return record.path
-        time.sleep(0.05)
-    raise AssertionError(f"no branch has made {name}")
-
-
 def test_no_success_and_no_time(root: Path) -> None:
-    assert branching(root, "fork", "-c", "false", "-c", "exit 7").code == 1
-    done = branching(root, "fork", "--timeout", "1s", "-c", "sleep 3600")
+    assert called(root, "fork", "-c", "false", "-c", "exit 7").code == 1
+    done = called(root, "fork", "--timeout", "1s", "-c", "sleep 3600")
     assert done.code == 124
     assert "budget_exhausted" in done.out
 
 
 def test_a_signal_ends_all_and_leaves_nothing(root: Path) -> None:
     run = Running(root, ["fork", "-c", "touch begun; sleep 3600"])
-    _branch_with(root, "begun")
+    branch_with(root, "begun")
     run.signal(signal.SIGTERM)
     assert run.done().code == 128 + signal.SIGTERM
     with Workspace(root) as space:
         assert not space.branches()
+
+
+def test_what_is_printed_is_shown_by_label_and_kept(root: Path) -> None:
+    """Also a last line that has no end."""
+    candidates = ["--label", "one", "-c", "echo first; printf second", "-c", "echo no; exit 4"]
+    done = called(root, "fork", *candidates)
+    assert done.code == 0, done.err
+    assert {"[one] first", "[one] second", "[1] no"} <= {*done.err.splitlines()}
+    won, failed = called(root, "log", "--json").document["candidates"]
+    assert (won["command"], won["index"], won["state"]) == ("fork", 0, "won")
+    assert won["label"] == "one: echo first; printf second"
+    assert (failed["index"], failed["state"]) == (1, "failed")
+    assert called(root, "log", won["branch"]).out == "first\nsecond\n"
+    assert called(root, "fork", "-q", *candidates).err == ""
+
+
+class Steered:
+    """A fork of one program that counts, in another process."""
+
+    def __init__(self, real: Mounted, script: str, *more: str) -> None:
+        self._logs = real.base / ".branching" / "logs"
+        self.running = Running(real.root, ["fork", "-q", "-c", script, *more])
+        until(self.entries, "it is known")
+
+    def entries(self) -> list[Entry]:
+        return read_entries(self._logs)
+
+    def output(self) -> str:
+        return (self._logs / f"{self.entries()[0].branch}.log").read_text()
+
+    def ask(self, do: str, text: str = "") -> None:
+        entry = self.entries()[0]
+
+        def answered() -> bool:
+            try:
+                ask(self._logs / entry.door, do, entry.branch, text)
+            except BranchError:
+                if self.running.process.poll() is not None:
+                    raise
+                return False  # it is just being started
+            return True
+
+        until(answered, f"it hears {do}")
+
+
+COUNTING = "i=0; until [ -s end ]; do i=$((i+1)); echo $i; sleep 0.02; done"
+
+
+class TestFromAnotherProcess:
+    """`branching watch` asks at the door of the call: see `patterns.door`."""
+
+    def test_it_is_paused_at_once_and_goes_on(self, real: Mounted) -> None:
+        call = Steered(real, COUNTING)
+        until(lambda: call.output().count("\n") > 2, "it counts")
+        call.ask("pause")
+        until(lambda: call.entries()[0].state == "paused", "that is seen")
+        until_still(call.output, "it stands still")
+        said = call.output()
+        call.ask("resume")
+        until(lambda: call.output() != said, "it goes on")
+        until(lambda: call.entries()[0].state == "running", "that is seen")
+        call.ask("stop")
+        assert call.running.done().code == 1
+        assert call.entries()[0].state == "terminated"
+
+    def test_it_is_told_something(self, real: Mounted) -> None:
+        waits = 'until grep -q "go on" "$BRANCHING_STEER"; do sleep 0.02; done; touch won'
+        call = Steered(real, waits)
+        call.ask("tell", "go on")
+        assert call.running.done().code == 0
+        assert (real.base / "won").exists()
+
+    def test_a_loser_is_kept_where_somebody_wants_it(self, real: Mounted) -> None:
+        waits = 'touch lost; until [ -s "$BRANCHING_STEER" ]; do sleep 0.02; done; exit 1'
+        call = Steered(real, waits, "-c", "touch won")
+        call.ask("keep")
+        call.ask("tell", "end")
+        done = call.running.done()
+        assert done.code == 0, done.err
+        with Workspace(real.root) as space:
+            [record] = space.branches()
+        assert f"kept: {record.name}" in done.out
+        assert (record.path / "lost").exists()
+        assert (real.base / "won").exists()
+        assert called(real.root, "commit", "--policy", "snapshot", record.name).code == 0
+        assert (real.base / "lost").exists()
+
+
+def test_what_was_spent_is_told(root: Path) -> None:
+    """Of the budgets of the command line: each branch's own, and that of all."""
+    tells = """echo '{"usd": 0.3, "tokens": 10}' >&3"""
+    done = branching(
+        root, "fork", "--json", "--budget-usd", "0.5", "--group-budget-tokens", "100",
+        "-c", f"{tells}; touch made", "-c", f"{tells}; {tells}; sleep 3600", "-c", "true",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    kept, beyond, silent = done.document["branches"]
+    assert (kept["state"], kept["spent"]) == ("done", {"usd": 0.3, "tokens": 10, "requests": 1})
+    assert (beyond["state"], beyond["spent"]["usd"]) == ("budget_exhausted", 0.6)
+    assert (silent["state"], silent["spent"]) == ("failed", None)
+    assert called(root, "log", "--json").document["candidates"][0]["cost_usd"] == 0.3
+    done = called(root, "fork", "--budget-tokens", "5", "-c", tells)
+    assert done.code == 1, "not 124: the time was not over"
+    assert "spent $0.3000, 10 tokens, 1 requests" in done.out
+
+
+def test_a_signal_in_the_moment_of_the_merge_comes_too_late() -> None:
+    """What is committed then is told, not denied."""
+
+    async def work() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        merged = MergeResult(
+            fork_id="f", winner_branch_id="a", discarded_branches=(), history_after_merge=None
+        )
+
+        async def merge() -> MergeResult:
+            begun.set()
+            await go_on.wait()
+            return merged
+
+        task = asyncio.ensure_future(_whole(merge()))
+        await begun.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        assert await task is merged
+
+    asyncio.run(work())
 
 
 @pytest.mark.parametrize(
@@ -155,4 +276,4 @@ def test_a_signal_ends_all_and_leaves_nothing(root: Path) -> None:
     ids=str,
 )
 def test_what_makes_no_sense_is_a_usage_error(root: Path, words: list[str]) -> None:
-    assert branching(root, "fork", *words).code == 2
+    assert called(root, "fork", *words).code == 2

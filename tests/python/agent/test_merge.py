@@ -30,12 +30,12 @@ from support.agents import (
 )
 
 from branching import Branch, CommitError, ConflictError, Workspace
-from branching.agent import processes, transplant
+from branching.agent import processes
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError, MergeConflictError
-from branching.agent.merge import stage
 from branching.agent.place import Place
 from branching.agent.runtime import FORK_VARIABLE
+from branching.agent.transplant import Transplant
 from branching.agent.types import MergeOptions, MergeResult
 from branching.fs.beneath import Tree
 
@@ -411,6 +411,7 @@ def test_what_is_not_text_survives_a_merge(forked: Forked, is_copied: bool) -> N
         assert (top / "run.sh").stat().st_mode & 0o777 == 0o755
         assert (top / "link").readlink() == Path("run.sh")
         assert (top / "build" / "x").read_text() == "built"
+        assert (top / "build" / "same").samefile(top / "run.sh")
         log = subprocess.run(
             ["git", "log", "--format=%s"], cwd=top, capture_output=True, text=True, check=True
         )
@@ -420,6 +421,7 @@ def test_what_is_not_text_survives_a_merge(forked: Forked, is_copied: bool) -> N
         script = """
             printf '#!/bin/sh\\n' > run.sh && chmod 755 run.sh && ln -s run.sh link
             mkdir build && printf built > build/x && git add run.sh link
+            ln run.sh build/same
             git -c user.name=a -c user.email=a@b commit -qm 'from the branch'
         """
         subprocess.run(["sh", "-ec", script], cwd=runner.branch.path, check=True)
@@ -464,14 +466,14 @@ def test_f6_a_path_that_cannot_be_merged_keeps_the_rest_only_where_asked(forked:
 def test_f6_the_rest_is_applied_where_asked(
     forked: Forked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_transplant = transplant.transplant
+    make = Transplant.make
 
-    def failing(source: Path, target: Path, path: str, **options: Any) -> None:
+    def failing(self: Transplant, path: str) -> None:
         if path == "bad":
             raise OSError(errno.EDQUOT, "Disk quota exceeded")
-        real_transplant(source, target, path, **options)
+        make(self, path)
 
-    monkeypatch.setattr(stage, "transplant", failing)
+    monkeypatch.setattr(Transplant, "make", failing)
     files = writing(bad="x", good="y", left="z")
     with pytest.raises(CommitError, match="bad: Disk quota exceeded"):
         forked.merge(files, exclude=("left",))

@@ -108,7 +108,9 @@ class FakeBranchFS:
         self.open[branch.id] = branch
         return self._show(branch)
 
-    def _commit(self, branch: int, only: list[str], **_: object) -> dict[str, Any]:
+    def _commit(
+        self, branch: int, only: list[str], dry_run: bool = False, **_: object
+    ) -> dict[str, Any]:
         found = self._find(branch)
         if found.state == "stale":
             raise Refusal("conflict", f"a sibling of {found.name} was committed first")
@@ -117,6 +119,8 @@ class FakeBranchFS:
         changes = self._changes(found)
         if only:
             changes = [c for c in changes if any(fnmatch(c["path"], glob) for glob in only)]
+        if dry_run:
+            return {"changes": changes, "stale": []}
         for change in changes:
             _carry(change["path"], found.path, self._directory(found.parent))
         self._forget(found)

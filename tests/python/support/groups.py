@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 from branching.process.cgroup import Scope
 from branching.process.cgroup.directory import NAME_PREFIX
@@ -43,14 +41,6 @@ def run(scope: Scope, code: str, *arguments: object) -> tuple[int, str]:
     child = start(scope, code, *arguments)
     output, _ = child.communicate(timeout=END_SECONDS_MAX)
     return child.returncode, output
-
-
-def until(happened: Callable[[], object], what: str) -> None:
-    """Waits until it has."""
-    deadline = time.monotonic() + END_SECONDS_MAX
-    while not happened():
-        assert time.monotonic() < deadline, f"waited {END_SECONDS_MAX} s in vain: {what}"
-        time.sleep(0.01)
 
 
 def groups() -> frozenset[str]:

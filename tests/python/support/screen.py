@@ -88,11 +88,13 @@ class Tmux:
         """Returns what is on the screen."""
         return self._run("capture-pane", "-p", "-t", "s", *(["-e"] if with_colours else []))
 
-    def until_shown(self, *texts: str) -> str:
-        """Waits until all the texts are on the screen, and returns it."""
+    def until_shown(self, *texts: str, without: str | None = None) -> str:
+        """Waits until all the texts are on the screen, and one is not; returns it."""
         deadline = time.monotonic() + SECONDS_MAX
-        while not all(text in (screen := self.screen()) for text in texts):
-            assert time.monotonic() < deadline, f"no {texts} in\n{screen}"
+        while not all(text in (screen := self.screen()) for text in texts) or (
+            without is not None and without in screen
+        ):
+            assert time.monotonic() < deadline, f"no {texts} without {without} in\n{screen}"
             time.sleep(0.05)
         return screen
 
@@ -124,6 +126,14 @@ class Tmux:
                 # tmux 3.3 misses the end of some programs until another one of its own ends.
                 self._run("run-shell", "true")
             assert time.monotonic() < deadline, f"it does not end\n{self.screen()}"
+            time.sleep(0.05)
+
+    def until_mouse(self, *, is_heard: bool) -> None:
+        """Waits until the terminal reports the mouse, as Textual has it do, or does not."""
+        deadline = time.monotonic() + SECONDS_MAX
+        wanted = "1" if is_heard else "0"
+        while self._run("display-message", "-p", "-t", "s", "#{mouse_any_flag}").strip() != wanted:
+            assert time.monotonic() < deadline, f"the mouse is not as wanted in\n{self.screen()}"
             time.sleep(0.05)
 
     def pid(self) -> int:

@@ -137,6 +137,6 @@ def new_session(
         settings=SettingsFile(settings),
         shell=Shell(coordinator, seen_at=space.seen_at),
         history=[],
-        log=ForkLog(coordinator, space, "chat").__enter__(),
+        log=ForkLog(coordinator, space, "chat", is_behind=True).__enter__(),
     )
     return script.session

@@ -83,9 +83,13 @@ def _below_the_top(screen: str) -> str:
     return "\n".join(line.rstrip() for line in screen.splitlines()[1:]).strip("\n")
 
 
-def test_without_colour_nothing_is_coloured_and_the_choice_is_seen(root: Path) -> None:
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "vt220"}], ids=str)
+def test_without_colour_nothing_is_coloured_and_the_choice_is_seen(
+    root: Path, environment: dict[str, str]
+) -> None:
+    """Nobody wants any, or the terminal has none."""
     nest(root)
-    with watching(root, NO_COLOR="1") as terminal:
+    with watching(root, **environment) as terminal:
         terminal.until_shown("○ inner")
         found = terminal.screen(with_colours=True)
         codes = {
@@ -104,6 +108,9 @@ def test_it_is_drawn_anew_when_resized(root: Path) -> None:
         terminal.resize(50, 12)
         terminal.until_shown("○ inner", "/main/outer")
         assert len(terminal.screen().splitlines()) == 12
+        terminal.resize(40, 10)
+        terminal.until_shown("○ inner", "/main/outer")  # the tree above the rest
+        assert len(terminal.screen().splitlines()) == 10
         terminal.resize(120, 40)
         terminal.until_shown("○ inner", "q quit")
         terminal.press("q")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +12,13 @@ from typing import Any
 
 import pytest
 from conftest import NAME_FROM, Mounted
-from support.command import Running
+from support.command import Running, branching
 from support.screen import piloted, shown, until, until_shown
 from textual.pilot import Pilot
 
 from branching import Workspace
 from branching.fs import BranchRecord
+from branching.fs.claims import drop_left
 from branching.tui.watch import Watch
 
 WAITS = 'until grep -q go "$BRANCHING_STEER"; do sleep 0.02; done; echo it went'
@@ -87,6 +91,36 @@ def test_p_pauses_and_lets_go_on_and_x_stops_after_a_question(real: Mounted, app
     assert call.done().code == 1
 
 
+def test_a_fork_in_another_process_is_steered_as_a_race_is(real: Mounted, app: Watch) -> None:
+    """Output, a pause, a word, a stop; a branch that was kept is there after the merge."""
+    labels = ["--label", "one", "--label", "two"]
+    begun = f"echo begun; echo $BRANCHING_LABEL > made; {WAITS}"
+    call = Running(real.root, ["fork", "--quiet", *labels, "-c", begun, "-c", "sleep 600"])
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "-one running", "-two running")
+        await pilot.press("2")  # the first is the parent's own, which may be seen alone
+        await until_shown(pilot, "one: echo begun", "begun", "+1")
+        await pilot.press("p")
+        await until_shown(pilot, "-one paused", "is paused")
+        await pilot.press("p")
+        await until_shown(pilot, "-one running", "goes on")
+        await pilot.press("s", *"go", "enter")
+        await until_shown(pilot, "it went", "-one done")
+        await pilot.press("tab")
+        await until_shown(pilot, "two: sleep 600")
+        await pilot.press("k")
+        await until_shown(pilot, "is kept when its call ends")
+        await pilot.press("x")
+        await until_shown(pilot, "Stop what runs in")
+        await pilot.press("y")
+        await until_shown(pilot, "-one won", "1 open")
+        assert call.done().code == 0
+
+    piloted(app, act)
+    assert (real.base / "made").read_text() == "one\n"
+
+
 def test_what_was_kept_is_committed_and_undone(real: Mounted, app: Watch) -> None:
     call = race(real.root, "echo new > made; echo more >> " + NAME_FROM + "; sleep 600")
 
@@ -122,7 +156,7 @@ def test_a_drops_a_branch_after_a_question(space: Workspace, app: Watch) -> None
         await pilot.press("p")
         await until_shown(pilot, "mine cannot be steered: the program that made it")
         await pilot.press("k")
-        await until_shown(pilot, "mine is open, and stays so")
+        await until_shown(pilot, "mine is open; if the program that made it runs still")
         await pilot.press("a", "escape")
         await pilot.press("a", "y")
         await until_shown(pilot, "mine is dropped", "no branch yet")
@@ -175,7 +209,7 @@ def test_side_by_side_with_the_parent_and_with_a_marked_branch(
         await until_shown(pilot, "hunk 1/2", "11 line 10", "~   11 ten")
         await pilot.press("n")
         await until_shown(pilot, "hunk 2/2", "~   91 ninety")
-        await pilot.press("c", "a", "x")  # keys of the screen behind do nothing here
+        await pilot.press("c", "a", "x", "enter")  # keys of the screen behind do nothing here
         await pilot.press("escape")
         await until_shown(pilot, "○ one")
         assert "Drop" not in shown(app)
@@ -211,11 +245,43 @@ def test_a_call_whose_program_was_killed_is_lost(real: Mounted, app: Watch) -> N
         await until_shown(pilot, "● speculate")
         call.process.kill()
         call.done()
-        await until_shown(pilot, "? speculate", "lost")
+        await until_shown(pilot, "? speculate", "lost", "its program was killed")
         await pilot.press("p")
         await until_shown(pilot, "nothing runs in", "lost")
 
     piloted(app, act)
+    listed = branching(real.root, "ls")
+    [line] = listed.out.splitlines()
+    assert f"the program that worked there was killed: {line.split()[0]}" in listed.err
+
+
+def test_what_a_killed_server_of_tools_has_left_is_said_and_can_be_kept(
+    space: Workspace, app: Watch
+) -> None:
+    for name in ("mine", "others"):
+        kept(space, name, {"x": "1"})
+    left_behind(space, "mine", "others")
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "? mine", "? others", "its MCP server was killed", "k keep")
+        await pilot.press("1", "k")
+        await until_shown(pilot, "○ mine", "? others", "mine is open, and stays so")
+
+    piloted(app, act)
+    assert [record.name for record in drop_left(space)] == ["others"]
+
+
+def left_behind(space: Workspace, *names: str) -> None:
+    """Claims branches in a process that is killed then."""
+    script = (
+        "import os, signal, sys; from branching import Workspace;"
+        "from branching.fs.claims import Claims;"
+        "space = Workspace(sys.argv[1]); claims = Claims(space);"
+        "[claims.add(each) for each in space.branches() if each.name in sys.argv[2:]];"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    argv = [sys.executable, "-c", script, str(space.root), *names]
+    assert subprocess.run(argv, check=False).returncode == -signal.SIGKILL
 
 
 def test_what_candidates_print_and_call_their_files_cannot_touch_the_screen(

@@ -7,12 +7,14 @@ import threading
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from branching.tui import observation
+from branching.tui.columns import row_text
 from branching.tui.comparison import LINES_MAX, compare
 from branching.tui.errands import WAITING_MAX, Errands
-from branching.tui.looks import coloured, duration, money, plain, shortened
-from branching.tui.observation import OUTPUT_BYTES_MAX, Tail
+from branching.tui.looks import coloured, duration, filled, money, plain, shortened
+from branching.tui.observation import OUTPUT_BYTES_MAX, OUTPUT_LINES_MAX, Tail
 from branching.tui.strip import Chip, chips_text
 
 
@@ -30,6 +32,7 @@ class TestLooks:
             ("bell\x07 back\x08 \x9b2J", "bell back 2J"),
             ("right\u202eleft", "rightleft"),
             ("cut \x1b[3", "cut 3"),
+            ("no \udcff UTF-8", "no \ufffd UTF-8"),
         ],
     )
     def test_nothing_a_terminal_would_obey_is_left(self, text: str, harmless: str) -> None:
@@ -42,6 +45,15 @@ class TestLooks:
     def test_what_is_too_long_keeps_both_ends(self) -> None:
         assert shortened("speculate-1a2b3c4d-0", 12) == "specu…3c4d-0"
         assert shortened("short", 12) == "short"
+
+    def test_a_wide_character_has_two_cells(self) -> None:
+        assert cell_len(shortened("分支" * 10, 12)) == 12
+        assert [filled(text, 6) for text in ("分支", "分支分支", "ab", "abcdefg")] == [
+            "分支  ",
+            "分支 …",
+            "ab    ",
+            "abcde…",
+        ]
 
     def test_times_and_money(self) -> None:
         assert [duration(s) for s in (7.06, 125, 3725)] == ["7.1s", "2m05s", "1h02m"]
@@ -68,6 +80,7 @@ class TestComparison:
             (None, None, "neither"),
             ("[a link]", b"x", "a link"),
             (b"x\n" * (LINES_MAX + 1), b"x", "long"),
+            (None, b"", "no lines"),
         ],
     )
     def test_what_has_no_lines_says_why(
@@ -83,6 +96,13 @@ class TestComparison:
             "added",
             "added",
         ]
+
+
+def test_columns_are_columns_whatever_the_characters() -> None:
+    found = compare("f", "分支分支分支分支\nshort\n".encode(), "short\tx\n分支\n".encode())
+    lines = [row_text(row, 40).plain for row in found.rows]
+    assert {cell_len(line) for line in lines} <= {39, 40}
+    assert len({cell_len(line[: line.index(" ~ ")]) for line in lines if " ~ " in line}) == 1
 
 
 class TestTail:
@@ -109,6 +129,18 @@ class TestTail:
         log.write_bytes(b"x" * 99 + b"\n" + b"y" * (OUTPUT_BYTES_MAX - 4) + b"\nend\n")
         found = Tail("b", log).read()
         assert found is not None
+        assert "left out" in found.lines[0]
+        assert found.lines[-1] == "end"
+
+    def test_of_many_lines_at_once_the_last_are_shown_and_that_is_said(
+        self, tmp_path: Path
+    ) -> None:
+        """Drawing thousands of lines twice a second would leave no time for keys."""
+        log = tmp_path / "log"
+        log.write_bytes(b"y\n" * (OUTPUT_BYTES_MAX // 2 - 10) + b"end\n")
+        found = Tail("b", log).read()
+        assert found is not None
+        assert len(found.lines) == OUTPUT_LINES_MAX
         assert "left out" in found.lines[0]
         assert found.lines[-1] == "end"
 

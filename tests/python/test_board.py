@@ -1,0 +1,132 @@
+"""The table of candidates on a terminal: what is drawn, how large, and what never gets out."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from conftest import Mounted
+from rich.cells import cell_len
+from rich.console import Console
+from support.command import branching_argv
+from support.screen import Tmux
+
+from branching.cli.board import LINE_CHARACTERS_MAX, Board
+from branching.patterns import Event
+
+
+def event(kind: Any, index: int = 0, **facts: Any) -> Event:
+    return Event(kind=kind, index=index, branch=f"b{index}", **facts)
+
+
+def drawn(board: Board, columns: int = 80, lines: int = 24, **options: Any) -> list[str]:
+    """Returns the lines of the screen that it takes."""
+    console = Console(
+        file=io.StringIO(), width=columns, height=lines, force_terminal=True, **options
+    )
+    with console.capture() as captured:
+        console.print(board.table(console))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def plain(board: Board, columns: int = 80, lines: int = 24) -> list[str]:
+    return drawn(board, columns, lines, color_system=None)
+
+
+def test_each_candidate_has_a_row_from_the_beginning() -> None:
+    board = Board(["make a", "make b"])
+    board.on_event(event("started", 1))
+    board.on_event(event("output", 1, text="hello"))
+    head, first, second = plain(board)
+    assert head.split() == ["#", "candidate", "state", "time", "changes", "last", "output"]
+    assert first.split()[:4] == ["0", "make", "a", "waiting"]
+    assert second.split()[:4] == ["1", "make", "b", "running"]
+    assert second.endswith("hello")
+
+
+def test_more_rows_than_lines_show_those_that_say_most() -> None:
+    board = Board([f"number {index}" for index in range(12)])
+    for index in range(8):
+        board.on_event(event("started", index))
+    for index in (0, 1, 2, 5):
+        board.on_event(event("finished", index, state="failed"))
+    _, *rows, rest = plain(board, lines=10)
+    assert len(rows) + 2 < 10
+    assert [row.split()[0] for row in rows] == ["1", "2", "3", "4", "5", "6", "7"]
+    assert rest.strip() == "and 1 failed, 4 waiting"
+    board.is_over = True
+    assert len(plain(board, lines=10)) == 13
+
+
+@pytest.mark.parametrize("columns", [20, 40, 59, 60, 80, 200])
+def test_it_is_never_wider_than_the_terminal(columns: int) -> None:
+    board = Board(["x" * 300, "\u6f22\u5b57" * 100])
+    for index in range(2):
+        board.on_event(event("started", index))
+        board.on_event(event("output", index, text="\u6f22\u5b57 \U0001f600" * 100))
+        board.on_event(event("finished", index, state="timed_out", seconds=12345.6))
+        board.on_event(event("scored", index, score=-0.123))
+    lines = plain(board, columns)
+    assert len(lines) == 3
+    assert max(cell_len(line) for line in lines) <= columns
+
+
+def test_on_a_narrow_one_the_last_line_is_still_there() -> None:
+    board = Board(["make"])
+    board.on_event(event("started"))
+    board.on_event(event("output", text="all well"))
+    assert "all well" in plain(board, 40)[1]
+    assert "changes" not in plain(board, 40)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1bc\x1b[2J\x1b]0;title\x07\x9b2J", "^[c^[[2J^[]0;title^G\\x9b2J"),
+        ("first\nlast\n", "last"),
+        (" 10%\r 50%\r 90%", "90%"),
+        ("\u202eabc", "\\u202eabc"),
+        ("y" * 10_000, "y" * 30),
+    ],
+    ids=["commands", "lines", "progress bar", "direction", "long"],
+)
+def test_what_a_candidate_prints_does_not_command_the_terminal(text: str, shown: str) -> None:
+    board = Board(["x"])
+    board.on_event(event("output", text=text))
+    [_, row] = plain(board, 120)
+    assert shown in row
+    assert not any(character < " " for character in row)
+    board = Board([text])
+    board.on_event(event("finished", state="error", text=text))
+    assert not any(character < " " for line in plain(board, 120) for character in line)
+
+
+def test_what_is_kept_of_a_line_is_bounded() -> None:
+    board = Board(["z" * 10_000])
+    board.on_event(event("output", text="z" * 10_000))
+    assert "".join(plain(board, 5000)).count("z") == 2 * LINE_CHARACTERS_MAX
+
+
+def test_colours_stay_in_their_own_cell() -> None:
+    board = Board(["x"])
+    board.on_event(event("started"))
+    board.on_event(event("output", text="\x1b[31mred"))
+    [_, row] = drawn(board, color_system="standard")
+    assert row.rstrip().endswith("\x1b[0m")
+
+
+class TestOnARealTerminal:
+    """In tmux, where a person could sit."""
+
+    def test_it_follows_the_size_of_the_terminal(self, real: Mounted) -> None:
+        words = [word for n in range(12) for word in ("-c", f"echo this is {n}; sleep 600")]
+        with Tmux(real.root, branching_argv("speculate", *words), COLUMNS="") as tmux:
+            tmux.resize(80, 10)
+            tmux.until_shown("this is 11", "and 5 running")
+            tmux.resize(100, 20)
+            screen = tmux.until_shown(*(f"this is {n}" for n in range(12)))
+            assert "and " not in screen
+            tmux.press("C-c")
+            assert tmux.until_ended() == 130
+            assert "nothing was committed" in tmux.screen()

@@ -1,0 +1,227 @@
+"""What comes home from a sandbox is not believed: bytes make values, and call nothing."""
+
+from __future__ import annotations
+
+import array
+import collections
+import dataclasses
+import datetime
+import enum
+import io
+import ipaddress
+import os
+import pickle
+import subprocess
+import uuid
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from branching import ProcessBranchError
+from branching.process import homeway, making
+
+called: list[object] = []
+
+
+def own_function(*arguments: object) -> object:
+    called.append(arguments)
+    return arguments
+
+
+class Own:
+    def __init__(self, *arguments: object) -> None:
+        called.append(arguments)
+
+
+class Dropped(Own):
+    def __del__(self) -> None:
+        called.append("dropped")
+
+
+class Restored:
+    def __setstate__(self, state: object) -> None:
+        called.append(state)
+
+
+class Filled:
+    kept: object
+
+    @property
+    def text(self) -> str:
+        return ""
+
+    @text.setter
+    def text(self, value: str) -> None:
+        called.append(value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        called.append(value)
+
+    def append(self, value: object) -> None:
+        called.append(value)
+
+    def extend(self, values: object) -> None:
+        called.append(values)
+
+    def __setitem__(self, key: object, value: object) -> None:
+        called.append(value)
+
+
+class Runs(subprocess.Popen):  # type: ignore[type-arg]
+    pass
+
+
+class Tuple(tuple):  # type: ignore[type-arg]
+    pass
+
+
+class Named(NamedTuple):
+    when: datetime.date
+    where: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Slotted:
+    __slots__ = ("x",)
+    x: int
+
+
+class Flags(enum.Flag):
+    A = 1
+    B = 2
+
+
+class Words(dict):  # type: ignore[type-arg]
+    pass
+
+
+ORIGINALS = [own_function, Own, Filled]
+
+
+@pytest.fixture
+def result() -> Iterator[int]:
+    called.clear()
+    descriptor = os.memfd_create("result")
+    yield descriptor
+    os.close(descriptor)
+
+
+def heard(descriptor: int, data: bytes, accept: Any = ()) -> homeway.Outcome:
+    os.pwrite(descriptor, data, 0)
+    return homeway.read(descriptor, ORIGINALS, accept)
+
+
+def value(made: bytes) -> bytes:
+    """The bytes of a returned value that is made by pickle's instructions."""
+    return b"\x80\x05X\x05\0\0\0value" + made + b"\x86."
+
+
+def named(thing: Any) -> bytes:
+    return b"c" + f"{thing.__module__}\n{thing.__qualname__}\n".encode()
+
+
+MARK = b"X\x04\0\0\0mark"
+HOSTILE = {
+    "a function of the program's": b"K\0Q" + MARK + b"\x85R",
+    "a class of the program's": b"K\x01Q" + MARK + b"\x85R",
+    "a class by its name": named(Own) + MARK + b"\x85R",
+    "a class, the old way": b"(" + MARK + b"i" + named(Own)[1:],
+    "a class, the other old way": b"(" + named(Own) + MARK + b"o",
+    "keyword arguments": named(Own) + b")}\x92",
+    "a class that starts a program": named(Runs) + b"]" + MARK + b"a\x85R",
+    "an instance whose end does something": named(Dropped) + b")\x81",
+    "a state that is taken by code": named(Restored) + b")\x81" + MARK + b"b",
+    "a change of a class": b"K\x02QN}X\x01\0\0\0xK\x01s\x86b",
+    "a change of a function": b"K\0Q}X\x01\0\0\0xK\x01sb",
+    "an append": named(Filled) + b")\x81" + MARK + b"a",
+    "an extension": named(Filled) + b")\x81(" + MARK + MARK + b"e",
+    "an entry": named(Filled) + b")\x81" + MARK + MARK + b"s",
+    "entries": named(Filled) + b")\x81(" + MARK + MARK + b"u",
+    "the system": b"cos\nsystem\n" + MARK + b"\x85R",
+    "what a module holds": b"cbranching.process.homeway\nos.system\n" + MARK + b"\x85R",
+    "a reconstructor": b"ccopyreg\n_reconstructor\n" + named(Own) + named(Own) + MARK + b"\x87R",
+    "a set without end": b"cbuiltins\nset\ncbuiltins\nrange\nI1000000000000\n\x85R\x85R",
+    "a tuple without end": named(Tuple) + b"cbuiltins\nrange\nI1000000000000\n\x85R\x85\x81",
+    "a number without end": b"cfractions\nFraction\nX\x0b\0\0\0001E999999999\x85R",
+    "an address without end": b"ccollections\ndeque\n" + named(ipaddress.IPv6Network)
+    + b"X\x04\0\0\0::/0\x85R\x85R",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_bytes_call_nothing_of_the_programs(result: int, name: str) -> None:
+    outcome = heard(result, value(HOSTILE[name]))
+    assert called == []
+    assert isinstance(outcome.exception, ProcessBranchError), outcome
+    assert "not accepted" in str(outcome.exception)
+    assert not hasattr(Filled, "x")
+    assert not hasattr(own_function, "x")
+
+
+def test_a_state_is_put_in_without_a_word_of_the_class(result: int) -> None:
+    state = b"}X\x04\0\0\0textX\x01\0\0\0xsb"
+    made = heard(result, value(named(Filled) + b")\x81" + state)).value
+    assert (type(made), vars(made), called) == (Filled, {"text": "x"}, [])
+
+
+def test_holes_are_no_result(result: int) -> None:
+    """They cost the sandbox nothing."""
+    os.truncate(result, 1 << 40)
+    assert "not as large" in str(homeway.read(result, [], []).exception)
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        Named(datetime.date(2026, 1, 1), "x"),
+        Slotted(1),
+        Flags.A | Flags.B,
+        Words(a=1),
+        Tuple((1, 2)),
+        collections.OrderedDict(a=1),
+        collections.defaultdict(None, a=1),
+        collections.Counter("aab"),
+        collections.deque([1, 2], 3),
+        collections.ChainMap({"a": 1}),
+        array.array("i", [1, 2]),
+        {1, "a"},
+        range(10**12),
+        (slice(1, 2), ...),
+        Decimal("1E+1000"),
+        Fraction(-1, 3),
+        datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc),
+        datetime.timedelta(1),
+        uuid.UUID(int=5),
+        ipaddress.ip_network("10.0.0.0/8"),
+        Path("/x"),
+        (KeyError("x"), FileNotFoundError(2, "no", "f"), own_function, Own),
+    ],
+    ids=lambda thing: type(thing).__name__,
+)
+def test_values_are_made_as_they_were(result: int, thing: Any) -> None:
+    class Packer(pickle.Pickler):
+        def persistent_id(self, part: Any) -> Any:
+            return ORIGINALS.index(part) if part in (own_function, Own) else None
+
+    data = io.BytesIO()
+    Packer(data, protocol=5).dump(("value", thing))
+    outcome = heard(result, data.getvalue())
+    assert outcome.exception is None, outcome.exception
+    assert (type(outcome.value), repr(outcome.value)) == (type(thing), repr(thing))
+    assert called == []
+
+
+def test_what_is_made_in_its_own_way_has_to_be_named(result: int) -> None:
+    data = value(named(Own) + MARK + b"\x85R")
+    assert type(heard(result, data, [Own]).value) is Own
+    assert called == [("mark",)]
+
+
+def test_bytes_that_name_nothing_are_read_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making, "_Careful", None)
+    thing = [1, 2.5, "x", b"y", {"a": (None, True)}, {3}]
+    assert making.load(io.BytesIO(pickle.dumps(thing)), [], []) == thing

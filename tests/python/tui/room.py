@@ -1,0 +1,73 @@
+"""A room in which a chat is held: a workspace, agents that do what they are told, a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from support.screen import piloted
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from branching import Workspace
+from branching.agent.types import BranchSpec
+from branching.tui.chat import Chat
+from branching.tui.chatting.session import ChatSession
+
+from .chatter import Script, ScriptedJudge, new_session
+
+
+class Room:
+    """What tests of a chat have: see the fixture of that name."""
+
+    def __init__(self, space: Workspace, settings: Path) -> None:
+        self.space = space
+        self.settings = settings
+        self.script = Script()
+        self.judge = ScriptedJudge()
+        self.session: ChatSession
+
+    def run(self, act: Callable[[Pilot[Any]], Awaitable[None]]) -> None:
+        """Opens the chat, acts in it, and closes it."""
+        self.session = new_session(self.space, self.settings, self.script, self.judge)
+
+        async def whole(pilot: Pilot[Any]) -> None:
+            try:
+                await act(pilot)
+            finally:
+                await self.session.close()
+
+        piloted(Chat(self.session), whole)
+
+    async def fork(self, *specs: BranchSpec) -> None:
+        assert await self.session.fork(specs)
+
+
+def in_chat(
+    scene: Callable[[Room, Pilot[Any]], Coroutine[Any, Any, None]],
+) -> Callable[[Room], None]:
+    """Makes a scene a test: it is played in a chat of its own."""
+
+    @wraps(scene)
+    def test(room: Room) -> None:
+        room.run(lambda pilot: scene(room, pilot))
+
+    del test.__wrapped__  # pytest would look for its arguments
+    return test
+
+
+async def enter(pilot: Pilot[Any], text: str) -> None:
+    """Types a line into the prompt, as pasting it does."""
+    prompt = pilot.app.screen.query_one("#prompt", Input)
+    prompt.value = text
+    await pilot.press("enter")
+
+
+def one(steer: str = "wait", **options: Any) -> BranchSpec:
+    return BranchSpec("one", steer, **options)
+
+
+def two(steer: str = "wait", **options: Any) -> BranchSpec:
+    return BranchSpec("two", steer, **options)

@@ -1,0 +1,136 @@
+"""`branching chat`: the commands that settle how a fork is made, and the picker (K1 to K4)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from support.screen import shown, until, until_shown
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from branching.tui.chatting.transcripts import OVERVIEW
+
+from .room import Room, enter, in_chat, one
+
+
+@in_chat
+async def test_k1_the_picker_has_rows_with_model_and_budget_and_one_for_all(
+    room: Room, pilot: Pilot[Any]
+) -> None:
+    await enter(pilot, "/fork-branches 2")
+    await enter(pilot, "/fork")
+    await until_shown(pilot, "Fork: label", "1  label", "2  label", "all together")
+    await pilot.press("enter")
+    await until_shown(pilot, "no branch has a label")
+
+    async def fill(name: str, value: str) -> None:
+        pilot.app.screen.query_one(f"#{name}-1", Input).value = value
+        await pilot.press("enter")
+
+    await fill("label", "one")
+    await until_shown(pilot, "'one' needs a label and what it is told")
+    pilot.app.screen.query_one("#told-1", Input).value = "wait"
+    await fill("model", "nobody")
+    await until_shown(pilot, "does not say whose model")
+    pilot.app.screen.query_one("#usd-1", Input).value = "0.5"
+    await fill("model", "nobody:m")
+    await until_shown(pilot, "Forked: one", "● one", "$0.02 of $0.50")
+    assert room.script.models == {"one": "nobody:m"}
+
+
+@in_chat
+async def test_k1_nothing_is_forked_while_a_run_is_in_flight_or_a_fork_is_open(
+    room: Room, pilot: Pilot[Any]
+) -> None:
+    await enter(pilot, "please wait")
+    await until(pilot, lambda: room.session.conversation.is_in_flight, "a run is in flight")
+    await enter(pilot, "/fork")
+    await until_shown(pilot, "! a run is in flight; nothing is forked")
+    await enter(pilot, "and more")
+    await until_shown(pilot, "! a run is in flight; Escape stops it")
+    room.script.goes_on.add("parent")
+    await until_shown(pilot, "parent has done it")
+    await until(pilot, lambda: not room.session.conversation.is_in_flight, "the run has ended")
+    await room.fork(one())
+    await enter(pilot, "/fork")
+    await until_shown(pilot, "! /fork has to wait: a fork is open")
+
+
+ANSWERS = (
+    ("/fork-branches", "a fork has up to 10 branches"),
+    ("/fork-branches 3", "a fork has up to 3 branches"),
+    ("/fork-branches 0", "! a fork has 1 to 10 branches, not 0"),
+    ("/fork-branches 11", "! a fork has 1 to 10 branches, not 11"),
+    ("/fork-branches x", "! write /fork-branches N"),
+    ("/fork-budget", "budget of a branch: none; of all together: none"),
+    ("/fork-budget per-branch 0.5", "budget of a branch: $0.50; of all together: none"),
+    ("/fork-budget aggregate $2", "budget of a branch: $0.50; of all together: $2.00"),
+    ("/fork-budget aggregate -1", "! a budget is more than $0"),
+    ("/fork-budget aggregate nan", "! a budget is more than $0"),
+    ("/fork-budget both 1", "! write /fork-budget"),
+    ("/fork-budget clear", "no budgets"),
+    ("/fork-model 1 openai:gpt", "models of branches: 1: openai:gpt"),
+    ("/fork-model 1 gpt", "! 'gpt' does not say whose model it is"),
+    ("/fork-model 0 openai:gpt", "! write /fork-model"),
+    ("/fork-model 1 clear", "models of branches: that of the chat"),
+    ("/fork-model clear", "every branch has the model of the chat"),
+    ("/fork-strategy vote", "the winner is chosen: vote"),
+    ("/fork-strategy best", "! write /fork-strategy and one of manual, auto"),
+    ("/nonsense", "! /nonsense is no command"),
+    (">>nobody hello", "! no branch is called 'nobody'; there are: none"),
+    ("/merge", "! there is no fork to be merged"),
+    ("/fork diff", "! there is no fork to be compared"),
+    ("/cost", "nothing was forked yet"),
+    ("/version", "branching 0."),
+    ("/help", "/fork-budget per-branch|aggregate"),
+    ("/copy", "! there is nothing to be copied"),
+)
+"""What is typed in one chat, line by line, and what is said to it."""
+
+
+@in_chat
+async def test_k2_k3_k4_k10_commands_answer(room: Room, pilot: Pilot[Any]) -> None:
+    for line, said in ANSWERS:
+        before = room.session.said.count(OVERVIEW)
+        await enter(pilot, line)
+        await until(pilot, lambda: room.session.said.count(OVERVIEW) > before, f"{line}: {said}")  # noqa: B023
+        newest = room.session.said.lines(OVERVIEW)[-1]
+        assert said.removeprefix("! ") in newest.text, line
+        assert said.startswith("! ") == (newest.who == "error"), line
+        await until_shown(pilot, said)
+
+
+def test_k2_k3_k4_what_is_settled_is_remembered_and_used(room: Room) -> None:
+    async def settle(pilot: Pilot[Any]) -> None:
+        await enter(pilot, "/fork-branches 2")
+        await enter(pilot, "/fork-budget per-branch 0.25")
+        await enter(pilot, "/fork-budget aggregate 1")
+        await enter(pilot, "/fork-model 2 openai:gpt")
+        await until_shown(pilot, "models of branches: 2: openai:gpt")
+
+    async def use(pilot: Pilot[Any]) -> None:
+        await enter(pilot, "/fork")
+        await until_shown(pilot, "Fork: label")
+        lines = shown(pilot.app).splitlines()
+        rows = {name: line for line in lines for name in "123" if f"{name}  label" in line}
+        assert "0.25" in rows["1"]
+        assert "openai:gpt" in rows["2"]
+        assert "3" not in rows
+        assert any("all together" in line and "1" in line for line in lines)
+        await pilot.press("escape")
+
+    room.run(settle)
+    room.run(use)
+    assert json.loads(room.settings.read_text())["branches"] == 2
+
+
+def test_k2_a_damaged_file_of_settings_is_told_and_left_out(room: Room) -> None:
+    room.settings.parent.mkdir()
+    room.settings.write_text('{"branches": 99}')
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "cannot be used", "these are the defaults")
+        assert room.session.settings.branches == 10
+
+    room.run(act)

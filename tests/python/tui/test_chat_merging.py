@@ -1,0 +1,157 @@
+"""`branching chat`: how a fork ends (K6, K7, K14, G3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.screen import until, until_shown
+from textual.pilot import Pilot
+
+from branching.editors import EditorDetector
+
+from .room import Room, enter, in_chat, one, two
+
+
+@in_chat
+async def test_k6_k14_the_picker_merges_by_number_and_the_conversation_goes_on(
+    room: Room, pilot: Pilot[Any]
+) -> None:
+    await enter(pilot, "/fork-strategy manual")
+    await enter(pilot, "first")
+    await until_shown(pilot, "parent has done it")
+    await until(pilot, lambda: not room.session.conversation.is_in_flight, "the run has ended")
+    await room.fork(one("write a"), two("write b"))
+    await until_shown(pilot, "✓ one", "✓ two")
+    await enter(pilot, "/merge")
+    await until_shown(pilot, "which branch wins?", "1 ✓ one: done · 2 turns", "2 ✓ two")
+    await pilot.press("2")
+    await until_shown(pilot, "Merged: kept branch two", "1 files applied: b")
+    assert (room.space.base / "b").read_text() == "two\n" * 3
+    assert not (room.space.base / "a").exists()
+    said = [message["content"] for message in room.session.conversation.history]
+    assert said == ["first", "parent did: first", "write b", "two did: write b"]
+    assert room.session.badge == ""
+    assert room.judge.asked == 0
+
+
+def test_k6_o_opens_the_editor_and_comes_back(
+    room: Room, monkeypatch: pytest.MonkeyPatch, place: Path
+) -> None:
+    monkeypatch.setenv("BRANCHING_DIFFTOOL", f"echo {{parent}} {{branches}} >'{place}/opened' #")
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await enter(pilot, "/fork-strategy manual")
+        await room.fork(one("write a"))
+        await until_shown(pilot, "✓ one")
+        await enter(pilot, "/merge")
+        await until_shown(pilot, "which branch wins?")
+        await pilot.press("o")
+        opened = place / "opened"
+        await until(pilot, lambda: opened.exists() and opened.read_text(), "the editor was called")
+        [branch] = room.session.branches
+        assert str(branch.path) in opened.read_text()
+        await until_shown(pilot, "which branch wins?")
+        await pilot.press("escape")
+
+    room.run(act)
+
+
+def test_k6_without_an_editor_o_shows_the_differences(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BRANCHING_DIFFTOOL", "PYDANTIC_DEEP_DIFFTOOL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(EditorDetector, "detect", staticmethod(lambda: "tui"))
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await enter(pilot, "/fork-strategy manual")
+        await room.fork(one("write a"))
+        await until_shown(pilot, "✓ one")
+        await enter(pilot, "/merge")
+        await until_shown(pilot, "which branch wins?")
+        await pilot.press("o")
+        await until_shown(pilot, "A a · one")
+        await pilot.press("escape")
+        await until_shown(pilot, "which branch wins?")
+        await pilot.press("enter")
+        await until_shown(pilot, "Merged: kept branch one")
+
+    room.run(act)
+
+
+@pytest.mark.parametrize("kind", ["auto", "vote"])
+def test_k6_auto_merges_by_itself_and_can_be_overridden(room: Room, kind: str) -> None:
+    async def act(pilot: Pilot[Any]) -> None:
+        await enter(pilot, f"/fork-strategy {kind}")
+        await room.fork(one("write a"), two("write b"))
+        await until_shown(pilot, "✓ one", "✓ two")
+        await enter(pilot, "/merge")
+        await until_shown(pilot, "Merged: kept branch one", "/override LABEL")
+        await enter(pilot, "/override two")
+        await until_shown(pilot, "Merged: kept branch two")
+        assert not (room.space.base / "a").exists()
+        assert (room.space.base / "b").exists()
+
+    room.run(act)
+
+
+@in_chat
+async def test_k7_what_the_judge_is_sure_of_is_accepted_after_a_look(
+    room: Room, pilot: Pilot[Any]
+) -> None:
+    await room.fork(one("write a"), two("write b"))
+    await until_shown(pilot, "✓ one", "✓ two")
+    await enter(pilot, "/merge")
+    await until_shown(pilot, "The judge chose one", "0.90 sure: one is best")
+    await pilot.press("d")
+    await until_shown(pilot, "A a · one", "A b · two")
+    await pilot.press("escape")
+    await until_shown(pilot, "The judge chose one")
+    await pilot.press("escape")
+    assert room.session.is_forked
+    await enter(pilot, "/merge")
+    await until_shown(pilot, "The judge chose one")
+    assert room.judge.asked == 1, "G15: the same question is not asked twice"
+    await pilot.press("enter")
+    await until_shown(pilot, "Merged: kept branch one")
+
+
+@in_chat
+async def test_k7_o_overrides_with_the_picker_which_has_the_choice_and_the_reason(
+    room: Room, pilot: Pilot[Any]
+) -> None:
+    room.judge.label = "two"
+    await room.fork(one("write a"), two("write b"))
+    await until_shown(pilot, "✓ one", "✓ two")
+    await enter(pilot, "/merge")
+    await until_shown(pilot, "The judge chose two")
+    await pilot.press("o")
+    await until_shown(pilot, "which branch wins?", "two is best")
+    await pilot.press("up", "enter")  # two is chosen already; one is above it
+    await until_shown(pilot, "Merged: kept branch one")
+
+
+@in_chat
+async def test_g3_below_the_threshold_the_picker_asks(room: Room, pilot: Pilot[Any]) -> None:
+    room.judge.label, room.judge.confidence = "two", 0.3
+    await room.fork(one("write a"), two("write b"))
+    await until_shown(pilot, "✓ one", "✓ two")
+    await enter(pilot, "/merge")
+    await until_shown(pilot, "which branch wins?", "0.30 sure: two is best")
+    await pilot.press("enter")
+    await until_shown(pilot, "Merged: kept branch two")
+
+
+@in_chat
+async def test_a_judge_that_fails_leaves_the_choice_to_the_person(
+    room: Room, pilot: Pilot[Any]
+) -> None:
+    room.judge.label = "nobody"
+    await room.fork(one("write a"))
+    await until_shown(pilot, "✓ one")
+    await enter(pilot, "/merge")
+    await until_shown(pilot, "which branch wins?", "no judgement")
+    await pilot.press("1")
+    await until_shown(pilot, "Merged: kept branch one")
