@@ -74,7 +74,9 @@ def test_a_race_needs_no_higher_limit_of_open_files_than_is_usual(real: Mounted)
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert {each["state"] for each in json.loads(done.stdout)["results"]} == {"cancelled", "won"}
+    results = json.loads(done.stdout)["results"]
+    ended_otherwise = [each for each in results if each["state"] not in ("cancelled", "won")]
+    assert ended_otherwise == []
     assert (real.root / "made").read_text() == "200\n"
 
 

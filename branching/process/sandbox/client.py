@@ -27,7 +27,7 @@ from typing import Any
 
 from branching.errors import ForkError, NamespaceError, ProcessBranchError
 from branching.process import open_files
-from branching.process.sandbox import child, kernel, server
+from branching.process.sandbox import child, handover, kernel, server
 from branching.process.sandbox.request import Request
 
 START_SECONDS_MAX = 60.0
@@ -427,9 +427,9 @@ class _Server:
         """Sends one request. OSError when it is gone."""
         most = server.DESCRIPTORS_MAX
         while len(descriptors) > most:
-            socket.send_fds(self.socket, [server.MORE], descriptors[:most])
+            handover.send(self.socket, server.MORE, descriptors[:most])
             descriptors = descriptors[most:]
-        socket.send_fds(self.socket, [message], descriptors)
+        handover.send(self.socket, message, descriptors)
 
 
 def _identity() -> tuple[object, ...]:
@@ -444,8 +444,15 @@ def _send(message: bytes, descriptors: Sequence[int]) -> None:
             try:
                 _server.send(message, descriptors)
                 return
-            except OSError:
-                pass  # it has ended, for want of work
+            except OSError as error:
+                is_whole = len(descriptors) <= server.DESCRIPTORS_MAX  # it has heard nothing yet
+                if error.errno == errno.ETOOMANYREFS and is_whole:
+                    raise ForkError(
+                        "too many open files of this user are on their way from one program to "
+                        "another; nothing ran",
+                        hint="start fewer at once, or raise the limit of open files: ulimit -n",
+                    ) from error
+                # Else it has ended, for want of work.
         if _server is not None:
             _server.socket.close()
         _server = None

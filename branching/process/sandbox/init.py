@@ -28,7 +28,15 @@ import termios
 import time
 from typing import Any, NoReturn
 
-from branching.process.sandbox import child, descendants, kernel, network, privileges, spawned
+from branching.process.sandbox import (
+    child,
+    descendants,
+    handover,
+    kernel,
+    network,
+    privileges,
+    spawned,
+)
 from branching.process.sandbox.hidden import Watch
 from branching.process.sandbox.request import Request
 from branching.process.sandbox.view import View, bound_sockets
@@ -81,7 +89,7 @@ class _Init:
     def prepare(self) -> None:
         request = self._request
         # We may be gone, and our number another's, before the caller can look us up by it.
-        socket.send_fds(self._line, [b'{"hello": true}'], [os.pidfd_open(os.getpid())])
+        handover.send(self._line, b'{"hello": true}', [os.pidfd_open(os.getpid())])
         sandbox = request.sandbox
         if not request.is_sandboxed:
             self._prepare_plain()
@@ -170,7 +178,7 @@ class _Init:
             gate.send(child.HERE)
             gate.send(child.refusal(error))
             self.end(child.EXIT_CANNOT_EXECUTE)
-        socket.send_fds(gate, [child.RUNS], [os.pidfd_open(pid)])
+        handover.send(gate, child.RUNS, [os.pidfd_open(pid)])
         return pid
 
     def attend(self, pid: int) -> NoReturn:
