@@ -142,7 +142,7 @@ def test_the_watcher_acts_when_its_pipe_closes_and_not_before(tmp_path: Path, mo
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     watch = "import os, time; from branching_docker.engine import watch; "
-    watch += "watch('it', command='docker', environ=os.environ); "
+    watch += "watch('it', image='that', command='docker', environ=os.environ); "
     client = subprocess.Popen(
         [sys.executable, "-c", f"{watch} print('watched', flush=True); time.sleep(60)"], stdout=-1
     )
@@ -153,7 +153,7 @@ def test_the_watcher_acts_when_its_pipe_closes_and_not_before(tmp_path: Path, mo
         assert not notes.exists()
         client.kill()
     deadline = time.monotonic() + 60
-    while not notes.exists() or notes.read_text() != "stop --time 60 it\nrm --force it\n":
+    while not notes.exists() or notes.read_text() != "stop -t 60 it\nrm --force it\n":
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import pty
+import secrets
 import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING
 
 import pytest
+from docker.errors import APIError
 
 from conftest import WRAPPER
 from terminal import read_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import docker
 
     from tree import Project
 
@@ -217,6 +221,37 @@ def test_a_client_that_is_killed_takes_its_container_with_it(client: subprocess.
     client.kill()
     assert client.wait(RUN_SECONDS) == -signal.SIGKILL
     assert not (project.root / "half").exists()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=lambda sent: sent.name)
+def test_a_container_that_the_engine_is_still_making_goes_with_its_client(
+    image: str, project: Project, engine: docker.DockerClient, sent: signal.Signals
+) -> None:
+    """A new volume is filled with what the image has at its place: that makes the making last for seconds."""
+    volume = f"branching-test-{secrets.token_hex(4)}"
+    command = [str(WRAPPER), "--image", image, "-w", str(project.root), "-v", f"{volume}:/usr", "run", "--", "true"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as client:
+        until(lambda: bool(engine.volumes.list(filters={"name": volume})), "its volume")
+        client.send_signal(sent)
+    assert client.returncode != 0
+    until(lambda: is_removed(engine, volume), "the volume being nobody's")
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Waits for a condition."""
+    deadline = time.monotonic() + RUN_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def is_removed(engine: docker.DockerClient, volume: str) -> bool:
+    """Removes a volume, unless it is some container's: also of one that nobody sees yet."""
+    try:
+        engine.volumes.get(volume).remove()
+    except APIError:
+        return False
+    return True
 
 
 def test_the_last_to_finish_wins_when_it_alone_succeeds(wrapper: Wrapper, project: Project) -> None:

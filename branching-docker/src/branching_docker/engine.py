@@ -5,8 +5,8 @@ command is asked. An attached run is handed to the command: this process *become
 control, contexts and exit codes are its own and nothing has to imitate them.
 
 What the command does not do: when it is killed outright, the container lives on. A watcher, a shell waiting on a pipe
-whose other end the command holds without knowing, sees the pipe close whatever closed it, and stops the container.
-After an ordinary end there is nothing left to stop.
+whose other end the command holds without knowing, sees the pipe close whatever closed it, and stops the container, also
+one that the engine is only just making. After an ordinary end there is nothing left to stop.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,20 @@ if TYPE_CHECKING:
     from branching_docker.plan import ContainerPlan
 
 # One stop for a running container (its entry point ends the command and unmounts), one removal for a created one.
-WATCHER = 'read -r _; "$1" stop --time 60 "$0"; "$1" rm --force "$0"'
+# One that the engine does not know has ended and is gone, and its events tell of it; or the client died before it was
+# made. Then the engine may be making it still: it shows it to nobody, but its name is taken from the beginning. So we
+# make one of that name ourselves: when we may, there is and will be no other.
+WATCHER = """
+read -r _
+"$1" stop -t 60 "$0" ||
+    [ -n "$("$1" events --since "$3" --until "$(($(date +%s) + 1))" --filter "container=$0")" ] ||
+    for _ in $(seq 600); do
+        said=$("$1" create --pull never --name "$0" "$2" 2>&1) && break
+        case $said in *"already in use"*) "$1" rm --force "$0" ;; *) break ;; esac
+        sleep 0.1
+    done
+"$1" rm --force "$0"
+"""
 SELINUX = Path("/sys/fs/selinux/enforce")
 GONE_STATES = ("exited", "dead", "removing")
 
@@ -221,7 +235,7 @@ class Podman:
 
 def become(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> NoReturn:
     """Becomes the plan's command, with a watcher."""
-    watch(plan.name, command=engine.command, environ=environ)
+    watch(plan.name, image=plan.image, command=engine.command, environ=environ)
     os.execve(engine.command, plan.argv(), environ)
 
 
@@ -283,13 +297,13 @@ def pull(engine: Engine, image: str, *, environ: Mapping[str, str]) -> None:
         )
 
 
-def watch(name: str, *, command: str, environ: Mapping[str, str]) -> None:
+def watch(name: str, *, image: str, command: str, environ: Mapping[str, str]) -> None:
     """Starts the watcher of the container `name`, and leaves its pipe open in this process for what it will become."""
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
     # A session of its own: what kills this process's group or closes its terminal must not reach it.
     subprocess.Popen(
-        ["/bin/sh", "-c", WATCHER, name, command],
+        ["/bin/sh", "-c", WATCHER, name, command, image, str(int(time.time()))],
         stdin=reading,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -84,7 +84,7 @@ def down(found: Found, *, docker: str, environ: Mapping[str, str]) -> None:
     Raises EngineError where the engine cannot.
     """
     stopped = subprocess.run(
-        [docker, "stop", "--time", str(STOP_SECONDS), found.identifier],
+        [docker, "stop", "-t", str(STOP_SECONDS), found.identifier],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
