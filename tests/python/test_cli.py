@@ -18,10 +18,6 @@ from support.command import OnTerminal, Running, branching
 
 from branching import Workspace, __version__
 
-SETTLED_SECONDS = 0.3
-"""After its first line a shell is about to start the next program. A key that stops or interrupts
-just then is lost: dash forgets it, or waits in vfork() for a child that is stopped."""
-
 
 @pytest.fixture
 def root(real: Mounted) -> Path:
@@ -372,9 +368,8 @@ class TestOnATerminal:
         assert open_branches(root) == []
 
     def test_ctrl_c_reaches_the_command(self, root: Path) -> None:
-        run = OnTerminal(root, ["run", "--", "sh", "-c", "touch made; echo up; sleep 60"])
+        run = OnTerminal(root, ["run", "--", "sh", "-c", "touch made; echo up; exec sleep 60"])
         run.wait_for("up")
-        time.sleep(SETTLED_SECONDS)
         run.type("\x03")
         done = run.done()
         assert (done.code, "action: aborted" in done.out) == (130, True)
@@ -403,21 +398,24 @@ class TestOnATerminal:
         assert (done.code, "got typed" in done.out) == (0, True), done.out
 
     def test_ctrl_z_without_a_shell_above_does_not_hang(self, root: Path) -> None:
-        run = OnTerminal(root, ["run", "--", "sh", "-c", "echo up; sleep 1; echo down"])
+        run = OnTerminal(root, ["run", "--", "sh", "-c", "echo up; read line; echo down $line"])
         run.wait_for("up")
-        time.sleep(SETTLED_SECONDS)
         run.type("\x1a")
-        run.wait_for("down")
+        run.type("here\n")
+        run.wait_for("down here")
         assert run.done().code == 0
 
     def test_ctrl_z_under_a_shell_stops_and_fg_goes_on(self, root: Path) -> None:
+        """The command is no shell: that cannot be stopped while it waits, in vfork(), for a child
+        that is stopped already."""
         run = OnTerminal(root, [], program=["bash", "--norc", "--noprofile", "-i"], PS1="in> ")
         run.wait_for("in> ")
-        command = f"{sys.executable} -m branching run -w '{root}' -- sh -c "
-        command += "'echo u''p; until [ -e go ]; do sleep 0.05; done'"
-        run.type(command + "\n")
+        waits = (
+            'import os, time; print("u" "p", flush=True); '
+            '[time.sleep(0.05) for _ in iter(lambda: os.path.exists("go"), True)]'
+        )
+        run.type(f"{sys.executable} -m branching run -w '{root}' -- python3 -c '{waits}'\n")
         run.wait_for("up")
-        time.sleep(SETTLED_SECONDS)
         run.type("\x1a")
         run.wait_for("Stopped")
         run.type("fg\n")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +60,28 @@ def test_a_name_that_is_listed_and_gone_is_refused(
     with pytest.raises(OSError, match="somebody changes it meanwhile") as caught:
         hidden.find(str(tmp_path), [".env"])
     assert caught.value.errno == errno.ESTALE
+
+
+@pytest.mark.parametrize("lost", ["a name", "a directory"])
+def test_what_is_lost_while_other_names_are_looked_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """One of them may have been there."""
+    (tmp_path / ".env").touch()
+    (tmp_path / "other").hardlink_to(tmp_path / ".env")
+    walks: list[Any] = []
+
+    def walk(top: str, onerror: Any = None) -> Iterator[tuple[str, list[str], list[str]]]:
+        walks.append(top)
+        is_again = len(walks) > 1
+        if is_again and lost == "a directory" and onerror is not None:
+            onerror(PermissionError(errno.EACCES, "closed meanwhile"))
+        gone = ["gone"] if is_again and lost == "a name" else []
+        yield top, [], [".env", "other", *gone]
+
+    monkeypatch.setattr(os, "walk", walk)
+    with pytest.raises(OSError, match=r"somebody changes it|closed meanwhile"):
+        hidden.find(str(tmp_path), [".env"])
 
 
 def test_what_cannot_be_listed_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import io
 import ipaddress
 import os
 import pickle
+import resource
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ import pytest
 
 from branching import ProcessBranchError
 from branching.process import homeway, making
+
+MEMORY_BYTES_MAX = 2 << 30
 
 called: list[object] = []
 
@@ -70,6 +73,10 @@ class Filled:
     def __setitem__(self, key: object, value: object) -> None:
         called.append(value)
 
+    def __index__(self) -> int:
+        called.append("index")
+        return 1
+
 
 class Runs(subprocess.Popen):  # type: ignore[type-arg]
     pass
@@ -106,7 +113,11 @@ ORIGINALS = [own_function, Own, Filled]
 def result() -> Iterator[int]:
     called.clear()
     descriptor = os.memfd_create("result")
+    # What has no end must not take the machine's memory on its way.
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, before[1]))
     yield descriptor
+    resource.setrlimit(resource.RLIMIT_AS, before)
     os.close(descriptor)
 
 
@@ -144,6 +155,7 @@ HOSTILE = {
     "the system": b"cos\nsystem\n" + MARK + b"\x85R",
     "what a module holds": b"cbranching.process.homeway\nos.system\n" + MARK + b"\x85R",
     "a reconstructor": b"ccopyreg\n_reconstructor\n" + named(Own) + named(Own) + MARK + b"\x87R",
+    "a range to an object": b"cbuiltins\nrange\n" + named(Filled) + b")\x81\x85R",
     "a set without end": b"cbuiltins\nset\ncbuiltins\nrange\nI1000000000000\n\x85R\x85R",
     "a tuple without end": named(Tuple) + b"cbuiltins\nrange\nI1000000000000\n\x85R\x85\x81",
     "a number without end": b"cfractions\nFraction\nX\x0b\0\0\0001E999999999\x85R",

@@ -94,7 +94,7 @@ def test_a_verdict_must_be_0_or_1(workspace: Workspace, verdict: Any) -> None:
 
 
 def test_parallel_judges_judge_at_once(workspace: Workspace) -> None:
-    meeting = threading.Barrier(2, timeout=5)
+    meeting = threading.Barrier(2, timeout=60)
 
     def judge(a: Path, b: Path) -> int:
         if {strength(a), strength(b)} != {1, 2}:

@@ -71,6 +71,12 @@ class TestFiles:
     def test_hidden_files_are_covered(self, cell: Cell) -> None:
         assert "denied" in cell.attempt("cat seed.txt", hide=["seed.txt"]).err
 
+    def test_hidden_directories_cannot_be_opened_by_changing_them(self, cell: Cell) -> None:
+        (cell.branch.path / "secrets").mkdir()
+        said = cell.attempt("ls secrets; chmod 755 secrets", hide=["secrets"])
+        assert "Permission denied" in said.err
+        assert "Read-only file system" in said.err
+
     def test_what_is_shown_beside_cannot_be_written(self, cell: Cell) -> None:
         beside = Path("/tmp/beside")
         said = cell.attempt(
@@ -125,6 +131,22 @@ def test_a_sandbox_keeps_no_mount_of_others_busy(real: Mounted, outside: Path) -
     said = run_in(outside, "cat /proc/self/mountinfo")
     assert said.code == 0
     assert f" {os.major(device)}:{os.minor(device)} " not in said.out
+
+
+def test_what_is_mounted_inside_is_not_mounted_outside(outside: Path) -> None:
+    """Most systems share what is mounted with every copy of the table."""
+    shared, secret = outside / "shared", outside / "shared" / "private" / "secret"
+    secret.parent.mkdir(parents=True)
+    secret.touch()
+    (outside / "work").mkdir()
+    subprocess.run(["mount", "--bind", shared, shared], check=True)
+    subprocess.run(["mount", "--make-shared", shared], check=True)
+    try:
+        said = run_in(outside / "work", f"ls -A '{secret.parent}'", private=[secret.parent])
+        assert (said.out, said.code) == ("", 0)
+        assert secret.exists()
+    finally:
+        subprocess.run(["umount", "--recursive", shared], check=True)
 
 
 def test_a_function_has_no_capability_either(real_workspace: Workspace) -> None:

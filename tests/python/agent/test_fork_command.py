@@ -63,7 +63,8 @@ def test_the_branch_wins_whose_tests_pass(root: Path) -> None:
 def test_a_judge_sees_all_branches_and_names_the_winner(root: Path) -> None:
     judge = (
         "echo \"$BRANCHING_CASE\" | grep -q 'label two' || exit 9; "
-        'set -- $BRANCHING_BRANCHES; cat "$2/made"; (echo x > "$2/made") 2>/dev/null && exit 8; '
+        'set -- $BRANCHING_BRANCHES; [ "$(cat "$2/made")" = 2 ] || exit 7; '
+        '(echo x > "$2/made") 2>/dev/null && exit 8; '
         "echo two 0.9"
     )
     done = branching(
@@ -74,7 +75,7 @@ def test_a_judge_sees_all_branches_and_names_the_winner(root: Path) -> None:
     assert (root / "made").read_text() == "2\n"
 
 
-@pytest.mark.parametrize("judge", ["false", "echo nobody", "echo one two"])
+@pytest.mark.parametrize("judge", ["echo 0; false", "echo nobody", "echo one two"])
 def test_a_judge_that_does_not_judge_merges_nothing(root: Path, judge: str) -> None:
     done = called(root, "fork", "-c", "echo 1 > made", "--judge", judge)
     assert done.code == 125
