@@ -56,8 +56,26 @@ def test_help_succeeds(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["run"], ["-w"], ["-w", ".", "Frobnicate!"], ["--nonsense", "-w", ".", "run"], ["up"], ["down"], ["exec", "x"]],
-    ids=["no -w", "-w without a value", "no command's name", "no such option", "up where", "down where", "exec where"],
+    [
+        ["run"],
+        ["-w"],
+        ["-w", "", "run", "true"],
+        ["-w", ".", "Frobnicate!"],
+        ["--nonsense", "-w", ".", "run"],
+        ["up"],
+        ["down"],
+        ["exec", "x"],
+    ],
+    ids=[
+        "no -w",
+        "-w without a value",
+        "-w of a variable that was not set",
+        "no command's name",
+        "no such option",
+        "up where",
+        "down where",
+        "exec where",
+    ],
 )
 def test_a_usage_error_is_2_on_standard_error(arguments: list[str]) -> None:
     told = wrapper(*arguments)

@@ -32,7 +32,7 @@ from branching_docker.stamp import stamp
 from branching_docker.store import go_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from branching_docker.engine import Engine, Found
 
@@ -148,9 +148,16 @@ def place_of_branches(settings: Settings, workspace: Path, at: Engine) -> tuple[
     return settled, facts
 
 
-def option(*names: str, value: str, text: str) -> Any:
+def option(*names: str, value: str, text: str, parser: Callable[[str], Any] | None = None) -> Any:
     """Declares an option that stands in front of the command."""
-    return typer.Option(*names, metavar=value, help=text, show_default=False)
+    return typer.Option(*names, metavar=value, help=text, show_default=False, parser=parser)
+
+
+def directory(text: str) -> Path:
+    """Returns the path; an empty one would be where we stand, and comes of a variable that was not set."""
+    if not text:
+        raise typer.BadParameter("the directory's name is empty; the one you stand in is -w .")
+    return Path(text)
 
 
 @app.callback()
@@ -158,7 +165,13 @@ def front(
     context: typer.Context,
     workspace: Annotated[
         Path | None,
-        option("-w", "--workspace", value="DIR", text="The directory to work on; commits are written to it."),
+        option(
+            "-w",
+            "--workspace",
+            value="DIR",
+            text="The directory to work on; commits are written to it.",
+            parser=directory,
+        ),
     ] = None,
     image: Annotated[
         str | None, option("--image", value="NAME", text=f"The image to run.  [default: {IMAGE_DEFAULT}]")

@@ -28,7 +28,7 @@ def quick(words: Sequence[str], environ: Mapping[str, str]) -> int | None:
     while len(words) > 2 and (option := SHORT.get(words[0])):
         given[option].append(words[1])
         words = words[2:]
-    if len(given["w"]) != 1 or not words or words[0].startswith("-") or "" in given["u"]:
+    if len(given["w"]) != 1 or not words or words[0].startswith("-") or "" in (*given["w"], *given["u"]):
         return None
     if (words[0] in OURS and words[0] != EXEC) or any(environ.get(name) for name in CHANGES_A_COMMAND):
         return None
