@@ -15,6 +15,7 @@ EXIT_OURS = 125
 
 def main() -> None:
     """Runs the command line and exits."""
+    _open_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name may be of any bytes, and a terminal know few characters: neither is a failure.
         is_utf8 = sys.stdout.encoding.lower() == "utf-8"
@@ -35,3 +36,13 @@ def main() -> None:
 
         completion_init()  # only an app with typer's own completion options does it by itself
     app(prog_name="branching")
+
+
+def _open_standard_streams() -> None:
+    """Opens those that we were started without (`<&-`): the next file would get their number, and
+    who reads its input would wait for what is none.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))

@@ -10,6 +10,7 @@ import typer
 
 from branching.cli.failure import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT, JSON_VERSION
 from branching.cli.visible import line_for
+from branching.errors import BranchingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from branching.cli.search import Search
     from branching.fs import Change
     from branching.patterns import SpeculationOutcome, SpeculationResult
+    from branching.patterns.outcome import State
 
 LETTERS = {
     "added": "A",
@@ -30,8 +32,16 @@ LETTERS = {
 
 
 def print_json(command: str, **facts: object) -> None:
-    """Prints the document of a command."""
-    print(json_format.dumps({"version": JSON_VERSION, "command": command, **facts}), flush=True)
+    """Prints the document of a command. BranchingError if it cannot be written."""
+    try:
+        print(json_format.dumps({"version": JSON_VERSION, "command": command, **facts}), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise BranchingError(
+            f"{command} has ended, and what came of it could not be printed: {error.strerror}",
+            hint="branching history and branching ls tell what was committed and kept",
+        ) from error
 
 
 def finish(
@@ -106,11 +116,15 @@ def result_lines(outcome: SpeculationOutcome, *, labels: bool, scores: bool) -> 
     return lines
 
 
-def ended_how(value: object) -> str | None:
-    """Returns what ended a command ("exit", "signal", "oom", ...), of what came back from it; None
-    if nothing did."""
+def ended_how(value: object, state: State | None = None) -> str | None:
+    """Returns what ended a command ("exit", "signal", "oom", ...), by what came back from it, or by
+    the state of what we ended ourselves; None if it never ran.
+    """
     how = getattr(value, "how", None)
-    return how if isinstance(how, str) else None
+    return how if isinstance(how, str) else _ENDED_BY_US.get(state or "")
+
+
+_ENDED_BY_US = {"timed_out": "timeout", "cancelled": "cancelled"}
 
 
 def result_facts(result: SpeculationResult, **more: object) -> dict[str, object]:
@@ -123,7 +137,7 @@ def result_facts(result: SpeculationResult, **more: object) -> dict[str, object]
         **more,
         **({} if error is None else {"error": error}),
         "state": result.state,
-        "ended": ended_how(result.return_value),
+        "ended": ended_how(result.return_value, result.state if result.branch_path else None),
         "exit_code": result.exit_code,
         "seconds": round(result.duration, 3),
         "label": result.label,

@@ -230,7 +230,8 @@ def _run(plan: _Plan, path: Path | None) -> tuple[int, str, str | None, list[Cha
                     runner.commit(attempt)
                 elif end is not End.abort:
                     runner.keep(attempt)
-                return code, end, ended_how(attempt.answer.value), runner.outcome().changes
+                how = ended_how(attempt.answer.value, attempt.state)
+                return code, end, how, runner.outcome().changes
             return None  # stopped by a signal
 
         done = interruptible(call, is_done=lambda done: done is not None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -279,6 +280,33 @@ class TestRun:
     def test_standard_input_is_the_commands(self, root: Path) -> None:
         done = branching(root, "run", "--", "cat", stdin="typed\n")
         assert done.out.startswith("typed\n")
+
+    @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+    def test_streams_that_are_closed_are_empty(self, root: Path, closed: str) -> None:
+        """Another file would get their numbers: a command that reads its input never ended."""
+        words = [sys.executable, "-m", "branching", "run", "--", "sh", "-c"]
+        line = shlex.join([*words, "cat; echo out; echo err >&2; echo x > made"])
+        done = subprocess.run(
+            ["sh", "-c", f"{line} {closed}"], cwd=root, capture_output=True, timeout=60, check=False
+        )
+        assert (done.returncode, names(root)) == (0, ["made", NAME_FROM])
+        assert b"Traceback" not in done.stderr
+
+    def test_a_document_that_cannot_be_printed_says_that_it_is_about_that(self, root: Path) -> None:
+        """The work may be done all the same."""
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "branching", "speculate", "--json", "-c", "echo x > made"],
+                cwd=root,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert (done.returncode, names(root)) == (125, ["made", NAME_FROM])
+        failure = json.loads(done.stderr)
+        assert "could not be printed" in failure["error"]
+        assert "branching history" in failure["hint"]
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_a_signal_ends_everything(self, root: Path, number: signal.Signals) -> None:

@@ -139,6 +139,10 @@ def test_a_failure_and_a_timeout_have_the_same_document(root: Path, command: str
         assert done.document["action"] == ("kept" if "keep" in options else "aborted")
         for result in done.document.get("results", ()):
             assert result["success"] is False
+        if 124 in codes:
+            ended = {each["ended"] for each in done.document.get("results", [done.document])}
+            assert "timeout" in ended
+            assert ended <= {"timeout", None}
     with Workspace(root) as space:
         for record in space.branches():
             space.reopen(record.name).abort()
