@@ -80,7 +80,10 @@ class Tree:
         with self._acting():
             self._make_directories(place)
             with self._opened(place or ".", os.O_RDONLY | os.O_DIRECTORY) as directory:
-                return _replace(directory, name, data, is_executable, path)
+                try:
+                    return _replace(directory, name, data, is_executable, path)
+                except OSError as error:  # it may name the file beside
+                    raise OSError(error.errno, error.strerror, path) from error
 
     def entries(self, path: str = ".", *, limit: int) -> tuple[list[Entry], bool]:
         """Lists at most `limit` names in a directory, sorted; tells whether that is all."""

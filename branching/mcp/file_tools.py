@@ -27,7 +27,7 @@ async def branch_read(
     desk: AllowedDesk,
     branch: BranchOrMain,
     path: FilePath,
-    offset: Annotated[int, Field(ge=0, description="Bytes to skip")] = 0,
+    offset: Annotated[int, Field(ge=0, lt=1 << 63, description="Bytes to skip")] = 0,
     limit: Annotated[int, Field(ge=1, le=READ_BYTES_MAX, description="Bytes to read")] = 64 << 10,
 ) -> FileContent:
     """Read a file as it is in a branch, or in the workspace."""

@@ -196,6 +196,15 @@ def test_links_that_come_and_go_never_lead_out(directory: Path) -> None:
     assert (directory.parent / "elsewhere" / "file").read_text() == "secret\n"
 
 
+def test_what_is_refused_is_told_by_its_own_name(real_workspace: Workspace) -> None:
+    with real_workspace.branch("a", on_success=None) as branch, branch.branch("b", on_success=None):
+        tree = Tree(branch.path, real_workspace.owner)
+        with pytest.raises(OSError, match="Read-only") as caught:
+            tree.write("made", b"x")
+        assert caught.value.filename == "made"
+    branch.abort()
+
+
 def test_it_works_in_a_branch(workspace: Workspace) -> None:
     with workspace.branch("a", on_success=None) as branch:
         tree = Tree(branch.path, workspace.owner)

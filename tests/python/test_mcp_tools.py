@@ -189,6 +189,7 @@ async def test_a_race_in_a_branch_is_committed_into_it(real_workspace: Workspace
         ("branch_create", {"name": "c", "parent": "no"}, "Next: branch_list"),
         ("branch_read", {"branch": "b", "path": "no"}, "Next: branch_files"),
         ("branch_read", {"branch": "b", "path": "."}, "Next: branch_files"),
+        ("branch_read", {"branch": "b", "path": "seed.txt", "offset": 1 << 63}, "offset"),
         ("branch_read", {"branch": "b", "path": "../base/seed.txt"}, "stay in it"),
         ("branch_read", {"branch": "b", "path": "/etc/passwd"}, "stay in it"),
         ("branch_read", {"branch": "b", "path": "out/passwd"}, "links are not followed"),
