@@ -15,6 +15,7 @@ may be used from different threads at once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,7 @@ from branching.errors import (
     add_note,
 )
 from branching.fs.backend import Backend, BranchRecord, Change, Policy
+from branching.interrupts import deferred
 
 NAME_BYTES_MAX = 254
 """A directory entry can have 255 bytes, and the branch's has an `@` in front."""
@@ -68,6 +70,7 @@ class Branch:
         self._disk_limit = disk_limit
         self._record: BranchRecord | None = None
         self._ended: str | None = None
+        self._pid = os.getpid()
 
     @classmethod
     def of(cls, backend: Backend, record: BranchRecord) -> Branch:
@@ -236,9 +239,15 @@ class Branch:
                 hint="call .branch() again for another one",
                 branch=self._name,
             )
-        self._record = self._backend.create(
-            self._name, self._parent_id, disk_limit=self._disk_limit
-        )
+        try:
+            with deferred():
+                self._record = self._backend.create(
+                    self._name, self._parent_id, disk_limit=self._disk_limit
+                )
+        except KeyboardInterrupt:
+            if self.is_open:
+                self.abort()
+            raise
         return self
 
     def __exit__(
@@ -247,16 +256,17 @@ class Branch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._ended is not None:
-            return
-        if kind is None and self._on_success == "commit":
-            self._commit_at_exit()
-        elif kind is not None and self._on_error == "abort":
-            try:
-                self.abort()
-            except BranchingError as failure:
-                # The exception under way is what the caller must see; this one goes along.
-                add_note(error, f"and its branch stays open: {failure}")
+        if self._ended is not None or self._pid != os.getpid():
+            return  # who was forked in the `with` leaves it too: the branch is our parent's
+        with deferred():
+            if kind is None and self._on_success == "commit":
+                self._commit_at_exit()
+            elif kind is not None and self._on_error == "abort":
+                try:
+                    self.abort()
+                except BranchingError as failure:
+                    # The exception under way is what the caller must see; this one goes along.
+                    add_note(error, f"and its branch stays open: {failure}")
 
     async def __aenter__(self) -> Branch:
         try:
@@ -320,6 +330,13 @@ def _fault(name: str) -> str | None:
         return "it has a `/`"
     if any(ord(character) < 32 or ord(character) == 127 for character in name):
         return "it has a control character"
-    if len(name.encode("utf-8", "surrogateescape")) > NAME_BYTES_MAX:
+    if name == "main":
+        return "it is the root branch's"
+    try:
+        encoded = os.fsencode(name)
+        encoded.decode()
+    except UnicodeError:
+        return "it is not UTF-8"
+    if len(encoded) > NAME_BYTES_MAX:
         return f"it is longer than {NAME_BYTES_MAX} bytes"
     return None

@@ -25,13 +25,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from branching.errors import MountError
 from branching.fs.branchfs import BranchFS, read_control_path
 from branching.fs.locks import is_locked
 from branching.fs.mounts import read_mounts
+from branching.interrupts import deferred
 
 PROGRAM = "branchfs"
 PROGRAM_VARIABLE = "BRANCHFS"
@@ -72,12 +73,16 @@ class Held:
             return  # forked from the user: the mount is our parent's
         if self._lease is None:
             return
-        with _turn(self._base):
+        with deferred(), self._turn():
             is_last = self._program is not None and _is_alone(self._lease)
             os.close(self._lease)
             self._lease = None
             if self._program is not None and is_last:
                 self._unmount(self._program)
+
+    def _turn(self) -> AbstractContextManager[None]:
+        # A directory that was moved away or removed: nobody finds its mount by it any more.
+        return _turn(self._base) if self._base.is_dir() else nullcontext()
 
     def _unmount(self, program: Path) -> None:
         deadline = time.monotonic() + BUSY_SECONDS_MAX

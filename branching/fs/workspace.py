@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,7 @@ from branching.fs.backend import (
 from branching.fs.branch import Branch, OnError, OnSuccess, check_name
 from branching.fs.branchfs import BranchFS
 from branching.fs.mounts import Mount, mounts_around
+from branching.interrupts import deferred
 
 if TYPE_CHECKING:
     from branching.fs.on_demand import Held
@@ -63,7 +65,7 @@ class Workspace:
             return cls(place)
         from branching.fs.on_demand import hold
 
-        return cls._of(hold(place))
+        return cls._of(lambda: hold(place))
 
     @classmethod
     def mount(
@@ -96,21 +98,26 @@ class Workspace:
         if point is not None:
             point.mkdir(parents=True, exist_ok=True)
         store = None if storage is None else Path(storage)
-        held = mount(
-            directory, program=program, point=point, store=store, policy=policy, driver=driver
+        return cls._of(
+            lambda: mount(
+                directory, program=program, point=point, store=store, policy=policy, driver=driver
+            )
         )
-        return cls._of(held)
 
     @classmethod
-    def _of(cls, held: Held) -> Workspace:
+    def _of(cls, hold: Callable[[], Held]) -> Workspace:
+        held = None
         try:
-            workspace = cls(held.point)
+            with deferred():
+                held = hold()
+                workspace = cls(held.point)
+                workspace._held = held
+                # Who forgets to close it must not leave a mount behind.
+                weakref.finalize(workspace, held.close)
         except BaseException:
-            held.close()
+            if held is not None:
+                held.close()
             raise
-        workspace._held = held
-        # Who forgets to close it must not leave a mount behind.
-        weakref.finalize(workspace, held.close)
         return workspace
 
     @property
@@ -194,7 +201,7 @@ class Workspace:
             if record.name == name:
                 return Branch.of(self._backend, record)
         raise BranchNotFoundError(
-            f"no branch {name!r} is open in {self.root}",
+            f"no branch {name!r} is open in {self.seen_at}",
             hint="branching ls lists them",
             branch=name,
         )

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from branching.errors import ForkError
 from branching.patterns.attempt import Attempt, Task, with_end
 from branching.patterns.mailbox import Mailbox
-from branching.patterns.outcome import Answer, State
+from branching.patterns.outcome import Answer, State, settled
 
 
 class Reply:
@@ -104,7 +104,7 @@ class Crew:
 
     def _ask(self, reply: Reply, callback: Callable[..., object], args: tuple[object, ...]) -> None:
         try:
-            take = _returner(reply.task.run(callback, *args))
+            take = _returner(settled(reply.task.run(callback, *args)))
         except BaseException as error:  # raised again by the thread that asked
             take = _raiser(error)
         self._mailbox.post(lambda: self._answered(reply, take))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -86,6 +87,16 @@ class Answer:
     changes: DiffSummary | None = None
     ended: Ended | None = None
     """How the process of the candidate ended, if it had one."""
+
+
+def settled(value: object) -> object:
+    """Returns what a function of the user's returned. TypeError where nothing of it has run."""
+    if isinstance(value, (CoroutineType, GeneratorType)):
+        value.close()  # or Python warns that nobody awaited it
+    elif not isinstance(value, AsyncGeneratorType):
+        return value
+    kind = "coroutine" if isinstance(value, CoroutineType) else "generator"
+    raise TypeError(f"patterns call ordinary functions: nothing has run of one that gives a {kind}")
 
 
 def read_verdict(value: object) -> Answer:

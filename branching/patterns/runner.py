@@ -28,19 +28,21 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from branching.errors import BranchingError, SetupError
 from branching.fs import Branch, Change, DiffSummary, Workspace
+from branching.interrupts import deferred
 from branching.patterns.attempt import Attempt, Task, ends_when_cancelled, label_of, with_end
 from branching.patterns.crew import Crew
 from branching.patterns.event import SETUP_INDEX, EventKind, OnEvent
 from branching.patterns.grove import Grove
 from branching.patterns.isolated import Surroundings, isolated
 from branching.patterns.mailbox import Mailbox
-from branching.patterns.outcome import Answer, SpeculationOutcome, State, read_verdict
+from branching.patterns.outcome import Answer, SpeculationOutcome, State, read_verdict, settled
 from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
 from branching.patterns.teller import Teller
 
@@ -99,6 +101,7 @@ class Runner:
         self._crew = Crew(self._mailbox, self._on_finished)
         self._teller = Teller(on_event, wake=lambda: self._mailbox.post(lambda: None))
         self._outer = Scope.current()
+        self._interrupts = ExitStack()
         self._attempts: list[Attempt] = []
         self._waiting: deque[tuple[Attempt, Callable[[], Answer], Task]] = deque()
         self._finished: deque[Attempt] = deque()
@@ -136,7 +139,7 @@ class Runner:
         self._attempts.append(attempt)
 
         def work() -> Answer:
-            answer = with_end(read(self._call(candidate, task, args)), task)
+            answer = with_end(read(settled(self._call(candidate, task, args))), task)
             if task.is_cancelled or (answer.success and wins_at_once):
                 return answer  # who was cancelled has lost: the winner does not wait for more
             return replace(answer, changes=_summary(attempt.branch))
@@ -363,10 +366,17 @@ class Runner:
     # Ending.
 
     def __enter__(self) -> Runner:
-        if self._budget is not None:
-            self._budget.open()
-        if self._outer is not None:
-            self._outer.on_cancel(self._cancel)
+        # Ctrl-C cancels: raised at any moment, it could lose a branch that was just made, or what
+        # a thread had to say of its end.
+        with ExitStack() as stack:
+            stack.enter_context(
+                deferred(lambda again: self._cancel(0.0 if again else STOP_GRACE_SECONDS))
+            )
+            if self._budget is not None:
+                self._budget.open()
+            if self._outer is not None:
+                self._outer.on_cancel(self._cancel)
+            self._interrupts = stack.pop_all()
         return self
 
     def __exit__(
@@ -388,6 +398,7 @@ class Runner:
             finally:
                 if self._budget is not None:
                     self._budget.close()
+                self._interrupts.close()
         if error is None and self._teller.error is not None:
             raise self._teller.error
         return isinstance(error, Stopped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -121,6 +122,17 @@ class TestOpen:
             os.waitpid(pid, 0)
             assert workspace.branches() == []
             assert workspace.path.is_mount()
+
+    @pytest.mark.parametrize("to", [None, "moved"])
+    def test_a_directory_that_is_gone_leaves_no_mount(self, base: Path, to: str | None) -> None:
+        before = mounts_of_ours()
+        with Workspace.open(base) as workspace:
+            if to is None:
+                shutil.rmtree(base)
+            else:
+                base.rename(base.parent / to)
+        assert mounts_of_ours() == before
+        assert not workspace.path.exists()
 
     def test_a_pattern_on_it(self, base: Path) -> None:
         def candidate(path: Path) -> bool:

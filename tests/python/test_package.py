@@ -18,10 +18,11 @@ PACKAGE = Path(branching.__file__).parent
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "awaited": set(),
+    "interrupts": set(),
     "editors": set(),
-    "fs": {"awaited", "errors"},
+    "fs": {"awaited", "errors", "interrupts"},
     "process": {"awaited", "errors"},
-    "patterns": {"awaited", "errors", "fs", "process"},
+    "patterns": {"awaited", "errors", "interrupts", "fs", "process"},
     "agent": {"awaited", "errors", "fs", "process", "patterns"},
     "mcp": {"awaited", "errors", "fs", "process", "patterns"},
     "tui": {"awaited", "editors", "errors", "fs", "process", "patterns", "agent"},
@@ -83,10 +84,13 @@ def test_the_version_is_the_distributions() -> None:
     [
         ("import branching", set()),
         ("from branching import BranchingError, ConflictError", {"errors"}),
-        ("from branching import Workspace", {"awaited", "errors", "fs"}),
+        ("from branching import Workspace", {"awaited", "errors", "interrupts", "fs"}),
         ("import branching.process", {"process"}),
         ("from branching import BranchContext", {"awaited", "errors", "process"}),
-        ("from branching import Speculate", {"awaited", "errors", "fs", "process", "patterns"}),
+        (
+            "from branching import Speculate",
+            {"awaited", "errors", "interrupts", "fs", "process", "patterns"},
+        ),
     ],
 )
 def test_a_name_loads_its_own_layer_only(statement: str, layers: set[str]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from conftest import Mounted
@@ -172,6 +173,33 @@ def test_candidates_see_the_callers_context(workspace: Workspace) -> None:
     variable.set("mine")
     outcome = Speculate([lambda path: variable.get()])(workspace)
     assert outcome.all_results[0].return_value == "mine"
+
+
+async def _later(*_: Path) -> bool:
+    raise AssertionError("nobody awaits it")
+
+
+def _bit_by_bit(*_: Path) -> Iterator[bool]:
+    yield True
+
+
+@pytest.mark.parametrize("function", [_later, _bit_by_bit], ids=["coroutine", "generator"])
+def test_what_has_not_run_has_not_succeeded(
+    workspace: Workspace, function: Callable[..., object]
+) -> None:
+    """A coroutine is true, whatever it would have said."""
+    outcome = Speculate([function])(workspace)
+    assert not outcome.committed
+    assert isinstance(outcome.all_results[0].exception, TypeError)
+    with pytest.raises(TypeError, match="ordinary functions"):
+        Speculate([lambda path: True], setup=function)(workspace)
+    told: list[str | None] = []
+    Reflexion(
+        lambda path, attempt, feedback: told.append(feedback),
+        max_retries=2,
+        critique=cast("Callable[[Path], str]", function),
+    )(workspace)
+    assert told == [None, None]
 
 
 def test_an_interrupt_in_the_callers_thread_tidies_up(real_workspace: Workspace) -> None:

@@ -222,7 +222,9 @@ def test_a_name_can_be_open_once(workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "a/b", "@a", "a\nb", "a\0b", "\x7f", "é" * 128], ids=repr
+    "name",
+    ["", ".", "..", "a/b", "@a", "a\nb", "a\0b", "\x7f", "é" * 128, "main", "\udcff"],
+    ids=ascii,
 )
 def test_an_impossible_name_is_a_value_error_before_anything_is_done(
     workspace: Workspace, name: str
@@ -236,6 +238,22 @@ def test_a_name_as_long_as_a_directory_entry_is_possible(workspace: Workspace) -
     """8.6"""
     with workspace.branch("é" * 127) as branch:
         assert branch.path.is_dir()
+
+
+def test_a_child_that_is_forked_in_a_branch_leaves_it_alone(workspace: Workspace) -> None:
+    """It leaves the `with` as well, by whatever it ends with."""
+    with workspace.branch("b") as branch:
+        (branch.path / "made").write_text("x")
+        pid = os.fork()
+        if pid == 0:
+            try:
+                branch.__exit__(SystemExit, SystemExit(0), None)
+                branch.__exit__(None, None, None)
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        assert [record.name for record in workspace.branches()] == ["b"]
+    assert (workspace.path / "made").exists()
 
 
 def test_what_changed_is_listed(workspace: Workspace) -> None:
