@@ -36,10 +36,11 @@ if TYPE_CHECKING:
 # One stop for a running container (its entry point ends the command and unmounts), one removal for a created one.
 # One that the engine does not know has ended and is gone, and its events tell of it; or the client died before it was
 # made. Then the engine may be making it still: it shows it to nobody, but its name is taken from the beginning. So we
-# make one of that name ourselves: when we may, there is and will be no other.
+# make one of that name ourselves: when we may, there is and will be no other. Not with Podman, which makes a container
+# itself, and is dead by then.
 WATCHER = """
 read -r _
-"$1" stop -t 60 "$0" ||
+"$1" stop -t 60 "$0" || [ -z "$2" ] ||
     [ -n "$("$1" events --since "$3" --until "$(($(date +%s) + 1))" --filter "container=$0")" ] ||
     for _ in $(seq 600); do
         said=$("$1" create --pull never --name "$0" "$2" 2>&1) && break
@@ -235,7 +236,8 @@ class Podman:
 
 def become(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> NoReturn:
     """Becomes the plan's command, with a watcher."""
-    watch(plan.name, image=plan.image, command=engine.command, environ=environ)
+    made_by_daemon = plan.image if engine.socket_path else ""
+    watch(plan.name, image=made_by_daemon, command=engine.command, environ=environ)
     os.execve(engine.command, plan.argv(), environ)
 
 
@@ -298,7 +300,10 @@ def pull(engine: Engine, image: str, *, environ: Mapping[str, str]) -> None:
 
 
 def watch(name: str, *, image: str, command: str, environ: Mapping[str, str]) -> None:
-    """Starts the watcher of the container `name`, and leaves its pipe open in this process for what it will become."""
+    """Starts the watcher of the container `name`, and leaves its pipe open in this process for what it will become.
+
+    `image` is whose container it is, if a daemon makes it.
+    """
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
     # A session of its own: what kills this process's group or closes its terminal must not reach it.
