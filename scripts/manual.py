@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from typer.testing import CliRunner
 
 from branching.cli.app import app as branching
-from branching_docker.cli import PASSED_ON
 from branching_docker.cli import app as wrapper
+from branching_docker.words import PASSED_ON
 from tool_reference import tools
 
 if TYPE_CHECKING:

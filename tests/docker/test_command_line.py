@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from branching_docker import __version__, api
-from branching_docker.cli import PASSED_ON, app
+from branching_docker.cli import app
 from branching_docker.errors import EngineError
 from branching_docker.names import OURS
+from branching_docker.words import PASSED_ON
 from conftest import WRAPPER
 
 if TYPE_CHECKING:
