@@ -161,7 +161,7 @@ fn chosen_name() -> String {
 /// The one place where the errors of verbs become numbers.
 fn to_errno(error: &Error) -> Errno {
     match error {
-        Error::Usage(_) | Error::Name { .. } => Errno::INVAL,
+        Error::Usage(_) | Error::NothingChosen { .. } | Error::Name { .. } => Errno::INVAL,
         Error::Exists(_) => Errno::EXIST,
         Error::NotFound(_) | Error::NothingKept(_) => Errno::NOENT,
         // What the published package takes for a conflict, and nothing else is.

@@ -1,5 +1,6 @@
 //! What can go wrong with a branch, as users see it: the error kinds of the control protocol (docs/control.md).
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -41,6 +42,18 @@ pub enum Error {
         paths: Vec<PathBuf>,
         /// What to do next.
         hint: &'static str,
+    },
+    /// A commit would take nothing of what the branch changed, and drop all of it.
+    #[error("none of the {count} paths that branch {name} changed {wanted}")]
+    NothingChosen {
+        /// The branch.
+        name: String,
+        /// How many paths it changed.
+        count: usize,
+        /// The first of them.
+        first: PathBuf,
+        /// What was asked of a path.
+        wanted: String,
     },
     /// The branch has live children.
     #[error(
@@ -117,7 +130,7 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Usage(_) => "usage",
+            Self::Usage(_) | Self::NothingChosen { .. } => "usage",
             Self::Name { .. } => "name",
             Self::Exists(_) => "exists",
             Self::NotFound(_) | Self::NothingKept(_) => "not_found",
@@ -137,31 +150,35 @@ impl Error {
 
     /// What to do next, where there is something to do.
     #[must_use]
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::Exists(_) => {
-                Some("choose another name, or commit or abort the open branch first")
+    pub fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self {
+            Self::Exists(_) => "choose another name, or commit or abort the open branch first",
+            Self::Stale(_) => "abort it, and start again from a new branch",
+            Self::Conflict { hint, .. } => hint,
+            Self::NothingChosen { first, .. } => {
+                let hint = format!(
+                    "the branch is still open; the first is '{}'; a pattern with a slash starts at the root",
+                    first.display()
+                );
+                return Some(hint.into());
             }
-            Self::Stale(_) => Some("abort it, and start again from a new branch"),
-            Self::Conflict { hint, .. } => Some(hint),
-            Self::NothingKept(_) => Some("see branchfs history for what is kept"),
-            Self::Frozen { .. } => Some("commit or abort the children first"),
-            Self::Busy { .. } => Some("end the processes that write there, then commit again"),
-            Self::Written { .. } => Some("close them, or end the processes that write there"),
-            Self::Changed(_) => Some("end what writes there, then try again"),
-            Self::NotDurable(_) => Some("look after the disk, and run sync"),
-            Self::Corrupt(_) => {
-                Some("keep the store as it is and look at it before anything is removed")
-            }
+            Self::NothingKept(_) => "see branchfs history for what is kept",
+            Self::Frozen { .. } => "commit or abort the children first",
+            Self::Busy { .. } => "end the processes that write there, then commit again",
+            Self::Written { .. } => "close them, or end the processes that write there",
+            Self::Changed(_) => "end what writes there, then try again",
+            Self::NotDurable(_) => "look after the disk, and run sync",
+            Self::Corrupt(_) => "keep the store as it is and look at it before anything is removed",
+            Self::Step { .. } => "see to what stands in its way there, then try again",
             Self::Usage(_)
             | Self::Name { .. }
             | Self::NotFound(_)
             | Self::InUse(_)
             | Self::MountInUse
             | Self::Unsupported(_)
-            | Self::Io { .. } => None,
-            Self::Step { .. } => Some("see to what stands in its way there, then try again"),
-        }
+            | Self::Io { .. } => return None,
+        };
+        Some(hint.into())
     }
 
     /// What the operating system refused, where it did.

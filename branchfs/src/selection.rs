@@ -4,6 +4,7 @@
 //! at slashes, `**` does not. A pattern that matches a directory means all that is in it.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
@@ -13,9 +14,16 @@ use crate::error::Error;
 /// The paths to take; by default all.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Selection {
-    only: Option<GlobSet>,
-    exclude: Option<GlobSet>,
+    only: Option<Patterns>,
+    exclude: Option<Patterns>,
     skipped: BTreeSet<PathBuf>,
+}
+
+/// Patterns, and how they were written.
+#[derive(Clone, Debug)]
+struct Patterns {
+    globs: GlobSet,
+    text: String,
 }
 
 impl Selection {
@@ -24,11 +32,14 @@ impl Selection {
     /// # Errors
     /// `Usage` for what is no pattern.
     pub(crate) fn new(only: &[String], exclude: &[String]) -> Result<Self, Error> {
-        let globs = |patterns: &[String]| match patterns {
+        let read = |patterns: &[String]| match patterns {
             [] => Ok(None),
-            patterns => glob_set(patterns).map(Some),
+            patterns => {
+                let globs = glob_set(patterns)?;
+                Ok(Some(Patterns { globs, text: patterns.join(" ") }))
+            }
         };
-        Ok(Self { only: globs(only)?, exclude: globs(exclude)?, skipped: BTreeSet::new() })
+        Ok(Self { only: read(only)?, exclude: read(exclude)?, skipped: BTreeSet::new() })
     }
 
     /// Takes nothing of these paths either, nor of what is below them. Returns whether that is news.
@@ -38,6 +49,11 @@ impl Selection {
         self.skipped.len() > before
     }
 
+    /// Paths are skipped.
+    pub(crate) fn skips_any(&self) -> bool {
+        !self.skipped.is_empty()
+    }
+
     /// Nothing is left out.
     pub(crate) fn is_all(&self) -> bool {
         self.only.is_none() && self.exclude.is_none() && self.skipped.is_empty()
@@ -45,10 +61,10 @@ impl Selection {
 
     /// Whether the object at `path` is taken; it says nothing of what is below it.
     pub(crate) fn takes(&self, path: &Path) -> bool {
-        let matches = |globs: &GlobSet| {
+        let matches = |patterns: &Patterns| {
             path.ancestors()
                 .take_while(|part| !part.as_os_str().is_empty())
-                .any(|part| globs.is_match(part))
+                .any(|part| patterns.globs.is_match(part))
         };
         self.only.as_ref().is_none_or(matches)
             && !self.exclude.as_ref().is_some_and(matches)
@@ -58,6 +74,20 @@ impl Selection {
     /// Whether a skipped path is `path`, above it or below it.
     pub(crate) fn skips_around(&self, path: &Path) -> bool {
         self.skipped.iter().any(|skipped| skipped.starts_with(path) || path.starts_with(skipped))
+    }
+}
+
+/// What its patterns ask of a path; nothing where there are none.
+impl fmt::Display for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(only) = &self.only {
+            write!(f, "matches '{}'", only.text)?;
+        }
+        let and = if self.only.is_some() { " and " } else { "" };
+        match &self.exclude {
+            Some(exclude) => write!(f, "{and}is outside '{}'", exclude.text),
+            None => Ok(()),
+        }
     }
 }
 

@@ -73,6 +73,17 @@ fn another_user_is_refused_and_the_owner_of_the_base_is_not() {
 }
 
 #[test]
+fn a_commit_that_would_take_nothing_says_what_there_is() {
+    let mount = Mount::new();
+    shell(&mount.create("work"), "echo > first; echo > second");
+    let request = br#"{"v":1,"verb":"commit","branch":"work","exclude":["*"]}"#;
+    let error = &ask(&connect(&mount), request)["error"];
+    assert_eq!(error["kind"], "usage");
+    assert!(error["hint"].as_str().unwrap().contains("the first is 'first'"), "{error}");
+    assert_eq!(mount.ask("list")["branches"][0]["state"], "live");
+}
+
+#[test]
 fn broken_requests_are_answered_as_such_and_change_nothing() {
     let mount = Mount::new();
     let stream = connect(&mount);

@@ -193,7 +193,113 @@ fn bad_patterns_and_places_are_refused() {
     assert!(said.contains("in a commit into main alone"), "{said}");
     fs::write(mount.branch("child").join("file"), "").unwrap();
     mount.commit("child");
-    let said = mount.run(&["commit", "--only", "other", "work"], &[]);
-    succeed(&said);
-    assert!(!mount.base().join("file").exists(), "nothing was chosen");
+}
+
+/// All the work would be lost.
+#[test]
+fn a_commit_that_takes_nothing_of_what_was_changed_is_refused() {
+    let mount = Mount::over(fill);
+    let branch = mount.create("work");
+    shell(&branch, "echo new >src/a.py; rm gone/x.py; mkdir fresh; echo new >fresh/n.txt");
+    shell(&branch, "mv moved elsewhere");
+    let (base, work) = (snapshot(&mount.base()), snapshot(&branch));
+    let cases: [(&[&str], &str); 6] = [
+        (&["--only", "*.rs", "--only", "/x.py"], "matches '*.rs /x.py'"),
+        (&["--exclude", "*"], "is outside '*'"),
+        (&["--only", "src", "--exclude", "*.py"], "matches 'src' and is outside '*.py'"),
+        (&["--only", "replaced", "--force"], "matches 'replaced'"),
+        (&["--only", "replaced", "--skip"], "matches 'replaced'"),
+        (&["--only", "replaced", "--dry-run"], "matches 'replaced'"),
+    ];
+    for (options, wanted) in cases {
+        let words: Vec<&str> = ["commit"].iter().chain(options).chain(&["work"]).copied().collect();
+        let said = refusal(&mount.run(&words, &[]));
+        let wanted = format!("none of the 5 paths that branch work changed {wanted}\n");
+        assert!(said.contains(&wanted), "{said}");
+        assert!(said.contains("the branch is still open; the first is 'elsewhere'"), "{said}");
+        assert_same(&snapshot(&mount.base()), &base, "the base");
+        assert_same(&snapshot(&branch), &work, "the branch");
+    }
+    shell(&branch, "echo more >>src/a.py");
+    succeed(&mount.run(&["commit", "--only", "src", "work"], &[]));
+    assert_eq!(fs::read_to_string(mount.base().join("src/a.py")).unwrap(), "new\nmore\n");
+}
+
+/// Where nothing is lost that was not given up.
+#[test]
+fn a_commit_may_choose_nothing_of_nothing() {
+    let mount = Mount::over(fill);
+    mount.create("empty");
+    succeed(&mount.run(&["commit", "--only", "x", "--exclude", "*", "empty"], &[]));
+    shell(&mount.create("skips"), "echo ours >src/a.py; echo ours >src/deep/b.py");
+    common::wait_for_the_clock(&mount.base());
+    shell(&mount.base(), "echo theirs >src/a.py");
+    succeed(&mount.run(&["commit", "--only", "src/a.py", "--skip", "skips"], &[]));
+    assert_eq!(fs::read_to_string(mount.base().join("src/a.py")).unwrap(), "theirs\n");
+    shell(&mount.create("removes"), "rm gone/x.py; echo ours >src/deep/b.py");
+    shell(&mount.base(), "rm gone/x.py");
+    succeed(&mount.run(&["commit", "--force", "--only", "x.py", "removes"], &[]));
+    assert_eq!(fs::read_to_string(mount.base().join("src/deep/b.py")).unwrap(), "old\n");
+}
+
+/// Something mounted below the base, as long as it lives.
+struct Below(PathBuf);
+
+impl Below {
+    fn new(mount: &Mount, what: &str, at: &str) -> Self {
+        shell(&mount.base(), &format!("mount {what} {at}"));
+        Self(mount.base().join(at))
+    }
+}
+
+impl Drop for Below {
+    fn drop(&mut self) {
+        rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
+}
+
+/// A volume for `node_modules`, say, a directory and a file of elsewhere.
+#[test]
+fn what_lies_under_a_mount_is_refused_by_name_and_the_rest_can_be_committed() {
+    let mount = Mount::over(|base| {
+        shell(
+            base,
+            "mkdir -p volume deep/er other; echo under | tee volume/file deep/er/file bound; echo other > other/file; echo old > file",
+        );
+    });
+    let volume = Below::new(&mount, "-t tmpfs none", "volume");
+    let _directory = Below::new(&mount, "--bind other", "deep/er");
+    let _file = Below::new(&mount, "--bind other/file", "bound");
+    let cases: [(&str, &str, &[&str]); 7] = [
+        ("echo x > volume/new", "volume", &["/volume"]),
+        ("rm volume/file", "volume", &["/volume"]),
+        ("rm -r volume; mkdir volume; echo x > volume/new", "volume", &["/volume"]),
+        ("mv volume away", "volume", &["/volume", "/away"]),
+        ("echo x > deep/er/file", "deep/er", &["/deep/er"]),
+        ("rm -r deep", "deep/er", &["/deep/er"]),
+        ("echo x > bound", "bound", &["/bound"]),
+    ];
+    for (script, path, excluded) in cases {
+        let branch = mount.create("work");
+        shell(&branch, &format!("grep -qx under volume/file; echo new > file; {script}"));
+        for option in [&[][..], &["--force"], &["--skip"], &["--dry-run"]] {
+            let words = [&["commit"], option, &["work"]].concat();
+            let said = refusal(&mount.run(&words, &[]));
+            let wanted = format!("is mounted on {path} in the base");
+            assert!(said.contains(&wanted), "{script}, {option:?}: {said}");
+        }
+        assert_eq!(fs::read_to_string(mount.base().join("file")).unwrap(), "old\n");
+        let options = excluded.iter().flat_map(|path| ["--exclude", *path]);
+        let words: Vec<&str> = ["commit"].into_iter().chain(options).chain(["work"]).collect();
+        succeed(&mount.run(&words, &[]));
+        shell(
+            &mount.base(),
+            "grep -qx new file; test ! -e volume/new; grep -qx other deep/er/file bound",
+        );
+        succeed(&mount.run(&["undo"], &[]));
+    }
+    shell(&mount.create("work"), "echo x > volume/new");
+    drop(volume);
+    mount.commit("work");
+    shell(&mount.base(), "grep -qx under volume/file; grep -qx x volume/new");
 }

@@ -27,7 +27,6 @@ from branching.errors import (
     BranchingError,
     BranchNotFoundError,
     BranchStaleError,
-    CommitError,
     ConflictError,
     add_note,
 )
@@ -139,8 +138,8 @@ class Branch:
         takes the branch's side and `skip` the others'. `only` and `exclude` are patterns of the
         paths to commit. `policy` says what becomes of the siblings, if not what the mount says.
         `dry_run` tells what would be changed, or raises what would be raised, and does nothing.
-        On a branch that has ended already this does nothing and returns []. Where `only` takes
-        nothing of what was changed the commit is refused: all the work would be lost.
+        On a branch that has ended already this does nothing and returns []. Where `only` and
+        `exclude` leave nothing of what was changed the commit is refused: the work would be lost.
 
         Raises ConflictError when a sibling was committed first, or others changed the same paths,
         and CommitError when the file system refused. Parent and branch are then as before.
@@ -148,8 +147,6 @@ class Branch:
         record = self._opened()
         if self._ended is not None:
             return []
-        if only and not dry_run:
-            self._check_selection(record, only, exclude, policy)
         changes = self._backend.commit(
             record,
             force=force,
@@ -162,25 +159,6 @@ class Branch:
         if not dry_run:
             self._ended = "committed"
         return changes
-
-    def _check_selection(
-        self,
-        record: BranchRecord,
-        only: Sequence[str],
-        exclude: Sequence[str],
-        policy: Policy | None,
-    ) -> None:
-        selected = self._backend.commit(
-            record, force=True, only=only, exclude=exclude, policy=policy, dry_run=True
-        )
-        if not selected and (changes := self._backend.diff(record)):
-            wanted = " ".join(only)
-            raise CommitError(
-                f"branch {self.name!r} was not committed: "
-                f"none of the {len(changes)} paths it changed matches {wanted!r}",
-                branch=self.name,
-                hint=f"the first is {changes[0].path!r}; a pattern with a slash starts at the root",
-            )
 
     def abort(self) -> None:
         """Drops the branch with all it holds, and its children. Its parent is untouched.

@@ -203,7 +203,11 @@ def test_a_selection_that_takes_nothing_loses_nothing(root: Path) -> None:
     assert branching(root, "run", "-b", "kept", "--on-success", "keep", "touch", "made").code == 0
     done = branching(root, "commit", "kept", "--only", "/etc", "--only", "mad")
     assert (done.code, done.out) == (125, "")
-    assert "none of the 1 paths it changed matches '/etc mad'" in done.err
+    assert "none of the 1 paths that branch kept changed matches '/etc mad'" in done.err
+    done = branching(root, "commit", "kept", "--exclude", "made")
+    assert (done.code, done.out) == (125, "")
+    assert "is outside 'made'" in done.err
+    assert "the first is 'made'" in done.err
     done = branching(root, "speculate", "--select", "src/*", "-c", "touch other")
     assert (done.code, done.out) == (125, "")
     assert "the work is kept in branch 'speculate-" in done.err

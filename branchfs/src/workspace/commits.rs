@@ -153,6 +153,7 @@ impl Workspace {
         let mut selection = options.selection.clone();
         loop {
             let plan = self.plan(branch, selection.clone())?;
+            refuse_nothing_chosen(branch, &plan, &selection)?;
             self.refuse_other_stores(&plan)?;
             if options.force {
                 return Ok(plan);
@@ -567,6 +568,23 @@ fn may_be_committed(branches: &Branches, branch: &Branch) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::Frozen { name: name.clone(), children: children.join(", ") })
+}
+
+/// A branch is committed once: what is not chosen goes with it. What is left out because others changed it was given up.
+fn refuse_nothing_chosen(branch: &Branch, plan: &Plan, selection: &Selection) -> Result<(), Error> {
+    let takes_any =
+        !plan.changes.is_empty() || plan.written.iter().any(|path| selection.takes(path));
+    if takes_any || selection.is_all() || selection.skips_any() {
+        return Ok(());
+    }
+    let changes = Work::of(branch)?.changes;
+    let Some(first) = changes.first() else { return Ok(()) };
+    Err(Error::NothingChosen {
+        name: branch.record.name.clone(),
+        count: changes.len(),
+        first: first.path.clone(),
+        wanted: selection.to_string(),
+    })
 }
 
 fn names_of(branches: &Branches, ids: &[BranchId]) -> Vec<String> {

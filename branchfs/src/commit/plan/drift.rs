@@ -27,7 +27,7 @@ impl Planner<'_> {
             return Ok(());
         };
         match found {
-            Some(stat) => self.check_present(path, stat),
+            Some(stat) => self.check_present(path, stat)?,
             None => {
                 if matches!(self.request.seen.get(path), Some(Expected::Present(_)))
                     && !self.moved.contains_key(path)
@@ -39,7 +39,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    pub(super) fn check_present(&mut self, path: &Path, stat: &Statx) {
+    pub(super) fn check_present(&mut self, path: &Path, stat: &Statx) -> Result<(), Error> {
+        refuse_mount_point(path, stat)?;
         let found = Identity::of(stat);
         let traces = &self.request.traces;
         let is_as_known = |ctime: i64| {
@@ -59,7 +60,19 @@ impl Planner<'_> {
         if !traces.same(found.ino, found.ctime).any(is_as_known) {
             self.plan.drift.insert(path.to_path_buf());
         }
+        Ok(())
     }
+}
+
+/// A branch has what lies under a mount, and nothing can be moved there.
+pub(super) fn refuse_mount_point(path: &Path, stat: &Statx) -> Result<(), Error> {
+    if !stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+        return Ok(());
+    }
+    let path = path.display();
+    Err(Error::Unsupported(format!(
+        "another file system or directory is mounted on {path} in the base: the branch has what lies under it, and no commit reaches that; the branch is still open: commit with --exclude /{path}, which leaves it as it is, or unmount it first"
+    )))
 }
 
 /// Where upper and lower case are one (`chattr +F`), two names of the branch could be one in the base.

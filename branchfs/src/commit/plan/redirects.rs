@@ -44,7 +44,7 @@ impl Planner<'_> {
                 self.plan.drift.insert(origin);
                 continue;
             };
-            self.check_present(&origin, &stat);
+            self.check_present(&origin, &stat)?;
             let to = self.aside();
             self.plan.steps.push(Step::Rename {
                 from,

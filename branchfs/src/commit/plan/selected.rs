@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use rustix::fs::{FileType, Statx};
 
+use super::drift::refuse_mount_point;
 use super::{Planner, Source, kind_of};
 use crate::commit::step::{Metadata, Place, Step};
 use crate::difference::ChangeKind;
@@ -195,6 +196,9 @@ impl Planner<'_> {
         sources: &[Source],
         existing: &Place,
     ) -> Result<(), Error> {
+        if let Some(found) = self.existing(existing)? {
+            refuse_mount_point(path, &found)?;
+        }
         self.plan_metadata(path, &sources[0], existing)?;
         let mut names: BTreeMap<OsString, Option<usize>> = BTreeMap::new();
         for (position, source) in sources.iter().enumerate() {
