@@ -31,7 +31,7 @@ pub(crate) use plan::{Plan, Request, plan};
 pub(crate) use recovery::recover;
 pub(crate) use reverse::{Reversal, reverse};
 pub(crate) use step::Disk;
-pub(crate) use traces::Traces;
+pub(crate) use traces::{Traces, Unlinking};
 pub(crate) use veil::{Woven, weave};
 
 #[cfg(test)]

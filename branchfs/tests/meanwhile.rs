@@ -6,8 +6,10 @@
 mod common;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use common::disk::Disk;
 use common::hold::Hold;
@@ -263,9 +265,7 @@ fn undone_before_a_veil_is_deleted() -> (Mount, Hold) {
     (mount, hold)
 }
 
-fn let_go_and_wait_for_an_empty_trash(mount: &Mount, hold: &mut Hold) {
-    common::wait_for_the_clock(&mount.base());
-    hold.release();
+fn wait_for_an_empty_trash(mount: &Mount) {
     common::wait_until("the trash is empty", || {
         fs::read_dir(mount.store().join("trash")).unwrap().next().is_none()
     });
@@ -304,4 +304,62 @@ fn what_others_changed_before_a_veil_was_deleted_is_drift() {
     assert!(said.contains("others changed what it left"), "{said}");
     assert!(said.lines().any(|line| line.trim() == "file"), "{said}");
     assert!(!said.contains("d/file"), "{said}");
+}
+fn let_go_and_wait_for_an_empty_trash(mount: &Mount, hold: &mut Hold) {
+    common::wait_for_the_clock(&mount.base());
+    hold.release();
+    wait_for_an_empty_trash(mount);
+}
+
+
+/// The daemon is killed where it opens its notes, before a link is deleted or after it.
+fn killed_while_a_veil_is_deleted(is_deleted: bool) -> Mount {
+    let (mount, mut trash) = undone_before_a_veil_is_deleted();
+    common::wait_for_the_clock(&mount.base());
+    let links = || {
+        fs::metadata(mount.base().join("file")).unwrap().nlink()
+            + fs::metadata(mount.base().join("d/file")).unwrap().nlink()
+    };
+    let before = links();
+    let notes = mount.store().join("forgotten");
+    fs::OpenOptions::new().append(true).create(true).open(&notes).unwrap();
+    let mut hold = Hold::new(&mount, &notes);
+    trash.release();
+    hold.hear("held");
+    if is_deleted {
+        hold.release_once();
+        hold.hear("held");
+    }
+    assert_eq!(links(), before - u64::from(is_deleted));
+    mount.kill();
+    mount
+}
+
+/// S12: what the kill kept from being noted is no change by others.
+#[test]
+fn a_kill_while_a_veil_is_deleted_stands_in_no_redos_way() {
+    for is_deleted in [false, true] {
+        let mount = killed_while_a_veil_is_deleted(is_deleted);
+        common::wait_for_the_clock(&mount.base());
+        mount.mount_with(&["--policy", "snapshot"]);
+        wait_for_an_empty_trash(&mount);
+        succeed(&run(&mount, &["redo"]));
+        assert_eq!(read(mount.base().join("file")), "new\n", "deleted: {is_deleted}");
+    }
+}
+
+#[test]
+fn what_others_change_after_such_a_kill_is_drift() {
+    /// More than the ticks of any file system's clock.
+    const LATER: Duration = Duration::from_millis(50);
+    let mount = killed_while_a_veil_is_deleted(true);
+    let killed = Instant::now();
+    common::wait_until("the kill is over", || killed.elapsed() > LATER);
+    shell(&mount.base(), "chmod 600 file d/file");
+    mount.mount_with(&["--policy", "snapshot"]);
+    wait_for_an_empty_trash(&mount);
+    let said = refusal(&run(&mount, &["redo"]));
+    for path in ["file", "d/file"] {
+        assert!(said.lines().any(|line| line.trim() == path), "{path}: {said}");
+    }
 }

@@ -6,8 +6,18 @@
 //!
 //! As text, which is appended to: a line `START END` for a transaction, `INODE BEFORE AFTER` for a link; times in
 //! nanoseconds since 1970. A line that is damaged is passed over: then something is refused that need not be.
+//!
+//! Before links are deleted a line says so, `unlinking DIRECTORY INODE BEFORE …`, the directory in hexadecimal: where it
+//! is the last one, nobody came to note what the ctimes are now. They are not later than the directory's own, which lost
+//! these names: `AFTER` may be any moment up to which nobody else changed the object.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::seen::{from_hex, to_hex};
+
+/// Begins the line of links that are about to be deleted.
+const UNLINKING: &str = "unlinking";
 
 /// First and last moment of a transaction by the clock of the file system, nanoseconds since 1970: an object of the base
 /// whose ctime lies between was touched by us.
@@ -17,8 +27,43 @@ pub(crate) type Interval = (i64, i64);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Traces {
     intervals: Vec<Interval>,
-    /// Inode number of an object that lost a link, and its ctime -> its ctime before, which is an earlier one.
-    unlinked: HashMap<(u64, i64), i64>,
+    /// Inode number of an object that lost a link, and the latest ctime it had by that -> its ctime before.
+    unlinked: BTreeMap<(u64, i64), i64>,
+}
+
+/// Links of which nobody noted that they were deleted.
+#[derive(Debug)]
+pub(crate) struct Unlinking {
+    /// Where they were.
+    pub(crate) directory: PathBuf,
+    /// Inode numbers and ctimes before.
+    objects: Vec<(u64, i64)>,
+}
+
+impl Unlinking {
+    /// The last line of a text, if it is one of theirs.
+    pub(crate) fn last(text: &[u8]) -> Option<Self> {
+        let text = String::from_utf8_lossy(text);
+        let mut words = text.lines().last()?.strip_prefix(UNLINKING)?.split_whitespace();
+        let directory = from_hex(words.next()?)?;
+        let mut objects = Vec::new();
+        while let (Some(ino), Some(before)) = (words.next(), words.next()) {
+            objects.push((ino.parse().ok()?, before.parse().ok()?));
+        }
+        Some(Self { directory, objects })
+    }
+
+    pub(crate) fn line(directory: &Path, objects: impl Iterator<Item = (u64, i64)>) -> String {
+        let mut line = format!("{UNLINKING} {}", to_hex(directory));
+        objects.for_each(|(ino, before)| line += &format!(" {ino} {before}"));
+        line + "\n"
+    }
+
+    /// The notes of them, where the last was deleted by this moment at the latest.
+    pub(crate) fn notes(&self, latest: i64) -> String {
+        let note = |(ino, before): &(u64, i64)| Traces::unlinked_line(*ino, *before, latest);
+        self.objects.iter().map(note).collect()
+    }
 }
 
 impl Traces {
@@ -84,12 +129,42 @@ impl Traces {
 
     /// The ctimes that mean the state which an object has with this one: those before it lost links of ours, too.
     pub(crate) fn same(&self, ino: u64, ctime: i64) -> impl Iterator<Item = i64> {
-        std::iter::successors(Some(ctime), move |after| self.unlinked.get(&(ino, *after)).copied())
+        std::iter::successors(Some(ctime), move |after| {
+            let mut befores =
+                self.unlinked.range((ino, *after)..=(ino, i64::MAX)).map(|one| *one.1);
+            befores.find(|before| before < after)
+        })
     }
 
     /// Whether a transaction that began at `since` or later touched what has this ctime.
     pub(crate) fn covers(&self, ctime: i64, since: i64) -> bool {
         let mut later = self.intervals.iter().filter(|(start, _)| *start >= since);
         later.any(|(start, end)| (*start..=*end).contains(&ctime))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ctime_means_those_before_our_links_went() {
+        let same = |text: &str, ctime| {
+            let traces = Traces::parse(text.as_bytes());
+            traces.same(7, ctime).collect::<Vec<_>>()
+        };
+        let noted = "7 10 20\n8 20 21\n7 20 30\n";
+        assert_eq!(same(noted, 30), [30, 20, 10]);
+        assert_eq!(same(noted, 31), [31], "changed by others afterwards");
+        // Nobody noted when it went: at 25 at the latest, and perhaps two of its links at once.
+        let cut = format!("7 5 10\n{}", Unlinking::line(Path::new("a b"), [(7, 10)].into_iter()));
+        let unlinking = Unlinking::last(cut.as_bytes()).unwrap();
+        assert_eq!(unlinking.directory, Path::new("a b"));
+        let text = cut + &unlinking.notes(25);
+        assert_eq!(same(&text, 22), [22, 10, 5]);
+        assert_eq!(same(&text, 26), [26]);
+        let later = text + "7 22 23\n";
+        assert_eq!(same(&later, 23), [23, 22, 10, 5]);
+        assert!(Unlinking::last(later.as_bytes()).is_none(), "it was noted");
     }
 }

@@ -22,6 +22,7 @@ impl Workspace {
     /// Brings the store in line after a crash, and shows the branches that are in it.
     pub(super) fn recover(&self, mut loaded: Loaded) -> Result<Vec<String>, Error> {
         let mut done = Vec::new();
+        self.settle_unlinking()?;
         let disk = self.disk()?;
         let records = &mut loaded.records;
         for recovered in commit::recover(&disk)? {

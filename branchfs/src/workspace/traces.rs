@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,7 +11,7 @@ use rustix::fs::{FileType, OFlags};
 
 use super::Workspace;
 use super::store::{give, write_private};
-use crate::commit::{self, Decided, Disk, Outline, Traces};
+use crate::commit::{self, Decided, Disk, Outline, Traces, Unlinking};
 use crate::error::{Context, Error};
 use crate::seen::Identity;
 use crate::tree::{Tree, stat_of};
@@ -79,6 +80,22 @@ impl Workspace {
         fs::rename(&draft, &path).at(&path)
     }
 
+    /// Before anything is deleted: notes what a crash kept from being noted.
+    pub(super) fn settle_unlinking(&self) -> Result<(), Error> {
+        /// A directory and what it lost may have got their times in two ticks of the clock.
+        const TICK_NANOSECONDS_MAX: i64 = 10_000_000;
+        let path = path_in(&self.home_path);
+        if !path.exists() {
+            return Ok(());
+        }
+        let Some(unlinking) = Unlinking::last(&fs::read(&path).at(&path)?) else { return Ok(()) };
+        let trash = Tree::open_root(&self.home_path.join("trash")).at(&self.home_path)?;
+        // Where the directory is gone, all was noted.
+        let Ok(directory) = trash.stat(&unlinking.directory) else { return Ok(()) };
+        let latest = Identity::of(&directory).ctime + TICK_NANOSECONDS_MAX;
+        append(&self.home_path, self.owner, &unlinking.notes(latest))
+    }
+
     pub(super) fn unlinker(&self) -> Unlinker {
         let (turn, home) = (Arc::clone(&self.turn), self.home_path.clone());
         Unlinker { turn, home, owner: self.owner }
@@ -112,26 +129,30 @@ impl Unlinker {
                 linked.push(path);
             }
         }
-        linked.chunks(UNLINKED_AT_ONCE_MAX).try_for_each(|paths| self.unlink(trash, paths))
+        linked.chunks(UNLINKED_AT_ONCE_MAX).try_for_each(|paths| self.unlink(trash, path, paths))
     }
 
-    fn unlink(&self, trash: &Tree, paths: &[PathBuf]) -> Result<(), Error> {
+    /// A death at any moment leaves a note, or the links.
+    fn unlink(&self, trash: &Tree, directory: &Path, paths: &[PathBuf]) -> Result<(), Error> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut lines = String::new();
-        let mut unlink = |path: &PathBuf| {
-            let object = trash.open(path, OFlags::PATH).at(path)?;
-            let before = Identity::of(&stat_of(&object).at(path)?).ctime;
-            trash.remove_file(path).at(path)?;
-            let left = Identity::of(&stat_of(&object).at(path)?);
-            if before < left.ctime {
-                lines += &Traces::unlinked_line(left.ino, before, left.ctime);
-            }
-            Ok(())
-        };
-        let unlinked = paths.iter().try_for_each(&mut unlink);
-        if !lines.is_empty() {
-            append(&self.home, self.owner, &lines)?;
+        let mut objects = Vec::new();
+        for path in paths {
+            objects.push((path, trash.open(path, OFlags::PATH).at(path)?));
         }
+        let identity = |object: &OwnedFd| stat_of(object).map(|stat| Identity::of(&stat));
+        let known = objects.iter().filter_map(|(_, object)| identity(object).ok());
+        let announced = Unlinking::line(directory, known.map(|known| (known.ino, known.ctime)));
+        // A full disk has no room for it, and needs the room that this gives back.
+        let _ = append(&self.home, self.owner, &announced);
+        let mut notes = String::new();
+        let unlinked = objects.iter().try_for_each(|(path, object)| {
+            let before = identity(object).at(path)?;
+            trash.remove_file(path).at(path)?;
+            let left = identity(object).at(path)?;
+            notes += &Traces::unlinked_line(left.ino, before.ctime, left.ctime);
+            Ok(())
+        });
+        append(&self.home, self.owner, &notes)?;
         unlinked
     }
 }

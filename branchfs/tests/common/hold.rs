@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use super::Mount;
 
 /// `PID DIRECTORY [NAME]`: the first time that the process opens the directory, or a file of that name on the same mount, it
-/// waits until a line is read.
+/// waits until a line is read. `again` in it: so it does the next time.
 const HOLDING: &str = r#"
 import ctypes, os, select, struct, sys
 pid, path, name = int(sys.argv[1]), sys.argv[2], ''.join(sys.argv[3:])
@@ -21,14 +21,15 @@ MOUNT = 0x10 if name else 0
 marked = libc.fanotify_mark(events, ADD | MOUNT, OPEN_PERMISSION | ON_DIRECTORIES, HERE, os.fsencode(path))
 assert marked == 0, os.strerror(ctypes.get_errno())
 print('ready', flush=True)
-held, is_over = None, False
+held = None
 allow = lambda fd: (os.write(events, struct.pack('=iI', fd, ALLOW)), os.close(fd))
 while True:
     if 0 in select.select([events, 0], [], [])[0]:
-        if not os.read(0, 1):
+        line = os.read(0, 100)
+        if not line:
             break
-        allow(held)
-        is_over = True
+        released, held = held, None if line == b'again\n' else held
+        allow(released)
         continue
     found = os.read(events, 4096)
     while found:
@@ -79,7 +80,16 @@ impl Hold {
     }
 
     pub fn release(&mut self) {
-        self.holder.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        self.say("\n");
+    }
+
+    /// Lets go of it until the next time.
+    pub fn release_once(&mut self) {
+        self.say("again\n");
+    }
+
+    fn say(&mut self, line: &str) {
+        self.holder.stdin.as_mut().unwrap().write_all(line.as_bytes()).unwrap();
     }
 }
 
