@@ -17,7 +17,7 @@ mod export;
 mod import;
 
 pub(crate) use export::export;
-pub(crate) use import::{Rights, import};
+pub(crate) use import::{Rights, Unpacked, unpack};
 
 /// Begins the name of a whiteout.
 const WHITEOUT: &[u8] = b".wh.";

@@ -215,34 +215,72 @@ fn other_branches_go_on_while_one_is_compared() {
     assert_eq!(listed(&mount), ["sibling", "late"]);
 }
 
-/// A branch into which an archive is imported is its parent's child from the beginning: that cannot end meanwhile.
-#[test]
-fn other_branches_go_on_while_one_is_imported() {
+/// Branches, and an import of one named `brought` that is held while it unpacks its file of that name.
+fn importing(parent: &str, pack: &str) -> (Disk, Hold, Child) {
     let disk = Disk::image("64M", "mkfs.ext4 -q");
     shell(&disk.base(), FILLED);
     disk.mount_with(&["--policy", "snapshot"]);
     make_branches(&disk);
     let outside = disk.directory.path();
-    shell(
-        outside,
-        "mkdir tree; echo brought > tree/brought; touch tree/.wh.file; tar -C tree -cf archive .",
-    );
+    shell(outside, &format!("mkdir tree; cd tree; {pack}"));
     let mut hold = Hold::at_file(&disk, "brought");
     let mut command = Command::new(common::PROGRAM);
-    command.args(["import", "--parent", "one", "brought"]).arg(disk.mountpoint());
+    command.args(["import", "--parent", parent, "brought"]).arg(disk.mountpoint());
     command.stdin(fs::File::open(outside.join("archive")).unwrap());
     let imported = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     hold.hear("held");
+    (disk, hold, imported)
+}
+
+const BROUGHT: &str = "echo brought > brought; touch .wh.file; tar -cf ../archive .";
+
+#[test]
+fn other_branches_go_on_while_one_is_imported() {
+    let (disk, mut hold, imported) = importing("one", BROUGHT);
     others_go_on(&disk);
-    let aborted = start(&disk, &["abort", "one"]);
-    let committed = start(&disk, &["commit", "sibling"]);
-    assert_eq!(listed(&disk), ["one", "sibling", "late"]);
+    succeed(&run(&disk, &["commit", "sibling"]));
+    assert_eq!(read(disk.base().join("other")), "old\nmore\n");
+    work(&disk.branch("one"), "echo later > later");
     work(&disk.branch("late"), "echo later > later");
+    assert_eq!(listed(&disk), ["one", "late"]);
     hold.release();
     succeed(&imported.wait_with_output().unwrap());
-    succeed(&committed.wait_with_output().unwrap());
-    succeed(&aborted.wait_with_output().unwrap());
-    assert_eq!(listed(&disk), ["late"], "the parent went after the import, with all below it");
+    let brought = disk.branch("brought");
+    work(&brought, "test ! -e file; test -d made; test ! -e new; test ! -e d; test -e later");
+    assert_eq!(read(brought.join("other")), "old\n", "what its parent sees");
+    succeed(&run(&disk, &["abort", "one"]));
+    assert_eq!(listed(&disk), ["late"], "the parent went with all below it");
+}
+
+/// What the archive says of what is below it means the parent at the fork, which comes when all is unpacked.
+#[test]
+fn an_import_lies_on_what_was_committed_while_it_was_unpacked() {
+    let pack = "mkdir d; echo x > d/brought; touch .wh.mine .wh.other; tar -cf ../archive d/brought .wh.mine .wh.other";
+    let (disk, mut hold, imported) = importing("main", pack);
+    work(
+        &disk.branch("doomed"),
+        "chmod 750 . d; python3 -c 'import os; os.setxattr(\"d\", \"user.mark\", b\"x\")'; rm other",
+    );
+    succeed(&run(&disk, &["commit", "doomed"]));
+    assert_eq!(read(disk.base().join("mine")), "mine\n");
+    hold.release();
+    succeed(&imported.wait_with_output().unwrap());
+    work(&disk.branch("brought"), "test ! -e mine; test $(cat d/brought) = x; test $(cat d/x) = x");
+    succeed(&run(&disk, &["commit", "brought"]));
+    let left =
+        "test ! -e mine; test ! -e other; test $(stat -c %a.%a . d | tr -d '\n') = 750.750750.750
+        python3 -c 'import os; assert os.getxattr(\"d\", \"user.mark\") == b\"x\"'; test -e d/brought";
+    shell(&disk.base(), left);
+}
+
+#[test]
+fn an_import_whose_parent_has_ended_meanwhile_leaves_nothing() {
+    let (disk, mut hold, imported) = importing("one", BROUGHT);
+    succeed(&run(&disk, &["abort", "one"]));
+    hold.release();
+    assert!(refusal(&imported.wait_with_output().unwrap()).contains("there is no branch one"));
+    assert_eq!(listed(&disk), ["sibling", "doomed"]);
+    assert_eq!(fs::read_dir(disk.store().join("layers")).unwrap().count(), 2);
 }
 
 /// Deletes what is in the trash as late as it may: after an undo has brought back what it shares with the base.
@@ -269,6 +307,12 @@ fn wait_for_an_empty_trash(mount: &Mount) {
     common::wait_until("the trash is empty", || {
         fs::read_dir(mount.store().join("trash")).unwrap().next().is_none()
     });
+}
+
+fn let_go_and_wait_for_an_empty_trash(mount: &Mount, hold: &mut Hold) {
+    common::wait_for_the_clock(&mount.base());
+    hold.release();
+    wait_for_an_empty_trash(mount);
 }
 
 /// S12: only what others changed stands in the way of a redo, not a link of ours that goes.
@@ -305,12 +349,6 @@ fn what_others_changed_before_a_veil_was_deleted_is_drift() {
     assert!(said.lines().any(|line| line.trim() == "file"), "{said}");
     assert!(!said.contains("d/file"), "{said}");
 }
-fn let_go_and_wait_for_an_empty_trash(mount: &Mount, hold: &mut Hold) {
-    common::wait_for_the_clock(&mount.base());
-    hold.release();
-    wait_for_an_empty_trash(mount);
-}
-
 
 /// The daemon is killed where it opens its notes, before a link is deleted or after it.
 fn killed_while_a_veil_is_deleted(is_deleted: bool) -> Mount {

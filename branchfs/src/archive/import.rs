@@ -3,8 +3,11 @@
 //! Every path is resolved beneath the layer's root without following a link, and holds only what the archive itself has
 //! put there: no name, link or order of members leads out. Whatever is wrong or beyond the rights of who asks refuses the
 //! whole archive; the layer is then thrown away.
+//!
+//! What takes its time needs nothing of what the layer will lie on ([`unpack`]); little is left for when that must stand
+//! still ([`Unpacked::settle`]).
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -18,7 +21,7 @@ use tar::{Archive, EntryType, Header};
 use super::{OPAQUE, WHITEOUT, XATTR};
 use crate::difference::{Side, find_below};
 use crate::error::{Context, Error};
-use crate::layer::{Layer, copy_metadata};
+use crate::layer::{Layer, copy_attributes, times};
 use crate::overlay::{DEVICE_XATTR, is_private_xattr};
 use crate::peer::Peer;
 
@@ -38,15 +41,29 @@ pub(crate) enum Rights<'p> {
     Given(u32, u32),
 }
 
-/// Fills `layer`, which lies on `below`.
-pub(crate) fn import(
+/// What a layer holds of an archive, and what is to be done when it is known what the layer lies on.
+#[derive(Debug)]
+pub(crate) struct Unpacked {
+    /// Directories of the archive: their times are set when nothing comes into them any more.
+    directories: Vec<(PathBuf, Timestamps)>,
+    /// Directories that the archive takes for granted.
+    granted: BTreeSet<PathBuf>,
+    /// What the archive deletes.
+    deleted: BTreeSet<PathBuf>,
+}
+
+/// Fills `layer` with what an archive brings.
+pub(crate) fn unpack(
     content: impl Read,
     layer: &Layer,
-    below: &[Arc<Layer>],
     rights: &Rights<'_>,
-) -> Result<(), Error> {
-    let mut import =
-        Import { layer, below, rights, directories: Vec::new(), whiteouts: HashSet::new() };
+) -> Result<Unpacked, Error> {
+    let unpacked = Unpacked {
+        directories: Vec::new(),
+        granted: BTreeSet::from([PathBuf::new()]),
+        deleted: BTreeSet::new(),
+    };
+    let mut import = Import { layer, rights, unpacked };
     let mut archive = Archive::new(Counted { content, bytes: 0 });
     let mut extension = Extension::default();
     let mut members_end = 0;
@@ -70,7 +87,43 @@ pub(crate) fn import(
     if archive.into_inner().bytes < members_end + BLOCK_BYTES {
         return Err(Error::Usage("the archive is cut off: its end mark is missing".to_owned()));
     }
-    import.finish()
+    Ok(import.unpacked)
+}
+
+impl Unpacked {
+    /// Lays the layer over `below`.
+    pub(crate) fn settle(mut self, layer: &Layer, below: &[Arc<Layer>]) -> Result<(), Error> {
+        for path in &self.granted {
+            let Some(known) = find_below(below, path)?.filter(Side::is_directory) else { continue };
+            let from = (&known.layer.tree, known.place.as_path());
+            copy_attributes(from, (&layer.tree, path)).at(path)?;
+            if !path.as_os_str().is_empty() {
+                let stat = from.0.stat(from.1).at(path)?;
+                self.directories.push((path.clone(), times(&stat)));
+            }
+        }
+        for path in &self.deleted {
+            match kind(layer, path)? {
+                Some(FileType::Directory) => layer.set_opaque(path).at(path)?,
+                Some(_) => {} // the archive has something else there
+                None if find_below(below, path)?.is_some() => layer.put_whiteout(path).at(path)?,
+                None => {}
+            }
+        }
+        for (path, times) in &self.directories {
+            layer.tree.set_times(path, times).at(path)?;
+        }
+        Ok(())
+    }
+}
+
+fn kind(layer: &Layer, path: &Path) -> Result<Option<FileType>, Error> {
+    match layer.tree.stat(path) {
+        Ok(stat) => Ok(Some(FileType::from_raw_mode(u32::from(stat.stx_mode)))),
+        Err(Errno::NOENT) => Ok(None),
+        Err(Errno::NOTDIR | Errno::LOOP) => Err(refused(path, "what is above it is no directory")),
+        Err(error) => Err(error).at(path),
+    }
 }
 
 /// Of a header, of the end mark, and what content is filled up to.
@@ -281,12 +334,8 @@ fn beneath(bytes: &[u8]) -> Result<PathBuf, Error> {
 
 struct Import<'i> {
     layer: &'i Layer,
-    below: &'i [Arc<Layer>],
     rights: &'i Rights<'i>,
-    /// Directories of the archive: their times are set when nothing comes into them any more.
-    directories: Vec<(PathBuf, Timestamps)>,
-    /// Names that were deleted before something else of the archive took them.
-    whiteouts: HashSet<PathBuf>,
+    unpacked: Unpacked,
 }
 
 impl Import<'_> {
@@ -336,14 +385,7 @@ impl Import<'_> {
     }
 
     fn kind(&self, path: &Path) -> Result<Option<FileType>, Error> {
-        match self.layer.tree.stat(path) {
-            Ok(stat) => Ok(Some(FileType::from_raw_mode(u32::from(stat.stx_mode)))),
-            Err(Errno::NOENT) => Ok(None),
-            Err(Errno::NOTDIR | Errno::LOOP) => {
-                Err(refused(path, "what is above it is no directory"))
-            }
-            Err(error) => Err(error).at(path),
-        }
+        kind(self.layer, path)
     }
 
     /// Directories that the archive takes for granted: as the parent has them, or new ones of the owner's.
@@ -358,15 +400,7 @@ impl Import<'_> {
         }
         self.make_directories(path.parent().unwrap_or(Path::new("")))?;
         self.layer.tree.make_directory(path, 0o755).at(path)?;
-        let known: Option<Side> = find_below(self.below, path)?.filter(Side::is_directory);
-        if let Some(known) = known {
-            let stat = known.layer.tree.stat(&known.place).at(path)?;
-            let from = (&known.layer.tree, known.place.as_path(), &stat);
-            copy_metadata(from, (&self.layer.tree, path)).at(path)?;
-            let times = crate::layer::times(&stat);
-            self.directories.push((path.to_path_buf(), times));
-            return Ok(());
-        }
+        self.unpacked.granted.insert(path.to_path_buf());
         let (uid, gid) = match self.rights {
             Rights::Given(uid, gid) => (*uid, *gid),
             Rights::Of(peer) => peer.ids(),
@@ -381,11 +415,7 @@ impl Import<'_> {
             Some(_) => self.clear(path)?,
             None => {}
         }
-        self.layer.tree.make_directory(path, 0o700).at(path)?;
-        if self.whiteouts.contains(path) {
-            self.layer.set_opaque(path).at(path)?;
-        }
-        Ok(())
+        self.layer.tree.make_directory(path, 0o700).at(path)
     }
 
     /// The last member of a name counts. A directory is not thrown away for something else.
@@ -398,16 +428,9 @@ impl Import<'_> {
     }
 
     fn remove(&mut self, path: &Path) -> Result<(), Error> {
-        self.whiteouts.insert(path.to_path_buf());
+        self.unpacked.deleted.insert(path.to_path_buf());
         self.make_directories(path.parent().unwrap_or(Path::new("")))?;
-        match self.kind(path)? {
-            Some(FileType::Directory) => self.layer.set_opaque(path).at(path),
-            Some(_) => Ok(()), // the archive has something else there
-            None if find_below(self.below, path)?.is_some() => {
-                self.layer.put_whiteout(path).at(path)
-            }
-            None => Ok(()),
-        }
+        self.kind(path).map(|_| ())
     }
 
     fn file(&self, path: &Path, content: &mut impl Read) -> Result<(), Error> {
@@ -474,17 +497,11 @@ impl Import<'_> {
         let time = Timespec { tv_sec: member.mtime.0, tv_nsec: i64::from(member.mtime.1) };
         let times = Timestamps { last_access: time, last_modification: time };
         if member.kind == EntryType::Directory {
-            self.directories.push((path.clone(), times));
+            self.unpacked.granted.remove(path);
+            self.unpacked.directories.push((path.clone(), times));
             return Ok(());
         }
         tree.set_times(path, &times).at(path)
-    }
-
-    fn finish(self) -> Result<(), Error> {
-        for (path, times) in &self.directories {
-            self.layer.tree.set_times(path, times).at(path)?;
-        }
-        Ok(())
     }
 }
 

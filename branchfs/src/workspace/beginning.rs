@@ -8,13 +8,18 @@ use super::branches::Branches;
 use super::records::{Line, Record};
 use super::selector::check_name;
 use super::{Branch, BranchInfo, MAIN_BRANCH, Policy, Selector, Workspace, now};
+use crate::archive::Unpacked;
 use crate::error::{Context, Error};
 use crate::filesystem::MAIN;
 use crate::layer::{Layer, LayerId};
 use crate::quota::Quota;
 
-/// Fills a layer that nobody sees yet.
-type Fill<'f> = Box<dyn FnOnce(&Layer, &[Arc<Layer>]) -> Result<(), Error> + 'f>;
+/// A layer that an archive was unpacked into, and that nobody sees yet.
+pub(super) struct Filled {
+    pub(super) id: u64,
+    pub(super) layer: Layer,
+    pub(super) unpacked: Unpacked,
+}
 
 impl Workspace {
     /// Opens a branch's own layer, which need not be on disk.
@@ -52,22 +57,22 @@ impl Workspace {
         self.create_filled(name, parent, disk_limit, None)
     }
 
-    /// Creates a branch whose layer `fill` fills before anybody sees it: it gets the layer, and the stack below. What takes
-    /// its time, filling and stopping the kernel's writing, holds the parent, and lets all other branches go on.
+    /// Creates a branch, perhaps with a layer that there is already. What takes its time, stopping the kernel's writing,
+    /// holds the parent, and lets all other branches go on.
     pub(super) fn create_filled(
         &self,
         name: &str,
         parent: &Selector,
         disk_limit: Option<u64>,
-        fill: Option<Fill<'_>>,
+        filled: Option<Filled>,
     ) -> Result<BranchInfo, Error> {
         check_name(OsStr::new(name))?;
         let _frozen = self.await_kernel_writers(parent)?;
-        // What is below must stay what it was filled over: commits wait.
-        let _turn = fill.is_some().then(|| self.take_turn());
+        // What is below must stay what the layer is laid over: commits wait.
+        let _turn = filled.is_some().then(|| self.take_turn());
         let held = self.hold(parent, |_, parent| may_be_forked(parent))?;
         let created =
-            self.create_below(name, held.as_ref().map(|held| &held.branch), disk_limit, fill);
+            self.create_below(name, held.as_ref().map(|held| &held.branch), disk_limit, filled);
         drop(held);
         if created.is_err() {
             self.thaw_presented(&self.lock());
@@ -80,24 +85,23 @@ impl Workspace {
         name: &str,
         parent: Option<&Branch>,
         disk_limit: Option<u64>,
-        fill: Option<Fill<'_>>,
+        filled: Option<Filled>,
     ) -> Result<BranchInfo, Error> {
         let (parent_id, parent_slot) =
             parent.map_or((MAIN_BRANCH, MAIN), |parent| (parent.record.id, parent.slot));
         let quota = Quota::of(disk_limit, parent.and_then(|parent| parent.quota.as_ref()));
-        let id = self.next_number();
+        let id = filled.as_ref().map_or_else(|| self.next_number(), |filled| filled.id);
         let path = self.layer_path(id);
         refuse_taken(&self.lock(), name)?;
         self.freeze_for_fork(parent_slot)?;
-        let is_filled = fill.is_some();
-        // The kernel mounts what is there; an import fills what is there. Others begin with the first change.
-        let is_presented = !is_filled && self.would_present(parent_id, quota.as_ref());
+        // The kernel mounts what is there; an import has filled what is there. Others begin with the first change.
+        let is_presented = filled.is_none() && self.would_present(parent_id, quota.as_ref());
         let begun = now();
         let made = self.freeze_presented(parent_id).and_then(|()| {
             let base = [Arc::clone(&self.base)];
             let below = parent.map_or(&base[..], |parent| &parent.stack);
-            let filled = fill.map(|fill| self.filled_layer(name, id, below, quota.as_ref(), fill));
-            let filled = filled.transpose()?;
+            let settled = filled.map(|filled| filled.settle(name, below, quota.as_ref()));
+            let settled = settled.transpose()?;
             // From here on the table stays as it is.
             let branches = self.lock();
             refuse_taken(&branches, name)?;
@@ -106,9 +110,9 @@ impl Workspace {
                 may_be_forked(above)?;
             }
             let parent_stack = above.map_or(base.to_vec(), |above| above.stack.clone());
-            // What others change in the base while a layer is filled comes after the fork.
-            let created = if filled.is_some() { begun } else { now() };
-            let layer = match filled {
+            // What others change in the base while a layer is laid over it comes after the fork.
+            let created = if settled.is_some() { begun } else { now() };
+            let layer = match settled {
                 Some(layer) => layer,
                 None => self.new_layer(id, is_presented, &parent_stack)?,
             };
@@ -151,26 +155,13 @@ impl Workspace {
         Self::info(&branches, id)
     }
 
-    fn filled_layer(
-        &self,
-        name: &str,
-        id: u64,
-        below: &[Arc<Layer>],
-        quota: Option<&Arc<Quota>>,
-        fill: Fill<'_>,
-    ) -> Result<Layer, Error> {
-        if quota.is_some() {
-            return Err(Error::Unsupported(format!(
-                "{name} would be below a branch with a disk limit, which an import does not heed"
-            )));
-        }
-        let layer = self.new_layer(id, true, below)?;
-        fill(&layer, below)?;
-        Ok(layer)
-    }
-
     /// The layer of a new branch, `is_on_disk` or not.
-    fn new_layer(&self, id: u64, is_on_disk: bool, below: &[Arc<Layer>]) -> Result<Layer, Error> {
+    pub(super) fn new_layer(
+        &self,
+        id: u64,
+        is_on_disk: bool,
+        below: &[Arc<Layer>],
+    ) -> Result<Layer, Error> {
         if is_on_disk {
             // Nobody's, until the record comes: a crash leaves nothing that somebody wrote.
             self.records.append(&[Line::Gone { gone: id }])?;
@@ -194,10 +185,32 @@ impl Workspace {
     }
 }
 
-fn may_be_forked(parent: &Branch) -> Result<(), Error> {
+impl Filled {
+    fn settle(
+        self,
+        name: &str,
+        below: &[Arc<Layer>],
+        quota: Option<&Arc<Quota>>,
+    ) -> Result<Layer, Error> {
+        refuse_limited(name, quota)?;
+        self.unpacked.settle(&self.layer, below)?;
+        Ok(self.layer)
+    }
+}
+
+pub(super) fn refuse_limited(name: &str, quota: Option<&Arc<Quota>>) -> Result<(), Error> {
+    if quota.is_none() {
+        return Ok(());
+    }
+    Err(Error::Unsupported(format!(
+        "{name} would be below a branch with a disk limit, which an import does not heed"
+    )))
+}
+
+pub(super) fn may_be_forked(parent: &Branch) -> Result<(), Error> {
     if parent.record.is_stale { Err(Error::Stale(parent.record.name.clone())) } else { Ok(()) }
 }
 
-fn refuse_taken(branches: &Branches, name: &str) -> Result<(), Error> {
+pub(super) fn refuse_taken(branches: &Branches, name: &str) -> Result<(), Error> {
     if branches.named(name).is_some() { Err(Error::Exists(name.to_owned())) } else { Ok(()) }
 }

@@ -1,11 +1,15 @@
 //! A branch made from an archive.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Seek};
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 
+use super::beginning::{Filled, may_be_forked, refuse_limited, refuse_taken};
+use super::selector::check_name;
 use super::{BranchInfo, Selector, Workspace};
 use crate::archive::{self, Rights};
 use crate::error::{Context, Error};
@@ -13,8 +17,8 @@ use crate::error::{Context, Error};
 impl Workspace {
     /// Creates a branch that is what the archive `content` says. All of it or nothing.
     ///
-    /// The archive is read to its end first, into a file without a name in the store: whoever sends it slowly holds
-    /// nobody up.
+    /// The archive is read to its end first, into a file without a name in the store, and unpacked into a layer that is
+    /// nobody's: however long that takes, it holds nobody up. Then the parent is forked.
     ///
     /// # Errors
     /// As [`Self::create`]; `Usage` for an archive that is damaged or more than `rights` allow.
@@ -25,6 +29,7 @@ impl Workspace {
         mut content: File,
         rights: &Rights<'_>,
     ) -> Result<BranchInfo, Error> {
+        self.refuse_import(name, parent)?;
         let store = self.store();
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let spool = rustix::fs::open(store, flags, Mode::RUSR | Mode::WUSR).at(store)?;
@@ -32,11 +37,21 @@ impl Workspace {
         io::copy(&mut content, &mut spool).at(Path::new("the archive"))?;
         spool.rewind().at(store)?;
         let read = io::BufReader::with_capacity(1 << 20, spool);
-        self.create_filled(
-            name,
-            parent,
-            None,
-            Some(Box::new(|layer, below| archive::import(read, layer, below, rights))),
-        )
+        let id = self.next_number();
+        let made = self.new_layer(id, true, &[Arc::clone(&self.base)]).and_then(|layer| {
+            let unpacked = archive::unpack(read, &layer, rights)?;
+            self.create_filled(name, parent, None, Some(Filled { id, layer, unpacked }))
+        });
+        made.inspect_err(|_| self.throw_away(&self.layer_path(id), "unmade"))
+    }
+
+    /// What would be refused at the end is refused at the beginning.
+    fn refuse_import(&self, name: &str, parent: &Selector) -> Result<(), Error> {
+        check_name(OsStr::new(name))?;
+        let branches = self.lock();
+        refuse_taken(&branches, name)?;
+        let Some(parent) = parent.find(&branches)? else { return Ok(()) };
+        may_be_forked(parent)?;
+        refuse_limited(name, parent.quota.as_ref())
     }
 }
