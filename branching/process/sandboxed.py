@@ -11,6 +11,7 @@ from branching.errors import ProcessBranchError
 from branching.process.end import REAP_SECONDS_MAX, Exit
 from branching.process.owner import Owner
 from branching.process.sandbox import Isolation, Sandbox, client
+from branching.process.sandbox.caller import Caller
 from branching.process.sandbox.request import Request
 
 if TYPE_CHECKING:
@@ -38,18 +39,18 @@ class SandboxedProcess:
         path: Sequence[str] = (),
     ) -> None:
         self._terminal = terminal
-        umask, ignored = _inherited()
+        caller = Caller.read()
         request = Request(
             sandbox=sandbox,
             owner=None if owner is None else (owner.uid, owner.gid),
             user=(os.geteuid(), os.getegid()),
             is_sandboxed=isolation == "sandbox",
-            is_user_namespace=isolation == "sandbox" and client.needs_user_namespace(),
+            is_user_namespace=isolation == "sandbox" and not caller.is_privileged,
             is_limited=admit is not None,
             environment=dict(environment),
             numbers=tuple(descriptors),
-            ignored_signals=ignored,
-            umask=umask,
+            ignored_signals=caller.ignored_signals,
+            umask=caller.umask,
             terminal=None if terminal is None else terminal.number,
             is_terminal_own=terminal is not None and terminal.is_own,
             wall_seconds=wall_seconds,
@@ -134,19 +135,3 @@ class SandboxedProcess:
             timed_out=told["timed_out"],
             is_uncovered=told["is_uncovered"],
         )
-
-
-def _inherited() -> tuple[int, tuple[int, ...]]:
-    """Returns what a program inherits: the umask, and the signals that we ignore because our
-    caller did (nohup). Python itself ignores SIGPIPE and SIGXFSZ.
-
-    Both from where reading changes nothing: os.umask() can only be read by setting it, which other
-    threads would notice.
-    """
-    with open("/proc/self/status", "rb") as status:  # noqa: PTH123
-        words = dict(row.split(b":", 1) for row in status)
-    ignored = int(words[b"SigIgn"], 16)
-    # Some engines ignore all; those that the C library keeps to itself nobody can set.
-    settable = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
-    numbers = (int(number) for number in settable if ignored >> (number - 1) & 1)
-    return int(words[b"Umask"], 8), tuple(numbers)

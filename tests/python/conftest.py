@@ -18,7 +18,7 @@ from support.traces import Traces, processes_in
 
 from branching import Workspace
 from branching.fs import mounts
-from branching.process.sandbox import client
+from branching.process.sandbox import caller
 
 NAME_FROM = "seed.txt"
 
@@ -79,7 +79,7 @@ def prison(request: pytest.FixtureRequest) -> Iterator[Prison]:
 def cell(prison: Prison, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cell]:
     """A branch to get out of."""
     if prison.is_namespaced:  # what somebody who is not root gets
-        monkeypatch.setattr(client, "_is_privileged", lambda: False)
+        monkeypatch.setattr(caller, "_may_make_namespaces", lambda _: False)
     made = Cell(prison)
     yield made
     made.close()

@@ -93,9 +93,9 @@ def test_nothing_runs_when_files_cannot_be_hidden(
     real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a user namespace we may not list what belongs to others alone."""
-    from branching.process.sandbox import client
+    from branching.process.sandbox import caller
 
-    monkeypatch.setattr(client, "_is_privileged", lambda: False)
+    monkeypatch.setattr(caller, "_may_make_namespaces", lambda _: False)
     with real_workspace.branch("b", on_success=None) as branch:
         closed = branch.path / "closed"
         closed.mkdir(mode=0o700)

@@ -21,7 +21,7 @@ from support.command import branching_argv
 from support.sandbox import Said, run_in
 
 from branching import NamespaceError, Workspace
-from branching.process.sandbox import Sandbox, client, kernel
+from branching.process.sandbox import Sandbox, caller, client, failure, kernel
 from branching.process.sandbox import filter as call_filter
 
 
@@ -180,8 +180,8 @@ class TestFailures:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         failed = {"failed": "clone", "errno": 1}
-        monkeypatch.setattr(client, "_is_privileged", lambda: False)
-        error = client._failure(failed)
+        monkeypatch.setattr(caller, "_may_make_namespaces", lambda _: False)
+        error = failure.named(failed)
         assert isinstance(error, NamespaceError)
         assert "nothing ran" in str(error)
         assert 'isolation="none"' in str(error.hint)

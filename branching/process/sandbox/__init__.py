@@ -3,11 +3,11 @@
     caller ── server ── init ── the command, or the function, and all that it starts
 
 `server` is a small process with one thread, started on demand, that forks for all threads of the
-caller: nothing is ever forked from a program that has threads. `init` is the first process of the
-new namespaces: it builds the view (`view`), gives up all privileges (`privileges`), starts the
-program (`child`) and stays to tell how it ended. When init ends, by itself, by our hand, or
-because the caller is gone, the kernel kills everything in its process namespace: double forks,
-sessions of their own and stopped processes included.
+caller, mostly ahead (`spare`): nothing is ever forked from a program that has threads. `init` is
+the first process of the new namespaces: it builds the view (`view`), gives up all privileges
+(`privileges`), starts the program (`child`) and stays to tell how it ended. When init ends, by
+itself, by our hand, or because the caller is gone, the kernel kills everything in its process
+namespace: double forks, sessions of their own and stopped processes included.
 
 What runs in server, init and child is in the files that say so at their head; `client` is the
 caller's side. Nothing here knows what a branch is: it is given a directory, and where to show it.

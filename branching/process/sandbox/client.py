@@ -27,7 +27,7 @@ from typing import Any
 
 from branching.errors import ForkError, NamespaceError, ProcessBranchError
 from branching.process import open_files
-from branching.process.sandbox import child, handover, kernel, server
+from branching.process.sandbox import child, failure, kernel, parcel, server
 from branching.process.sandbox.request import Request
 
 START_SECONDS_MAX = 60.0
@@ -284,7 +284,7 @@ def _hear(
     if not message:
         return None, b""
     if message.startswith(b'{"failed"'):
-        raise _failure(json.loads(message))
+        raise failure.named(json.loads(message))
     pid = None
     for _, kind, data in ancillary:
         if kind == socket.SCM_CREDENTIALS:
@@ -313,65 +313,8 @@ def _raise_ended(started: Started) -> None:
     except OSError:
         pass
     if message.startswith(b'{"failed"'):
-        raise _failure(json.loads(message))
+        raise failure.named(json.loads(message))
     raise ProcessBranchError("the sandbox was killed while it was made; nothing ran")
-
-
-_USERNS_SWITCHES = {
-    "kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
-    "kernel/apparmor_restrict_unprivileged_userns": (
-        "1",
-        "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or a profile with `userns,`",
-    ),
-    "user/max_user_namespaces": ("0", "sysctl user.max_user_namespaces=10000"),
-}
-"""Below /proc/sys: which value forbids user namespaces, and how they are allowed."""
-
-
-def _failure(words: dict[str, Any]) -> ProcessBranchError:
-    """Names what is missing, and what to do."""
-    number, step = int(words["errno"]), str(words["failed"])
-    text = str(words.get("text") or os.strerror(number))
-    where = f" ({words['path']})" if words.get("path") else ""
-    if step == "clone" and number in (errno.EAGAIN, errno.ENOMEM):
-        return ForkError(f"no process could be made: {text}; nothing ran")
-    return NamespaceError(
-        f"the sandbox could not be made: {'making namespaces' if step == 'clone' else step}: "
-        f"{text}{where}; nothing ran",
-        hint=_hint(step, number),
-        path=words.get("path"),
-    )
-
-
-def _hint(step: str, number: int) -> str:
-    without = 'or ask for no sandbox (isolation="none")'
-    if number in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EUSERS):
-        for switch, (bad, fix) in _USERNS_SWITCHES.items():
-            try:
-                if Path("/proc/sys", switch).read_text().strip() == bad and not _is_privileged():
-                    return f"user namespaces are switched off: {fix}; {without}"
-            except OSError:
-                continue
-        if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
-            return (
-                "in a container: docker run --cap-add SYS_ADMIN --security-opt "
-                f"apparmor:unconfined, as root; {without}"
-            )
-        return f"{step} needs user namespaces, or root with CAP_SYS_ADMIN; {without}"
-    return f"mend what the error names, {without}"
-
-
-def _is_privileged() -> bool:
-    """Whether we may make namespaces without being root in one of our own first."""
-    for row in Path("/proc/thread-self/status").read_text().splitlines():
-        if row.startswith("CapEff:"):
-            return os.geteuid() == 0 and bool(int(row.split()[1], 16) >> kernel.CAP_SYS_ADMIN & 1)
-    return False
-
-
-def needs_user_namespace() -> bool:
-    """Whether a sandbox of ours must lie in a user namespace: we are not root, or a weak one."""
-    return not _is_privileged()
 
 
 def _flags(request: Request) -> int:
@@ -425,11 +368,7 @@ class _Server:
 
     def send(self, message: bytes, descriptors: Sequence[int]) -> None:
         """Sends one request. OSError when it is gone."""
-        most = server.DESCRIPTORS_MAX
-        while len(descriptors) > most:
-            handover.send(self.socket, server.MORE, descriptors[:most])
-            descriptors = descriptors[most:]
-        handover.send(self.socket, message, descriptors)
+        parcel.send(self.socket, message, descriptors)
 
 
 def _identity() -> tuple[object, ...]:
@@ -445,7 +384,7 @@ def _send(message: bytes, descriptors: Sequence[int]) -> None:
                 _server.send(message, descriptors)
                 return
             except OSError as error:
-                is_whole = len(descriptors) <= server.DESCRIPTORS_MAX  # it has heard nothing yet
+                is_whole = len(descriptors) <= parcel.DESCRIPTORS_MAX  # it has heard nothing yet
                 if error.errno == errno.ETOOMANYREFS and is_whole:
                     raise ForkError(
                         "too many open files of this user are on their way from one program to "

@@ -96,32 +96,41 @@ def _block(table: dict[str, int], machine: str) -> bytes:
     code = _op(_LOAD, _NUMBER)
     if machine == "x86_64":
         code += _op(_JUMP_ABOVE, _X32_BIT, 0, 1) + _op(_RETURN, _REFUSE | errno.ENOSYS)
-    for name in _REFUSED:
-        if name in table:
-            code += _op(_JUMP_EQUAL, table[name], 0, 1) + _op(_RETURN, _REFUSE | errno.EPERM)
+    cases = {table[name]: _op(_RETURN, _REFUSE | errno.EPERM) for name in _REFUSED if name in table}
     for name in _UNKNOWN_HERE:
         if name in table:
-            code += _op(_JUMP_EQUAL, table[name], 0, 1) + _op(_RETURN, _REFUSE | errno.ENOSYS)
-    code += _when(table["clone"], _ARGUMENT_0, _NAMESPACES & ~_CLONE_SIGNAL)
-    code += _when(table["unshare"], _ARGUMENT_0, _NAMESPACES)
+            cases[table[name]] = _op(_RETURN, _REFUSE | errno.ENOSYS)
+    cases[table["clone"]] = _unless(_NAMESPACES & ~_CLONE_SIGNAL)
+    cases[table["unshare"]] = _unless(_NAMESPACES)
     family = _op(_LOAD, _ARGUMENT_0)
     for known in _FAMILIES:
         family += _op(_JUMP_EQUAL, known, 0, 1) + _op(_RETURN, _ALLOW)
-    family += _op(_RETURN, _REFUSE | errno.EAFNOSUPPORT)
-    code += _op(_JUMP_EQUAL, table["socket"], 0, len(family) // 8) + family
+    cases[table["socket"]] = family + _op(_RETURN, _REFUSE | errno.EAFNOSUPPORT)
     typing = _op(_LOAD, _ARGUMENT_1)
     for request in _TERMINAL_INPUT:
         typing += _op(_JUMP_EQUAL, request, 0, 1) + _op(_RETURN, _REFUSE | errno.EPERM)
-    typing += _op(_RETURN, _ALLOW)
-    code += _op(_JUMP_EQUAL, table["ioctl"], 0, len(typing) // 8) + typing
-    return code + _op(_RETURN, _ALLOW)
+    cases[table["ioctl"]] = typing + _op(_RETURN, _ALLOW)
+    return code + _search(sorted(cases.items()))
 
 
-def _when(number: int, argument: int, flags: int) -> bytes:
-    """Refuses the call if one of the flags is set in its argument, else allows it."""
-    test = _op(_LOAD, argument) + _op(_JUMP_SET, flags, 0, 1)
-    test += _op(_RETURN, _REFUSE | errno.EPERM) + _op(_RETURN, _ALLOW)
-    return _op(_JUMP_EQUAL, number, 0, len(test) // 8) + test
+def _search(cases: list[tuple[int, bytes]]) -> bytes:
+    """Finds what is to be done about a call, and allows it if that is nothing.
+
+    By halves: when a filter is installed the kernel runs it for every call that there is, to
+    remember which are always allowed.
+    """
+    if len(cases) == 1:
+        [(number, code)] = cases
+        return _op(_JUMP_EQUAL, number, 0, len(code) // 8) + code + _op(_RETURN, _ALLOW)
+    middle = len(cases) // 2
+    below = _search(cases[:middle])
+    return _op(_JUMP_ABOVE, cases[middle][0], len(below) // 8) + below + _search(cases[middle:])
+
+
+def _unless(flags: int) -> bytes:
+    """Refuses a call if one of the flags is set in its first argument, else allows it."""
+    test = _op(_LOAD, _ARGUMENT_0) + _op(_JUMP_SET, flags, 0, 1)
+    return test + _op(_RETURN, _REFUSE | errno.EPERM) + _op(_RETURN, _ALLOW)
 
 
 def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

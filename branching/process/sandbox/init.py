@@ -20,6 +20,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pickle
 import resource
 import select
 import signal
@@ -48,13 +49,16 @@ _SIGNALS = {b"T": signal.SIGTERM, b"C": signal.SIGCONT, b"S": signal.SIGSTOP}
 """What each word of the caller's is to all others in here."""
 
 
-def run(request: Request, descriptors: list[int]) -> NoReturn:
-    """Makes the sandbox and attends it.
+def run(descriptors: list[int]) -> NoReturn:
+    """Makes the sandbox and attends it. We are in its namespaces, but for that of mounts.
 
-    The descriptors are line, gate, and what the child is to have.
+    The descriptors are the pickled request, line, gate, and what the child is to have.
     """
-    line = socket.socket(fileno=descriptors[0])
-    init = _Init(request, line, descriptors[1], descriptors[2:])
+    with open(descriptors[0], "rb") as file:
+        request = pickle.load(file)
+    assert isinstance(request, Request)
+    line = socket.socket(fileno=descriptors[1])
+    init = _Init(request, line, descriptors[2], descriptors[3:])
     try:
         init.prepare()
         pid = init.start()

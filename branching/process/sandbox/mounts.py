@@ -62,8 +62,11 @@ def ids(table: int) -> set[int]:
         return {int(line.split(b" ", 1)[0]) for line in lines}
 
 
-def make_private() -> None:
-    """Cuts the table off from the one it was copied from: changes go neither way."""
+def take_own() -> None:
+    """Gives this process a table of its own: a copy of the one that it had, with changes going
+    neither way.
+    """
+    kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Iterable
+from functools import cache
 
 from branching.process.sandbox import filter as call_filter
 from branching.process.sandbox import kernel, landlock
@@ -18,12 +19,7 @@ def give_up(owner: tuple[int, int] | None, writable: Iterable[str], outputs: Ite
 
     `writable` and `outputs` are for Landlock: the only places and open files to write to.
     """
-    try:
-        kernel.join_new_keyring()
-    except OSError:
-        pass  # a container's filter refuses all that has to do with keys, also to read them
-    kernel.prctl(kernel.PR_CAP_AMBIENT, kernel.PR_CAP_AMBIENT_CLEAR_ALL)
-    _drop_bounding_set()
+    give_up_first()
     if owner is not None:
         os.setgroups([])
         os.setresgid(owner[1], owner[1], owner[1])
@@ -35,6 +31,19 @@ def give_up(owner: tuple[int, int] | None, writable: Iterable[str], outputs: Ite
     kernel.install_filter(call_filter.program(kernel.MACHINE))
     # Changing the user has cleared it. Whoever made us is to take us along.
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@cache
+def give_up_first() -> None:
+    """Gives up what is neither needed to make a sandbox nor a matter of what is asked for. It is
+    done once in a process: an init that waits for its request does it meanwhile.
+    """
+    try:
+        kernel.join_new_keyring()
+    except OSError:
+        pass  # a container's filter refuses all that has to do with keys, also to read them
+    kernel.prctl(kernel.PR_CAP_AMBIENT, kernel.PR_CAP_AMBIENT_CLEAR_ALL)
+    _drop_bounding_set()
 
 
 def _drop_bounding_set() -> None:

@@ -3,10 +3,10 @@
     python -I server.py SOCKET PARENT
 
 A request is one message on the socket (SOCK_SEQPACKET): its clone flags, and as descriptors the
-pickled request, `line`, `gate` and what the child is to have. Descriptors that one message cannot
-carry come in messages before it. The server forks and forgets; all that follows is between init
-and the caller. It ends when the caller closes the socket or dies, and when it was idle for a
-while, for nothing should stay behind that nobody needs.
+pickled request, `line`, `gate` and what the child is to have. The server hands it on to an init
+that it has forked, mostly ahead (`spare`), and forgets it; all that follows is between init and
+the caller. It ends when the caller closes the socket or dies, and when it was idle for a while, for
+nothing should stay behind that nobody needs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from branching.process.sandbox.spare import Spare
 
 IDLE_SECONDS_MAX = 0.5
 """How long it stays without a request and without a running sandbox."""
-DESCRIPTORS_MAX = 250
-"""One message takes no more (the kernel's SCM_MAX_FD is 253)."""
-MORE = b"more"
 FOR_CALL = b" call"
 """Follows the flags where a function is to be run."""
 
@@ -44,6 +46,8 @@ def main(socket_descriptor: int, parent: int) -> None:
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
+    for descriptor in (0, 1, 2, socket_descriptor):
+        os.set_inheritable(descriptor, False)  # as all others: what is executed gets what was sent
     caller = socket.socket(fileno=socket_descriptor)
     parent_end = os.pidfd_open(parent)
     if os.getppid() != parent:
@@ -52,70 +56,97 @@ def main(socket_descriptor: int, parent: int) -> None:
 
 
 def _serve(caller: socket.socket, parent_end: int, woken: int, wake: int) -> None:
+    from branching.process.sandbox import parcel
+
     poll = select.poll()
     for descriptor in (caller.fileno(), parent_end, woken):
         poll.register(descriptor, select.POLLIN)
-    running: set[int] = set()
-    received: list[int] = []
+    inits = _Inits([caller.fileno(), parent_end, woken, wake])
     idle_since = time.monotonic()
     while True:
         left = None
-        if not running:
+        if inits.lack_spare:
+            left = 0.0
+        elif not inits.running:
             left = max(0.0, idle_since + IDLE_SECONDS_MAX - time.monotonic()) * 1000
         ready = {descriptor for descriptor, _ in poll.poll(left)}
-        if parent_end in ready or (not ready and not running):
-            return
+        if not ready and inits.lack_spare:
+            inits.fork_ahead()
+            continue
+        if parent_end in ready or not ready:
+            break
         if woken in ready:
             os.read(woken, 4096)
-            running -= _reaped()
+            inits.forget(_reaped())
             idle_since = time.monotonic()
         if caller.fileno() in ready:
-            message, descriptors, _, _ = socket.recv_fds(caller, 64, DESCRIPTORS_MAX)
+            message, descriptors = parcel.receive(caller)
             if not message:
-                return
-            received += descriptors
-            if message == MORE:
-                continue
+                break
             if message.endswith(FOR_CALL):
                 _load_for_calls()
-            flags = int(message.removesuffix(FOR_CALL))
-            pid = _start(flags, received, [caller.fileno(), parent_end, woken, wake])
-            running.add(pid)
-            for descriptor in received:
+            inits.start(int(message.removesuffix(FOR_CALL)), descriptors)
+            for descriptor in descriptors:
                 os.close(descriptor)
-            received = []
+    inits.dismiss_spare()
 
 
-def _start(flags: int, descriptors: list[int], own: list[int]) -> int:
-    from branching.process.sandbox import init, kernel, mounts
-    from branching.process.sandbox.request import Request
+class _Inits:
+    """The inits that run, and the spare one."""
 
-    _prepare()
-    # What is read here, a fork need not read again: its memory would have to be copied for that.
-    request = _read(descriptors[0])
-    assert isinstance(request, Request)
-    mounts.read()
-    try:
-        pid = kernel.clone(flags)
-    except OSError as error:
-        os.write(descriptors[1], b'{"failed": "clone", "errno": %d}' % (error.errno or 0))
-        return -1
-    if pid:
-        return pid
-    try:
-        signal.set_wakeup_fd(-1)
-        for descriptor in (*own, descriptors[0]):
-            os.close(descriptor)
-        init.run(request, descriptors[1:])
-    finally:
-        os._exit(init.EXIT_KILLED)
+    def __init__(self, own: list[int]) -> None:
+        self._own = own
+        self._flags = 0
+        self._spare: Spare | None = None
+        self.running: set[int] = set()
+        self.lack_spare = False
+        """One is to be made: who has asked for a sandbox will soon ask for another."""
+
+    def start(self, flags: int, descriptors: list[int]) -> None:
+        """Hands a request to the spare init, or to a new one where there is none that fits."""
+        from branching.process.sandbox import spare
+
+        _prepare()
+        ready, self._spare = self._spare, None
+        if ready is not None and ready.flags != flags:
+            ready.let_go()
+            ready = None
+        try:
+            if ready is not None and ready.hand(descriptors):
+                self.running.add(ready.pid)
+            else:
+                self.running.add(spare.fork_for(flags, self._own, descriptors))
+        except OSError as error:
+            os.write(descriptors[1], b'{"failed": "clone", "errno": %d}' % (error.errno or 0))
+            return
+        self._flags = flags
+        self.lack_spare = True
+
+    def fork_ahead(self) -> None:
+        """Makes the spare one, of the kind that was asked for last."""
+        from branching.process.sandbox.spare import Spare
+
+        self.lack_spare = False
+        with suppress(OSError):  # it will be told when one is asked for
+            self._spare = Spare(self._flags, self._own)
+
+    def forget(self, ended: set[int]) -> None:
+        """Takes notice of ends. A spare that died is replaced after the next request."""
+        self.running -= ended
+        if self._spare is not None and self._spare.pid in ended:
+            self._spare.let_go()
+            self._spare = None
+
+    def dismiss_spare(self) -> None:
+        """Ends the spare one, and waits for its end: nothing is to be left of us."""
+        if self._spare is not None:
+            os.kill(self._spare.pid, signal.SIGKILL)
+            os.waitpid(self._spare.pid, 0)
 
 
 @cache
 def _prepare() -> None:
     """Does once what each of those that are forked would do for itself."""
-    import pickle  # noqa: F401
-
     from branching.process.sandbox import child, kernel
     from branching.process.sandbox import filter as call_filter
 
@@ -128,13 +159,6 @@ def _load_for_calls() -> None:
     """Loads once what each child would load for itself."""
     from branching.process import courier, homeway  # noqa: F401
     from branching.process.sandbox import call  # noqa: F401
-
-
-def _read(descriptor: int) -> object:
-    import pickle
-
-    with open(descriptor, "rb", closefd=False) as file:
-        return pickle.load(file)
 
 
 def _reaped() -> set[int]:

@@ -30,11 +30,6 @@ def start(request: Request, descriptors: list[int]) -> int:
     """Returns the pid of the program, which runs. OSError if it cannot be executed."""
     os.umask(request.umask)
     moved = child.out_of_the_way(request, descriptors)
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            os.set_inheritable(int(name), False)
-        except OSError:
-            pass  # the one that listed the directory
     refusal: OSError | None = None
     for path in _places(request):
         try:

@@ -1,4 +1,4 @@
-"""Builds what a sandboxed process sees of the files. Runs in init, in a mount table of its own.
+"""Builds what a sandboxed process sees of the files, in a mount table of its own. Runs in init.
 
     all that was mounted     read-only
     the workspace's path     the branch, writable
@@ -72,8 +72,8 @@ class View:
 
     def build(self) -> list[str]:
         """Builds it and goes to the workspace. Returns the writable places."""
-        self.step = "cutting off the mount table"
-        mounts.make_private()
+        self.step = "making a mount table of its own"
+        mounts.take_own()
         self._table = mounts.read()
         view = str(self._sandbox.view)
         own = mounts.around(view, self._table)
