@@ -14,7 +14,7 @@ from support.traces import processes_in
 from support.waiting import until
 
 from branching import BranchContext, ProcessBranchError, ResourceLimits, Workspace
-from branching.process.sandbox import client
+from branching.process.sandbox import server_process
 
 RUNS = 300 if os.environ.get("BRANCHFS_SOAK") else 30
 LATEST_SECONDS = 0.2
@@ -37,7 +37,7 @@ def mounted(root: Path) -> list[str]:
 def descriptors() -> list[str]:
     """What this process has open, pidfds and sockets included, but for the server's socket."""
     found = []
-    kept = {client._server.socket.fileno()} if client._server is not None else set()
+    kept = {server_process._server.socket.fileno()} if server_process._server is not None else set()
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
             link = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115

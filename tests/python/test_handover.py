@@ -12,7 +12,7 @@ import pytest
 from conftest import Mounted
 
 from branching import BranchContext, ForkError, Workspace
-from branching.process.sandbox import client, handover
+from branching.process.sandbox import handover, server_process
 
 FULL = """
 import errno, os, resource, socket, sys
@@ -66,13 +66,13 @@ def test_where_there_is_never_room_nothing_runs_and_others_run_on(
         with BranchContext(waits, branch) as context:
             monkeypatch.setattr(socket, "send_fds", refuse)
             monkeypatch.setattr(handover, "WAIT_SECONDS_MAX", 0.0)
-            before = client._server
+            before = server_process._server
             with (
                 pytest.raises(ForkError, match="on their way from one program to another"),
                 BranchContext(["touch", "ran"], branch),
             ):
                 pass
-            assert client._server is before
+            assert server_process._server is before
             (branch.path / "go").touch()
             context.wait(60)
         assert not (branch.path / "ran").exists()

@@ -21,7 +21,7 @@ from support.command import branching_argv
 from support.sandbox import Said, run_in
 
 from branching import NamespaceError, Workspace
-from branching.process.sandbox import Sandbox, caller, client, failure, kernel
+from branching.process.sandbox import Sandbox, caller, client, failure, kernel, server_process
 from branching.process.sandbox import filter as call_filter
 
 
@@ -216,7 +216,7 @@ def test_many_at_once_from_many_threads(place: Path) -> None:
 
 def test_a_server_that_was_killed_is_started_anew(place: Path) -> None:
     assert run_in(place, "exit 3").code == 3
-    server = client._server
+    server = server_process._server
     assert server is not None
     server._process.kill()
     assert run_in(place, "exit 4").code == 4
@@ -224,7 +224,7 @@ def test_a_server_that_was_killed_is_started_anew(place: Path) -> None:
 
 def test_a_caller_may_have_blocked_all_signals(place: Path) -> None:
     """What starts the sandboxes inherits that, and would not hear of an end."""
-    server = client._server
+    server = server_process._server
     if server is not None:
         server._process.kill()
         server._process.wait()
@@ -238,7 +238,7 @@ def test_a_caller_may_have_blocked_all_signals(place: Path) -> None:
     thread.start()
     thread.join(60)
     assert codes == [3]
-    server = client._server
+    server = server_process._server
     assert server is not None
     status = Path(f"/proc/{server._process.pid}/status").read_text()
     blocked, ignored = (
@@ -330,12 +330,12 @@ def test_nothing_of_the_server_is_open_at_the_end_of_the_process(place: Path) ->
     script = """
 import atexit, os, sys
 from pathlib import Path
-atexit.register(lambda: print(client._server))  # called last: it was registered first
+atexit.register(lambda: print(server_process._server))  # called last: it was registered first
 from branching.process import Command, Sandbox
-from branching.process.sandbox import client
+from branching.process.sandbox import server_process
 here = Path(sys.argv[1])
 Command(["true"], cwd=here, environment=dict(os.environ), sandbox=Sandbox.of(here, at=here)).run()
-assert client._server is not None
+assert server_process._server is not None
 """
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", script, str(place)],

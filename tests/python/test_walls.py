@@ -26,7 +26,7 @@ from support.sandbox import run_in
 from support.waiting import until
 
 from branching import BranchContext, ProcessBranchError, Workspace
-from branching.process.sandbox import client, kernel, view
+from branching.process.sandbox import client, kernel, server_process, view
 from branching.process.sandbox import filter as call_filter
 
 ROOT_ONLY = pytest.mark.parametrize("prison", ["root"], indirect=True)
@@ -351,7 +351,7 @@ def test_the_death_of_the_one_that_starts_them_ends_all(real: Mounted) -> None:
     space = Workspace(real.root)
     with space.branch("b", on_success=None) as branch:
         with BranchContext(["sleep", "600"], branch) as context:
-            server = client._server
+            server = server_process._server
             assert server is not None
             server._process.kill()
             with pytest.raises(ProcessBranchError):
@@ -368,7 +368,7 @@ def test_without_a_sandbox_it_ends_all_too(real: Mounted) -> None:
         with BranchContext(["sh", "-c", script], branch, isolation="none") as context:
             until((branch.path / "pid").exists, "the process that has left")
             left = os.pidfd_open(int((branch.path / "pid").read_text()))
-            server = client._server
+            server = server_process._server
             assert server is not None
             server._process.kill()
             with pytest.raises(ProcessBranchError):

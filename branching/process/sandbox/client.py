@@ -1,13 +1,8 @@
-"""The caller's side of the sandbox: starting processes in it, from any thread.
-
-There is one server for a process, started when it is first needed and gone soon after it was last
-needed. A forked child does not use its parent's.
-"""
+"""The caller's side of the sandbox: starting processes in it, from any thread."""
 
 from __future__ import annotations
 
 import array
-import atexit
 import errno
 import json
 import os
@@ -17,17 +12,14 @@ import signal
 import socket
 import stat
 import struct
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from branching.errors import ForkError, NamespaceError, ProcessBranchError
-from branching.process import open_files
-from branching.process.sandbox import child, failure, kernel, parcel, server
+from branching.process.sandbox import child, failure, kernel, server, server_process
 from branching.process.sandbox.request import Request
 
 START_SECONDS_MAX = 60.0
@@ -35,7 +27,6 @@ START_SECONDS_MAX = 60.0
 
 _CREDENTIALS = struct.Struct("=iII")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(struct.calcsize("i"))
-_BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP}
 
 
 class Refused(Exception):
@@ -147,7 +138,7 @@ def start(
     for is_last_try in (False, True):
         try:
             return _start(request, descriptors, admit)
-        except _ServerGone as gone:
+        except server_process.ServerGone as gone:
             # It was about to end, for want of work, when we asked.
             if is_last_try:
                 raise ForkError(
@@ -164,10 +155,6 @@ def _refuse_directories(numbers: Sequence[int], descriptors: Sequence[int]) -> N
                 f"descriptor {number} is a directory, which leads out of the sandbox; nothing ran",
                 hint="redirect it from a file or /dev/null",
             )
-
-
-class _ServerGone(Exception):
-    """The server ended before it heard us."""
 
 
 def _start(
@@ -187,11 +174,11 @@ def _start(
             os.lseek(blob, 0, os.SEEK_SET)
             sent = [blob, inits_line.fileno(), childs_gate.fileno(), *descriptors]
             marks = b"" if request.argv else server.FOR_CALL
-            _send(b"%d%s" % (_flags(request), marks), sent)
+            server_process.send(b"%d%s" % (_flags(request), marks), sent)
         deadline = time.monotonic() + START_SECONDS_MAX
         init, _ = _hear(line, deadline, ends)
         if init is None:
-            raise _ServerGone
+            raise server_process.ServerGone
         started = Started(line, _only(ends), is_sandboxed=request.is_sandboxed)
         _pass_gate(started, line, gate, deadline, admit)
         return started
@@ -322,95 +309,3 @@ def _flags(request: Request) -> int:
         return 0
     flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
     return flags | (kernel.CLONE_NEWUSER if request.is_user_namespace else 0)
-
-
-# The server.
-
-_lock = threading.Lock()
-_server: _Server | None = None
-
-
-class _Server:
-    """The running server of this process."""
-
-    def __init__(self) -> None:
-        self.identity = _identity()
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket = ours
-        argv = [
-            *(sys.executable, "-I"),
-            *("-X", f"utf8={sys.flags.utf8_mode}"),  # names are to mean the same to both
-            *(server.__file__, str(its.fileno()), str(os.getpid())),
-        ]
-        # A key struck while it starts is not meant for it; it inherits what is blocked here.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
-        try:
-            # Its directory must not keep a mount busy.
-            self._process = subprocess.Popen(
-                argv,
-                cwd="/",
-                pass_fds=[its.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError as error:
-            ours.close()
-            raise ForkError(
-                f"the process that starts sandboxes could not be made: {error}; nothing ran"
-            ) from error
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            its.close()
-        open_files.give_back(self._process.pid)  # to what it starts, too
-        # It ends by itself; somebody has to take notice, or it would stay as a zombie.
-        threading.Thread(target=self._process.wait, name="sandbox server", daemon=True).start()
-
-    def send(self, message: bytes, descriptors: Sequence[int]) -> None:
-        """Sends one request. OSError when it is gone."""
-        parcel.send(self.socket, message, descriptors)
-
-
-def _identity() -> tuple[object, ...]:
-    # Who is another by now (forked, changed its user or its mounts) needs another server.
-    return os.getpid(), os.geteuid(), os.getegid(), os.stat("/proc/self/ns/mnt").st_ino
-
-
-def _send(message: bytes, descriptors: Sequence[int]) -> None:
-    global _server  # noqa: PLW0603
-    with _lock:
-        if _server is not None and _server.identity == _identity():
-            try:
-                _server.send(message, descriptors)
-                return
-            except OSError as error:
-                is_whole = len(descriptors) <= parcel.DESCRIPTORS_MAX  # it has heard nothing yet
-                if error.errno == errno.ETOOMANYREFS and is_whole:
-                    raise ForkError(
-                        "too many open files of this user are on their way from one program to "
-                        "another; nothing ran",
-                        hint="start fewer at once, or raise the limit of open files: ulimit -n",
-                    ) from error
-                # Else it has ended, for want of work.
-        if _server is not None:
-            _server.socket.close()
-        _server = None
-        _server = _Server()
-        try:
-            _server.send(message, descriptors)
-        except OSError as error:
-            raise _ServerGone from error
-
-
-def _forget_server() -> None:
-    """At the end of this process, and in a forked child: there the server is the parent's, and the
-    lock may have been held."""
-    global _server, _lock  # noqa: PLW0603
-    _lock = threading.Lock()
-    if _server is not None:
-        _server.socket.close()
-        _server = None
-
-
-os.register_at_fork(after_in_child=_forget_server)
-atexit.register(_forget_server)
