@@ -16,6 +16,7 @@ All of it blocks, and belongs to one thread at a time: the coordinator's lock se
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from branching.agent.merge.stage import fill
 from branching.agent.place import Place
 from branching.agent.touched import touched
 from branching.agent.types import FlushError, FlushReport, MergeOptions
-from branching.errors import BranchingError, CommitError, ConflictError
+from branching.errors import BranchingError, BranchStaleError, CommitError, ConflictError
 from branching.fs import Branch, Change
 from branching.fs.beneath import Tree
 
@@ -108,21 +109,32 @@ class OpenFork:
         return plan
 
     def plan(self, winner: Branch, options: MergeOptions) -> Plan:
-        """Finds out what a merge would do, and does nothing."""
+        """Finds out what a merge would do, and does nothing. BranchStaleError when another branch
+        was committed past the fork.
+        """
         base, theirs = self.base, self.tree(winner)
-        return make_plan(
-            Sides(
-                base=base,
-                parent=self.tree(self.parent),
-                winner=theirs,
-                winner_touched=frozenset(touched(winner.diff(), base, theirs)),
-                parent_touched=self.parent_touched(),
-                drifted=self._drifted(winner),
-                directory=self._directory,
-                forked_ns=self.forked_ns,
-            ),
-            options,
-        )
+        try:
+            return make_plan(
+                Sides(
+                    base=base,
+                    parent=self.tree(self.parent),
+                    winner=theirs,
+                    winner_touched=frozenset(touched(winner.diff(), base, theirs)),
+                    parent_touched=self.parent_touched(),
+                    drifted=self._drifted(winner),
+                    directory=self._directory,
+                    forked_ns=self.forked_ns,
+                ),
+                options,
+            )
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            raise BranchStaleError(
+                "nothing was merged: another branch of the workspace was committed since the fork",
+                hint='abort the fork; where others commit meanwhile, mount with policy="snapshot"',
+                branch=winner.name,
+            ) from error
 
     def is_newer_in_base(self, path: str) -> bool:
         """Tells whether somebody changed a file of the base directory since the fork."""

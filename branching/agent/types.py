@@ -45,8 +45,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and value < 0:
-                raise ValueError(f"the budget's {name} cannot be negative: {value}")
+            if value is not None and not value >= 0:  # a NaN is never reached
+                raise ValueError(f"the budget's {name} must be a number of 0 or more, not {value}")
 
 
 @dataclass(frozen=True)

@@ -310,9 +310,10 @@ class TestLedger:
         with pytest.raises(UnknownPriceError):
             ledger.reserve("a")
 
-    def test_a_negative_budget_is_a_mistake(self) -> None:
-        with pytest.raises(ValueError, match="cannot be negative"):
-            Budget(usd=-1)
+    @pytest.mark.parametrize("usd", [-1, float("nan")])
+    def test_a_budget_that_cannot_be_reached_is_a_mistake(self, usd: float) -> None:
+        with pytest.raises(ValueError, match="0 or more"):
+            Budget(usd=usd)
 
 
 def test_a_request_that_fails_costs_what_it_was_told_to_cost() -> None:

@@ -29,7 +29,7 @@ from support.agents import (
     writing,
 )
 
-from branching import Branch, CommitError, ConflictError, Workspace
+from branching import Branch, BranchStaleError, CommitError, ConflictError, Workspace
 from branching.agent import processes
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError, MergeConflictError
@@ -155,6 +155,26 @@ def deleted_by_the_parent(forked: Forked) -> None:
 
 
 MINE = writing(**{SEED: "mine\n", "new": "new\n"})
+
+
+def test_a_fork_that_another_commit_has_passed_says_so(real: Mounted) -> None:
+    """Under first-winner. It can only be aborted, and what was committed stays."""
+
+    async def work() -> None:
+        with Workspace(real.root) as workspace:
+            made = coordinator(workspace, {"a": writing(**{SEED: "mine"})})
+            await made.fork(specs("a"), parent_history=[])
+            await all_ended(made)
+            with workspace.branch("other") as branch:
+                (branch.path / SEED).write_text("theirs")
+            with pytest.raises(BranchStaleError, match="nothing was merged") as caught:
+                await picked(made, "a")
+            assert "abort the fork" in str(caught.value.hint)
+            await made.abort_fork()
+            assert workspace.branches() == []
+
+    run(work())
+    assert (real.base / SEED).read_text() == "theirs"
 
 
 @pytest.mark.parametrize(
