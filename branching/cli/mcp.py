@@ -72,19 +72,25 @@ def mcp(
     Example: branching mcp -w ~/project
     """
     with reported(json=False):
-        try:
-            from branching.mcp import Desk, Rules, serve_http, serve_stdio
-            from branching.mcp.desk import SECONDS_MAX_DEFAULT, host_directories
-            from branching.mcp.http import read_token
-        except ImportError as error:
-            if error.name != "mcp":
-                raise
-            raise UsageFault(f"{error}") from error
         from branching.cli.interrupt import interruptible
+        from branching.cli.token import read_token
         from branching.process import Sandbox
 
         if token_file is not None and http is None:
             raise UsageFault("--token-file is for --http: on standard input there is no token")
+        try:
+            token = read_token(token_file)
+            Sandbox.of("/", hide=tuple(hide or ()))  # are they globs?
+        except ValueError as error:
+            raise UsageFault(str(error)) from error
+        # Only now: the protocol's library takes a second to load.
+        try:
+            from branching.mcp import Desk, Rules, serve_http, serve_stdio
+            from branching.mcp.desk import SECONDS_MAX_DEFAULT, host_directories
+        except ImportError as error:
+            if error.name != "mcp":
+                raise
+            raise UsageFault(f"{error}") from error
         rules = Rules(
             limits=limits.limits(),
             hide=tuple(hide or ()),
@@ -93,11 +99,6 @@ def mcp(
             seconds_max=max_time or SECONDS_MAX_DEFAULT,
             seen_as=host_directories(),
         )
-        try:
-            token = read_token(token_file)
-            Sandbox.of("/", hide=rules.hide)  # are they globs?
-        except ValueError as error:
-            raise UsageFault(str(error)) from error
         with owned_workspace(workspace) as (space, owner):
             desk = Desk(space, owner, rules)
 

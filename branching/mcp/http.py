@@ -7,12 +7,9 @@ has its own name point here gets nothing), to no foreign origin, and to nobody w
 from __future__ import annotations
 
 import hmac
-import os
 import secrets
 import socket
-import stat
 import sys
-from pathlib import Path
 
 import anyio
 from mcp.server.auth.provider import AccessToken
@@ -26,24 +23,8 @@ from branching.patterns.scope import Scope
 
 HOST = "127.0.0.1"
 PATH = "/mcp"
-TOKEN_VARIABLE = "BRANCHING_MCP_TOKEN"
-TOKEN_CHARACTERS_MIN = 16
 STOP_SECONDS_MAX = 3
 """How long connections may take to close when the server is told to end."""
-
-
-def read_token(file: Path | None) -> str | None:
-    """Returns the token of the file, or of the environment, from which it is taken: commands in
-    branches must not find it there. ValueError for one that protects nothing.
-    """
-    told = os.environ.pop(TOKEN_VARIABLE, None)
-    if file is not None:
-        if stat.S_IMODE(file.stat().st_mode) & 0o077:
-            raise ValueError(f"others may read {file}, which has the token: chmod 600 it")
-        told = file.read_text(encoding="utf-8").strip()
-    if told is not None and len(told) < TOKEN_CHARACTERS_MIN:
-        raise ValueError(f"the token has less than {TOKEN_CHARACTERS_MIN} characters")
-    return told
 
 
 def serve_http(desk: Desk, *, port: int, token: str | None) -> None:

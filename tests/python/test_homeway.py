@@ -158,7 +158,7 @@ HOSTILE = {
     "a range to an object": b"cbuiltins\nrange\n" + named(Filled) + b")\x81\x85R",
     "a set without end": b"cbuiltins\nset\ncbuiltins\nrange\nI1000000000000\n\x85R\x85R",
     "a tuple without end": named(Tuple) + b"cbuiltins\nrange\nI1000000000000\n\x85R\x85\x81",
-    "a number without end": b"cfractions\nFraction\nX\x0b\0\0\0001E999999999\x85R",
+    "a number without end": b"cfractions\nFraction\nX\x08\0\0\0001E999999\x85R",
     "an address without end": b"ccollections\ndeque\n" + named(ipaddress.IPv6Network)
     + b"X\x04\0\0\0::/0\x85R\x85R",
 }  # fmt: skip

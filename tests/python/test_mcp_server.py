@@ -10,9 +10,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from support.command import branching, branching_argv
 from support.tools import SECONDS_MAX, connected, over_stdio
+from support.waiting import until
 
 from branching.fs.mounts import read_mounts
 from branching.mcp.work import apart, step
@@ -44,14 +44,7 @@ def project(place: Path) -> Path:
     return root
 
 
-def wait_until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not what():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-
-
-def mounts_of(project: Path) -> list[Path]:
+def mounts() -> list[Path]:
     """The mounts of this test's temporary directory, but for those inside of sandboxes."""
     here = Path(tempfile.gettempdir())
     return [mount.point for mount in read_mounts() if mount.point.is_relative_to(here)]
@@ -83,8 +76,8 @@ async def test_a_whole_session_over_pipes(
         assert (raced["committed"], raced["winner"]) == (True, 1)
         await agent.hears("[")
     assert (project / "made").read_text() == "x\n"
-    assert mounts_of(project) == []
-    wait_until(lambda: not processes_with(str(project)))  # the daemon has nothing to do any more
+    assert mounts() == []
+    until(lambda: not processes_with(str(project)), "the end of the daemon")
     assert ls(project) == []
 
 
@@ -96,36 +89,38 @@ def ls(project: Path) -> list[dict[str, Any]]:
 
 
 CLIENT = """
-import sys, anyio
-sys.path[:0] = {path!r}
-from pathlib import Path
-from support.tools import connected, over_stdio
+import json, subprocess, sys
 
-async def main():
-    async with connected(over_stdio(Path({project!r}))) as agent:
-        await agent.call("branch_create", name="b")
-        await agent.call("branch_run", branch="b", command="touch {began}; exec sleep 61{mark}")
-
-anyio.run(main)
+server = subprocess.Popen({argv!r}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+for message in {messages!r}:
+    server.stdin.write(json.dumps(message) + "\\n")
+    server.stdin.flush()
+    while "id" in message and json.loads(server.stdout.readline()).get("id") != message["id"]:
+        pass
 """
+"""Any program: what the protocol's library does at its end is no part of this."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_when_the_client_is_killed(project: Path, number: int) -> None:
     mark = str(os.getpid())
-    path = [entry for entry in sys.path if entry.endswith(("tests/python",))]
-    script = CLIENT.format(path=path, project=str(project), began="began", mark=mark)
+    run = {"branch": "b", "command": f"touch began; exec sleep 61{mark}"}
+    messages = [*introduction(), tool(3, "branch_create", name="b"), tool(4, "branch_run", **run)]
+    script = CLIENT.format(argv=branching_argv("mcp", "-w", str(project)), messages=messages)
     client = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: bool(processes_with(f"sleep\x0061{mark}")) or client.poll() is not None)
+        until(
+            lambda: processes_with(f"sleep\x0061{mark}") or client.poll() is not None,
+            "the command that runs",
+        )
         assert client.poll() is None, "the client ended by itself"
-        assert mounts_of(project)
+        assert mounts()
     finally:
         client.send_signal(number)
         client.wait()
-    wait_until(lambda: not processes_with(f"sleep\x0061{mark}"))
-    wait_until(lambda: not processes_with(str(project)))
-    wait_until(lambda: mounts_of(project) == [])
+    until(lambda: not processes_with(f"sleep\x0061{mark}"), "the end of the command")
+    until(lambda: not processes_with(str(project)), "the end of the server")
+    until(lambda: mounts() == [], "the end of the mount")
     assert ls(project) == []
     assert not (project / "began").exists()
 
@@ -162,39 +157,60 @@ def is_served(server: subprocess.Popen[str]) -> bool:
     return bool(json.loads(server.stdout.readline())["id"] == 1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_it_in_order(project: Path, number: signal.Signals) -> None:
-    with served(project) as server:
-        assert is_served(server)
-        server.send_signal(number)
-        assert server.wait(SECONDS_MAX) == 0
-        assert mounts_of(project) == []
+def test_a_signal_ends_it_in_order(place: Path) -> None:
+    """Whichever; the servers are started at once, which takes the longest."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    with ExitStack() as stack:
+        servers = {}
+        for number in numbers:
+            (place / number.name).mkdir()
+            servers[number] = stack.enter_context(served(place / number.name))
+        assert all(map(is_served, servers.values()))
+        for number, server in servers.items():
+            before = mounts()
+            server.send_signal(number)
+            assert server.wait(SECONDS_MAX) == 0
+            assert len(mounts()) < len(before), number
+        assert mounts() == []
 
 
 def created(server: subprocess.Popen[str], name: str, *, is_kept: bool = False) -> None:
     """Introduces itself, has a branch made, and waits for the answer."""
-    client = {"name": "test", "version": "1"}
-    initialize = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
-    ask(server, 2, "initialize", initialize)
-    assert server.stdin
-    server.stdin.write('{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
-    ask(server, 3, "tools/call", {"name": "branch_create", "arguments": {"name": name}})
+    for message in (*introduction(), tool(3, "branch_create", name=name)):
+        ask(server, message)
     if is_kept:
-        ask(server, 4, "tools/call", {"name": "branch_keep", "arguments": {"branch": name}})
+        ask(server, tool(4, "branch_keep", branch=name))
 
 
-def send(server: subprocess.Popen[str], number: int, method: str, params: dict[str, Any]) -> None:
+def introduction() -> list[dict[str, Any]]:
+    """What a client says first."""
+    client = {"name": "test", "version": "1"}
+    about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
+    return [
+        {"jsonrpc": "2.0", "id": 2, "method": "initialize", "params": about},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+    ]
+
+
+def tool(number: int, name: str, /, **arguments: Any) -> dict[str, Any]:
+    """A call of a tool."""
+    params = {"name": name, "arguments": arguments}
+    return {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+
+
+def send(server: subprocess.Popen[str], message: dict[str, Any]) -> None:
     assert server.stdin
-    message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
     server.stdin.write(json.dumps(message) + "\n")
     server.stdin.flush()
 
 
-def ask(server: subprocess.Popen[str], number: int, method: str, params: dict[str, Any]) -> None:
-    """Sends, and waits for the answer."""
-    send(server, number, method, params)
+def ask(server: subprocess.Popen[str], message: dict[str, Any]) -> None:
+    """Sends, and waits for the answer if there is to be one."""
+    send(server, message)
+    if "id" not in message:
+        return
     assert server.stdout
-    while (answer := json.loads(server.stdout.readline())).get("id") != number:
+    while (answer := json.loads(server.stdout.readline())).get("id") != message["id"]:
         pass
     assert not answer["result"].get("isError"), answer
 
@@ -205,9 +221,8 @@ def test_what_a_killed_server_has_left_is_told_and_dropped_by_the_next(project: 
         created(living, "living")
         created(killed, "left")
         created(keeping, "kept", is_kept=True)
-        race = {"candidates": ["exec sleep 600", "exec sleep 601"]}
-        send(killed, 5, "tools/call", {"name": "speculate", "arguments": race})
-        wait_until(lambda: claimed(project).count(" speculate-") == 2)
+        send(killed, tool(5, "speculate", candidates=["exec sleep 600", "exec sleep 601"]))
+        until(lambda: claimed(project).count(" speculate-") == 2, "both are claimed")
         for server in (killed, keeping):
             server.kill()
             server.wait()
@@ -242,10 +257,10 @@ def claimed(project: Path) -> str:
 
 def test_a_signal_before_it_serves_ends_it_too(project: Path) -> None:
     with served(project) as server:
-        wait_until(lambda: mounts_of(project) != [])
+        until(mounts, "it is mounted")
         server.send_signal(signal.SIGTERM)
         assert server.wait(SECONDS_MAX) in (0, 128 + signal.SIGTERM)  # whenever it came
-        assert mounts_of(project) == []
+        assert mounts() == []
 
 
 def test_what_is_no_message_does_not_end_it(project: Path) -> None:
@@ -338,7 +353,7 @@ async def test_a_whole_session_over_http(project: Path, mode: str) -> None:
                 await agent.hears("[")
     assert (project / "x").exists()
     assert (project / "y").exists()
-    assert mounts_of(project) == []
+    assert mounts() == []
     assert ls(project) == []
 
 
@@ -360,20 +375,22 @@ anyio.run(main)
 
 
 def test_a_race_ends_when_its_http_client_is_killed(project: Path) -> None:
+    """One of today's: before 2026 a connection that was lost could be taken up again."""
     mark = str(os.getpid())
     path = [entry for entry in sys.path if entry.endswith("tests/python")]
     with over_http(project) as (port, token):
         script = HTTP_CLIENT.format(path=path, token=token, port=port, mark=mark)
         client = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
         try:
-            wait_until(
-                lambda: bool(processes_with(f"sleep\x0062{mark}")) or client.poll() is not None
+            until(
+                lambda: processes_with(f"sleep\x0062{mark}") or client.poll() is not None,
+                "the candidate that runs",
             )
             assert client.poll() is None, "the client ended by itself"
         finally:
             client.kill()
             client.wait()
-        wait_until(lambda: not processes_with(f"sleep\x0062{mark}"))
+        until(lambda: not processes_with(f"sleep\x0062{mark}"), "the end of the candidate")
         with request(port) as response:  # the server is there for others
             assert response.status != 401
 

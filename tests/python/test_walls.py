@@ -95,11 +95,12 @@ def test_what_is_kept_in_sight_cannot_be_written(
     (outside / "work" / "bin").mkdir(parents=True)
     kept.mkdir(parents=True)
     (outside / "private" / "secret").touch()
+    (outside / "work" / "bin" / "tool").touch()
     monkeypatch.setenv("PATH", f"{kept}:/usr/bin:/bin")
     monkeypatch.setattr(sys, "path", [])
-    script = f"ls '{outside}/private'; touch '{kept}/x'"
+    script = f"ls '{outside}/private' '{kept}'; touch '{kept}/x'"
     said = run_in(outside / "work", script, private=[outside / "private"])
-    assert said.out == "bin\n"
+    assert said.lines == [f"{outside}/private:", "bin", "", f"{kept}:", "tool"]
     assert "Read-only file system" in said.err
 
 
@@ -147,6 +148,20 @@ def test_what_is_mounted_inside_is_not_mounted_outside(outside: Path) -> None:
         assert secret.exists()
     finally:
         subprocess.run(["umount", "--recursive", shared], check=True)
+
+
+def test_what_was_given_read_only_stays_so(outside: Path) -> None:
+    """A project that a container was given with `:ro`."""
+    given = outside / "given"
+    given.mkdir()
+    subprocess.run(["mount", "--bind", given, given], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", given], check=True)
+    try:
+        said = run_in(given, "touch x")
+    finally:
+        subprocess.run(["umount", given], check=True)
+    assert "Read-only file system" in said.err
+    assert not (given / "x").exists()
 
 
 def test_a_function_has_no_capability_either(real_workspace: Workspace) -> None:

@@ -199,6 +199,15 @@ class TestFromAnotherProcess:
         assert call.running.done().code == 1
         assert call.entries()[0].state == "terminated"
 
+    def test_what_is_done_is_seen_while_others_run(self, real: Mounted) -> None:
+        call = Steered(real, "true", "-c", COUNTING)
+        until(
+            lambda: [each.state for each in call.entries()] == ["done", "running"],
+            "that is seen",
+        )
+        call.running.signal(signal.SIGTERM)
+        assert call.running.done().code == 128 + signal.SIGTERM
+
     def test_it_is_told_something(self, real: Mounted) -> None:
         waits = 'until grep -q "go on" "$BRANCHING_STEER"; do sleep 0.02; done; touch won'
         call = Steered(real, waits)
