@@ -5,6 +5,7 @@
 
 pub mod disk;
 pub mod hold;
+pub mod work;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -139,6 +140,7 @@ impl Mount {
         writeln!(stream, "{request}").unwrap();
         let mut line = String::new();
         BufReader::new(stream).read_line(&mut line).unwrap();
+        let line = line.replace("\\udc", "\\\\udc"); // bytes outside UTF-8
         serde_json::from_str::<serde_json::Value>(&line).unwrap()["ok"].clone()
     }
 

@@ -1,0 +1,250 @@
+//! Random commits of a part of a branch, and with others at work in the base, undone and done again: what is chosen comes,
+//! what is not stays, and nothing that others did is lost.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::{Component, Path, PathBuf};
+
+use common::work::{Operation, Random, apply, operation};
+use common::{Content, Mount, Object, assert_same, refusal, shell, snapshot, snapshot_by_names};
+
+type Tree = BTreeMap<PathBuf, Object>;
+
+/// Without what moves by itself: times of directories, and links, of which a part may be taken.
+fn outline(root: &Path) -> Tree {
+    let mut tree = snapshot(root);
+    tree.values_mut().for_each(|object| (object.mtime, object.nlink) = ((0, 0), 0));
+    tree
+}
+
+fn is_directory(object: &Object) -> bool {
+    object.content == Content::Directory
+}
+
+fn fill(root: &Path) {
+    shell(
+        root,
+        "mkdir -p a/b/e b 'c d'/a e; echo one >a/a; echo two >a/b/a; echo x >b/a; ln -s a b/e; ln a/a a/e; ln b/a e/x
+         mkfifo b/b; chmod 700 e; find . -exec touch -h -d '2020-01-01 00:00:00.123456789' {} +",
+    );
+}
+
+/// What a commit is to take, as its options and as a plain rule.
+struct Choice {
+    only: Vec<String>,
+    exclude: Vec<String>,
+}
+
+impl Choice {
+    fn random(random: &mut Random) -> Self {
+        let mut patterns = |chance: usize| {
+            let count = if random.below(3) < chance { 1 + random.below(2) } else { 0 };
+            (0..count).map(|_| Self::pattern(random)).collect()
+        };
+        Self { only: patterns(2), exclude: patterns(1) }
+    }
+
+    fn pattern(random: &mut Random) -> String {
+        const NAMES: [&str; 5] = ["a", "b", "c d", "e", "*"];
+        let mut name = || NAMES[random.below(NAMES.len())];
+        let (one, two) = (name(), name());
+        match random.below(4) {
+            0 | 1 => NAMES[random.below(4)].to_owned(),
+            2 => format!("/{one}"),
+            _ => format!("{one}/{two}"),
+        }
+    }
+
+    fn options(&self) -> Vec<&str> {
+        let only = self.only.iter().flat_map(|pattern| ["--only", pattern.as_str()]);
+        only.chain(self.exclude.iter().flat_map(|pattern| ["--exclude", pattern.as_str()]))
+            .collect()
+    }
+
+    fn takes(&self, path: &Path) -> bool {
+        let matches = |pattern: &String| Self::matches(pattern, path);
+        (self.only.is_empty() || self.only.iter().any(matches)) && !self.exclude.iter().any(matches)
+    }
+
+    fn matches(pattern: &str, path: &Path) -> bool {
+        let names: Vec<&OsStr> = path.components().map(Component::as_os_str).collect();
+        let is = |part: &str, name: &OsStr| part == "*" || name == OsStr::new(part);
+        if !pattern.contains('/') {
+            return names.iter().any(|name| is(pattern, name));
+        }
+        let parts: Vec<&str> = pattern.trim_start_matches('/').split('/').collect();
+        parts.len() <= names.len() && parts.iter().zip(&names).all(|(part, name)| is(part, name))
+    }
+
+    /// What the base is to be; nothing where a part stands in the place of another.
+    fn wanted(&self, before: &Tree, ours: &Tree) -> Option<Tree> {
+        let mut wanted = Tree::new();
+        for path in before.keys().chain(ours.keys()) {
+            let from = if self.takes(path) { ours } else { before };
+            if let Some(object) = from.get(path) {
+                wanted.insert(path.clone(), object.clone());
+            }
+        }
+        for path in wanted.keys().cloned().collect::<Vec<_>>() {
+            for above in path.ancestors().skip(1) {
+                let found = [&wanted, before, ours].into_iter().find_map(|tree| tree.get(above));
+                let found = found.cloned().filter(is_directory)?;
+                wanted.insert(above.to_path_buf(), found);
+            }
+        }
+        Some(wanted)
+    }
+}
+
+struct Trial {
+    seed: u64,
+    random: Random,
+    mount: Mount,
+}
+
+impl Trial {
+    fn new(seed: u64) -> Self {
+        Self { seed, random: Random(seed), mount: Mount::over(fill) }
+    }
+
+    fn work(&mut self, root: &Path, steps: usize) {
+        for _ in 0..steps {
+            let operation = operation(&mut self.random);
+            let is_link = matches!(operation, Operation::Link(..));
+            if !is_link || self.random.below(2) == 0 {
+                let _ = apply(root, &operation);
+            }
+        }
+    }
+
+    fn base(&self) -> Tree {
+        snapshot_by_names(&self.mount.base())
+    }
+
+    fn restart(&mut self) {
+        match self.random.below(6) {
+            0 => self.mount.kill(),
+            1 => self.mount.unmount(),
+            _ => return,
+        }
+        self.mount.mount();
+    }
+
+    fn has_renamed_directories(&self) -> bool {
+        let request = serde_json::json!({"v": 1, "verb": "diff", "branch": "work"});
+        let reply = self.mount.request(&request);
+        let mut changes = reply["changes"].as_array().unwrap().iter();
+        changes.any(|one| one["change"] == "renamed" && one["kind"] == "directory")
+    }
+
+    /// Takes the last commit back and does it again, perhaps: the base is what it was each time.
+    fn revert(&mut self, before: &Tree, when: &str) {
+        let after = self.base();
+        let times = self.random.below(4);
+        for time in 0..times {
+            self.restart();
+            let (verb, wanted) = if time % 2 == 0 { ("undo", before) } else { ("redo", &after) };
+            let done = self.mount.run(&[verb], &[]);
+            assert!(done.status.success(), "{when}, {verb}: {}", refusal(&done));
+            assert_same(&self.base(), wanted, &format!("{when}, {verb}"));
+        }
+    }
+
+    fn commit_a_part(&mut self, round: usize) {
+        let branch = self.mount.create("work");
+        let steps = 5 + self.random.below(30);
+        self.work(&branch, steps);
+        self.restart();
+        let (before, ours, plain) = (self.base(), outline(&branch), outline(&self.mount.base()));
+        let choice = Choice::random(&mut self.random);
+        let when = format!("seed {}, round {round}, {:?}", self.seed, choice.options());
+        let has_renamed = self.has_renamed_directories();
+        let wanted = choice.wanted(&plain, &ours);
+        let words = [&["commit"], &choice.options()[..], &["work"]].concat();
+        let done = self.mount.run(&words, &[]);
+        if !done.status.success() {
+            let said = refusal(&done);
+            assert_same(&self.base(), &before, &format!("{when}: {said}"));
+            assert_same(&outline(&branch), &ours, &format!("{when}: {said}"));
+            if said.contains("none of the") {
+                let is_lost =
+                    |path: &&PathBuf| plain.get(*path) != ours.get(*path) && choice.takes(path);
+                let mut paths = plain.keys().chain(ours.keys());
+                let lost = if has_renamed { None } else { paths.find(is_lost) };
+                assert_eq!(lost, None, "{when}: {said}");
+            } else {
+                assert!(said.contains("choose"), "{when}: {said}");
+                assert!(has_renamed || wanted.is_none(), "{when}: {said}");
+            }
+            return self.mount.abort("work");
+        }
+        if !has_renamed {
+            let wanted = wanted.unwrap_or_else(|| panic!("{when}: not refused"));
+            assert_same(&outline(&self.mount.base()), &wanted, &when);
+        }
+        self.revert(&before, &when);
+    }
+
+    fn commit_beside_others(&mut self, round: usize) {
+        let branch = self.mount.create("work");
+        let origin = outline(&self.mount.base());
+        let steps = 5 + self.random.below(15);
+        self.work(&branch, steps);
+        let ours = outline(&branch);
+        common::wait_for_the_clock(&self.mount.base());
+        let base = self.mount.base();
+        let steps = 1 + self.random.below(6);
+        self.work(&base, steps);
+        self.restart();
+        let (before, theirs) = (self.base(), outline(&base));
+        let choice = Choice::random(&mut self.random);
+        let is_chosen = self.random.below(2) == 0;
+        let mut options = if is_chosen { choice.options() } else { Vec::new() };
+        let option = ["", "--force", "--skip"][self.random.below(3)];
+        options.extend(Some(option).filter(|option| !option.is_empty()));
+        let when = format!("seed {}, round {round}, {options:?}", self.seed);
+        let words = [&["commit"], &options[..], &["work"]].concat();
+        let done = self.mount.run(&words, &[]);
+        if !done.status.success() {
+            assert_same(&self.base(), &before, &format!("{when}: {}", refusal(&done)));
+            return self.mount.abort("work");
+        }
+        let after = outline(&base);
+        let file =
+            |tree: &Tree, path: &PathBuf| tree.get(path).filter(|one| !is_directory(one)).cloned();
+        for path in origin.keys().chain(theirs.keys()).chain(ours.keys()) {
+            let [was, our, their, now] =
+                [&origin, &ours, &theirs, &after].map(|tree| file(tree, path));
+            let (is_ours, is_theirs) = (our != was, their != was);
+            let takes = !is_chosen || choice.takes(path);
+            let what = format!("{when}: {}", path.display());
+            if is_theirs && (option == "--skip" || !takes || !is_ours && option.is_empty()) {
+                assert_eq!(now, their, "{what}: theirs is lost");
+            }
+            if is_ours && takes && (option == "--force" || !is_theirs && option.is_empty()) {
+                assert_eq!(now, our, "{what}: ours is lost");
+            }
+        }
+        self.revert(&before, &when);
+    }
+}
+
+#[test]
+fn a_part_is_what_was_chosen() {
+    for seed in 1..=common::rounds(5, 1000) as u64 {
+        let mut trial = Trial::new(seed);
+        (0..6).for_each(|round| trial.commit_a_part(round));
+    }
+}
+
+#[test]
+fn nothing_that_others_do_is_lost() {
+    for seed in 1..=common::rounds(5, 1000) as u64 {
+        let mut trial = Trial::new(seed);
+        (0..6).for_each(|round| trial.commit_beside_others(round));
+    }
+}
