@@ -1,0 +1,121 @@
+//! Copying objects: their attributes, and their content without its holes.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+use rustix::fs::{FileType, SeekFrom, Statx, StatxTimestamp, Timespec, Timestamps, XattrFlags};
+use rustix::io::Errno;
+
+use crate::overlay;
+use crate::tree::{Result, Tree, xattr_names};
+
+fn timespec(time: StatxTimestamp) -> Timespec {
+    Timespec { tv_sec: time.tv_sec, tv_nsec: i64::from(time.tv_nsec) }
+}
+
+/// Access and modification time of `stat`, for `utimensat`.
+pub(crate) fn times(stat: &Statx) -> Timestamps {
+    Timestamps {
+        last_access: timespec(stat.stx_atime),
+        last_modification: timespec(stat.stx_mtime),
+    }
+}
+
+/// Gives an object owner, extended attributes and mode of another, and leaves its times.
+pub(crate) fn copy_attributes(from: (&Tree, &Path), to: (&Tree, &Path)) -> Result<()> {
+    let (kept, mut stat) = (to.0.stat(to.1)?, from.0.stat(from.1)?);
+    for name in xattr_names(&to.0.list_xattrs(to.1)?) {
+        if !overlay::is_private_xattr(name) && from.0.get_xattr(from.1, name).is_err() {
+            to.0.remove_xattr(to.1, name)?;
+        }
+    }
+    (stat.stx_atime, stat.stx_mtime) = (kept.stx_atime, kept.stx_mtime);
+    copy_metadata((from.0, from.1, &stat), to)
+}
+
+/// Copies owner, extended attributes, mode and times of `from` to the object `to` (in this order: a change of owner
+/// clears set-id bits and capabilities, and everything before the times touches them).
+pub(crate) fn copy_metadata(from: (&Tree, &Path, &Statx), to: (&Tree, &Path)) -> Result<()> {
+    let (source, path, stat) = from;
+    let (target, new) = to;
+    let made = target.stat(new)?;
+    if (made.stx_uid, made.stx_gid) != (stat.stx_uid, stat.stx_gid) {
+        target.set_owner(new, Some(stat.stx_uid), Some(stat.stx_gid))?;
+    }
+    match source.list_xattrs(path) {
+        Ok(list) => {
+            for name in xattr_names(&list).filter(|name| !overlay::is_private_xattr(name)) {
+                let value = source.get_xattr(path, name)?;
+                target.set_xattr(new, name, &value, XattrFlags::empty())?;
+            }
+        }
+        Err(Errno::OPNOTSUPP) => {}
+        Err(error) => return Err(error),
+    }
+    if FileType::from_raw_mode(u32::from(stat.stx_mode)) != FileType::Symlink {
+        target.set_mode(new, u32::from(stat.stx_mode))?;
+    }
+    target.set_times(new, &times(stat))
+}
+
+/// Copies `length` bytes of content, keeping holes. A file system that can share blocks does so.
+pub(crate) fn copy_content(from: BorrowedFd<'_>, to: BorrowedFd<'_>, length: u64) -> Result<()> {
+    if rustix::fs::ioctl_ficlone(to, from).is_ok() {
+        return Ok(());
+    }
+    rustix::fs::ftruncate(to, length)?;
+    let mut position = 0;
+    while position < length {
+        let start = match rustix::fs::seek(from, SeekFrom::Data(position)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(()),
+            Err(Errno::INVAL) => position,
+            Err(error) => return Err(error),
+        };
+        let end = rustix::fs::seek(from, SeekFrom::Hole(start)).unwrap_or(length).min(length);
+        copy_range(from, to, start, end)?;
+        position = end;
+    }
+    Ok(())
+}
+
+pub(crate) fn copy_range(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    start: u64,
+    end: u64,
+) -> Result<()> {
+    let (mut read, mut write) = (start, start);
+    while read < end {
+        let wanted = usize::try_from(end - read).unwrap_or(usize::MAX);
+        match rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut write), wanted) {
+            Ok(0) => return Ok(()), // shortened behind our back
+            Ok(_) => {}
+            Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                return copy_by_hand(from, to, read, end);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn copy_by_hand(from: BorrowedFd<'_>, to: BorrowedFd<'_>, start: u64, end: u64) -> Result<()> {
+    const BUFFER_BYTES: usize = 1 << 20;
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut position = start;
+    while position < end {
+        let wanted =
+            usize::try_from(end - position).map_or(BUFFER_BYTES, |left| left.min(BUFFER_BYTES));
+        let read = rustix::io::pread(from, &mut buffer[..wanted], position)?;
+        if read == 0 {
+            return Ok(());
+        }
+        let mut written = 0;
+        while written < read {
+            written += rustix::io::pwrite(to, &buffer[written..read], position + written as u64)?;
+        }
+        position += read as u64;
+    }
+    Ok(())
+}
