@@ -26,6 +26,7 @@ mod held;
 mod history;
 mod import;
 mod nested;
+mod planning;
 mod presentation;
 mod probe;
 mod records;
@@ -33,7 +34,9 @@ mod recovery;
 mod selector;
 mod store;
 mod traces;
+mod transaction;
 mod veils;
+mod writers;
 
 use std::fs;
 use std::io;

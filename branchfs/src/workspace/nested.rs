@@ -1,4 +1,4 @@
-//! What branches of a branch did, for their commit into it: one's own changes, and those of siblings that were first.
+//! Committing into a parent branch, by what its branches did: one's own changes, and those of siblings that were first.
 //!
 //! A commit into a branch stacks layers, so that what siblings committed since a fork are the parent's layers that the
 //! child's stack does not have. Both sides are found by walking layers; the cost follows the changed names.
@@ -6,16 +6,116 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::Branch;
 use super::conflicts::Theirs;
+use super::planning::{CHANGED_AFTER_READ, WRITTEN_BY_OTHERS, refuse, too_late};
+use super::records::Absorbed;
+use super::transaction::names_of;
+use super::{Branch, CommitOptions, Committed, Policy, Workspace, below};
 use crate::commit::{Change, ChangeKind};
 use crate::difference::{Moves, Pair, Side, Walked, rename_by_inode, walk};
 use crate::error::{Context, Error};
-use crate::layer::copy_attributes;
+use crate::layer::{Layer, copy_attributes};
 use crate::tree::{Tree, xattr_names};
+
+impl Workspace {
+    pub(super) fn parent_of(&self, branch: &Branch) -> Result<Branch, Error> {
+        let parent = branch.record.parent;
+        self.lock().get(&parent).cloned().ok_or_else(|| Error::NotFound(parent.to_string()))
+    }
+
+    /// Refuses a commit into a branch against which something stands, unless it is forced.
+    pub(super) fn refuse_nested(
+        &self,
+        child: &Branch,
+        (ours, theirs): (&Work, &Work),
+        options: &CommitOptions,
+    ) -> Result<(), Error> {
+        let record = &child.record;
+        let policy = self.policy(options);
+        let reads = match policy {
+            Policy::Serializable => self.reads(record)?,
+            Policy::FirstWinner | Policy::Snapshot => Vec::new(),
+        };
+        let theirs = theirs.theirs();
+        if options.force || theirs.is_empty() {
+            return Ok(());
+        }
+        if policy == Policy::FirstWinner {
+            return Err(too_late(&record.name));
+        }
+        let written = ours.against(&theirs);
+        refuse(&record.name, WRITTEN_BY_OTHERS, &written)?;
+        refuse(&record.name, CHANGED_AFTER_READ, &theirs.against_reads(&reads))
+    }
+
+    /// A commit into a parent branch: the child's layers become the parent's top. Nobody else's stack changes: what was
+    /// forked before goes on seeing the parent as it was.
+    pub(super) fn commit_to_branch(
+        &self,
+        child: &Branch,
+        options: &CommitOptions,
+    ) -> Result<Committed, Error> {
+        let (id, parent) = (child.record.id, child.record.parent);
+        let above = &self.parent_of(child)?; // its layers do not change: that takes a commit
+        let (ours, theirs) = (Work::of(child)?, Work::since(above, child)?);
+        self.refuse_nested(child, (&ours, &theirs), options)?;
+        ours.take_attributes(&theirs)?;
+        let mounted = self.filesystem.mounted(above.slot).at(&self.base_path)?;
+        mounted.lock().make_layer().at(&self.base_path)?; // only the top layer of a branch may be missing
+        drop(mounted);
+        let branches = self.lock();
+        self.leave_to_fuse(above)?; // the kernel cannot mount what several layers make up
+        drop(branches);
+        // One rename of one record is the commit; what it names must be on disk first.
+        self.sync_store()?;
+        let mut branches = self.lock();
+        let stale = match self.policy(options) {
+            Policy::FirstWinner => {
+                let mut rivals = below(&branches, parent);
+                rivals.retain(|rival| *rival != id); // it has no live children
+                rivals
+            }
+            Policy::Snapshot | Policy::Serializable => Vec::new(),
+        };
+        let own = child.record.layers.len();
+        let stack: Vec<Arc<Layer>> =
+            child.stack[..own].iter().chain(&above.stack).cloned().collect();
+        let mut record = above.record.clone();
+        record.layers = child.record.layers.iter().chain(&record.layers).copied().collect();
+        record.absorbed = Some(Absorbed { child: id, stale: stale.clone() });
+        self.write_records([&record])?;
+        let slot = above.slot;
+        let gate = self.filesystem.close_gate();
+        self.settle_stale(&mut branches, &stale);
+        let mounted = self.filesystem.mounted(slot).at(&self.base_path)?;
+        let outdated = mounted.lock().restack(stack.clone(), None);
+        drop(gate);
+        let names = names_of(&branches, &stale);
+        if let Some(above) = branches.get_mut(&parent) {
+            (above.record, above.stack) = (record, stack);
+        }
+        self.thaw(slot, 1);
+        if let Some(mut child) = branches.remove(&id) {
+            if let Some(quota) = &child.quota {
+                quota.lift();
+            }
+            child.record.layers.clear(); // they are the parent's now
+            self.retire_branch(&branches, &child)?;
+        }
+        // Lines become durable in their order: what is absorbed is settled when the last of these is.
+        if let Some(above) = branches.get_mut(&parent) {
+            above.record.absorbed = None;
+        }
+        self.append_records(&branches, stale.iter().chain([&parent]))?;
+        self.filesystem.invalidate_outdated(slot, &outdated);
+        self.tell_stale(&branches, &stale);
+        Ok(Committed { changes: ours.changes, stale: names })
+    }
+}
 
 /// What layers changed over those below them.
 #[derive(Debug, Default)]

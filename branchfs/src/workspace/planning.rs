@@ -1,0 +1,189 @@
+//! The plan of a commit into main, and all that can stand against it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+#[cfg(test)]
+use super::Selector;
+use super::nested::Work;
+use super::{Branch, CommitOptions, Policy, Workspace, now};
+#[cfg(test)]
+use crate::commit::Disk;
+use crate::commit::{self, Header, Kind, Plan, Request, VERSION};
+use crate::error::{Context, Error};
+use crate::seen::WriteSet;
+use crate::selection::Selection;
+use crate::view::HIDDEN;
+
+pub(super) const WRITTEN_BY_OTHERS: &str =
+    "others committed changes of the same paths since the fork";
+pub(super) const CHANGED_AFTER_READ: &str =
+    "others committed changes of what it read since the fork";
+
+impl Workspace {
+    pub(super) fn policy(&self, options: &CommitOptions) -> Policy {
+        options.policy.unwrap_or(self.settings.policy)
+    }
+
+    /// The plan of a commit into main that nothing stands against, or that is forced.
+    pub(super) fn checked_plan(
+        &self,
+        branch: &Branch,
+        options: &CommitOptions,
+    ) -> Result<Plan, Error> {
+        let record = &branch.record;
+        let theirs = self.theirs(record)?;
+        let policy = self.policy(options);
+        let reads = match policy {
+            Policy::Serializable => self.reads(record)?,
+            Policy::FirstWinner | Policy::Snapshot => Vec::new(),
+        };
+        if policy == Policy::FirstWinner && !theirs.is_empty() && !options.force {
+            return Err(too_late(&record.name));
+        }
+        let mut selection = options.selection.clone();
+        loop {
+            let plan = self.plan(branch, selection.clone())?;
+            refuse_nothing_chosen(branch, &plan, &selection)?;
+            self.refuse_other_stores(&plan)?;
+            if options.force {
+                return Ok(plan);
+            }
+            let written = theirs.against(&plan.changes, &plan.written);
+            if options.skip && selection.skip(written.iter().chain(&plan.drift).cloned()) {
+                continue; // each turn leaves out more, so there are no more turns than paths
+            }
+            let name = &record.name;
+            refuse(name, WRITTEN_BY_OTHERS, &written)?;
+            refuse(name, CHANGED_AFTER_READ, &theirs.against_reads(&reads))?;
+            refuse(name, "the base was changed by others since the fork", &plan.drift)?;
+            return Ok(plan);
+        }
+    }
+
+    /// The store of a workspace below the base is a directory like others in a branch, and others' branches: what was
+    /// changed in a copy of it would damage them.
+    fn refuse_other_stores(&self, plan: &Plan) -> Result<(), Error> {
+        let is_store = |path: &Path| {
+            path.file_name() == Some(OsStr::new(HIDDEN))
+                && self.base.tree.stat(&path.join("format")).is_ok()
+        };
+        let paths =
+            plan.changes.iter().flat_map(|change| [Some(&change.path), change.from.as_ref()]);
+        match paths.flatten().flat_map(|path| path.ancestors()).find(|path| is_store(path)) {
+            None => Ok(()),
+            Some(store) => Err(Error::Unsupported(format!(
+                "{} is the store of another workspace, and the branch has changed it: commit with --exclude {HIDDEN}, which leaves it as it is",
+                store.display()
+            ))),
+        }
+    }
+
+    fn plan(&self, branch: &Branch, selection: Selection) -> Result<Plan, Error> {
+        self.driver().settle(branch.record.id)?;
+        let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
+        mounted.lock().join_all_links().at(&self.base_path)?;
+        let mut seen = BTreeMap::new();
+        let mut origins = HashMap::new();
+        for layer in branch.record.layers.iter().rev() {
+            let log = self.layer_path(*layer).join("writes");
+            let loaded = WriteSet::load(&log).at(&log)?;
+            for (path, expected) in loaded.seen {
+                seen.entry(path).or_insert(expected);
+            }
+            if !self.is_elsewhere() {
+                origins.extend(loaded.origins); // copies that are staged have other numbers
+            }
+        }
+        let disk = self.disk()?;
+        let traces = self.traces(&disk)?;
+        self.seen_by_kernel(branch, &traces, &mut seen)?;
+        let layers = branch
+            .record
+            .layers
+            .iter()
+            .map(|layer| Path::new("layers").join(layer.to_string()).join("upper"))
+            .collect();
+        let request = Request {
+            transaction: self.next_number(),
+            layers,
+            namespace: self.namespace,
+            seen,
+            forked: branch.record.created,
+            by_kernel: self.is_by_kernel(branch),
+            veils: self.veils_of(&branch.record),
+            selection,
+            traces,
+            origins,
+        };
+        commit::plan(&disk, &request)
+    }
+
+    /// The plan of a branch's commit, and the header its commit would have.
+    #[cfg(test)]
+    pub(crate) fn plan_for_tests(&self, name: &str) -> Result<(Disk, Header, Plan), Error> {
+        let branches = self.lock();
+        let branch = Selector::Name(name.to_owned())
+            .find(&branches)?
+            .ok_or_else(|| Error::NotFound(name.to_owned()))?;
+        let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
+        mounted.lock().make_layer().at(&self.base_path)?;
+        self.stage(branch.record.id, &branch.record)?.hand_over();
+        let plan = self.plan(branch, Selection::default())?;
+        Ok((self.disk()?, commit_header(branch, &plan), plan))
+    }
+}
+
+/// A branch is committed once: what is not chosen goes with it. What is left out because others changed it was given up.
+fn refuse_nothing_chosen(branch: &Branch, plan: &Plan, selection: &Selection) -> Result<(), Error> {
+    let takes_any =
+        !plan.changes.is_empty() || plan.written.iter().any(|path| selection.takes(path));
+    if takes_any || selection.is_all() || selection.skips_any() {
+        return Ok(());
+    }
+    let changes = Work::of(branch)?.changes;
+    let Some(first) = changes.first() else { return Ok(()) };
+    Err(Error::NothingChosen {
+        name: branch.record.name.clone(),
+        count: changes.len(),
+        first: first.path.clone(),
+        wanted: selection.to_string(),
+    })
+}
+
+pub(super) fn refuse(name: &str, reason: &str, paths: &BTreeSet<PathBuf>) -> Result<(), Error> {
+    if paths.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Conflict {
+        message: format!("branch {name} cannot be committed: {reason}"),
+        paths: paths.iter().cloned().collect(),
+        hint: "the branch is still open: look at these paths, then force the commit or abort it",
+    })
+}
+
+pub(super) fn too_late(name: &str) -> Error {
+    Error::Conflict {
+        message: format!("branch {name} cannot be committed: a sibling was committed first"),
+        paths: Vec::new(),
+        hint: "abort it, and start again from a new branch",
+    }
+}
+
+pub(super) fn commit_header(branch: &Branch, plan: &Plan) -> Header {
+    Header {
+        version: VERSION,
+        transaction: plan.transaction,
+        kind: Kind::Commit { branch: branch.record.id },
+        name: branch.record.name.clone(),
+        layers: branch.record.layers.clone(),
+        stale: Vec::new(),
+        veil: None,
+        observers: Vec::new(),
+        unveiled: Vec::new(),
+        lifted: None,
+        decided: now(),
+        displaced_bytes: plan.displaced_bytes,
+    }
+}
