@@ -28,7 +28,7 @@ impl Job {
                     }
                 }
             }
-            Self::Invalidate(filesystem, mounted) => filesystem.invalidate(&mounted),
+            Self::Invalidate(filesystem, mounted) => filesystem.invalidate_in_steps(&mounted),
         }
     }
 }
