@@ -303,6 +303,9 @@ impl Check {
         let present = self.names(Path::new("layers"))?;
         for name in &present {
             let path = Path::new("layers").join(name);
+            if name.starts_with("spare-") {
+                continue; // a daemon that was killed leaves them, and the next mount throws them away
+            }
             let id: Option<u64> = name.parse().ok();
             if let Some(id) = id.filter(|id| own.contains(id) || below.contains(id)) {
                 self.layer(&path, books.made.contains(&id) || !own.contains(&id))?;

@@ -11,6 +11,7 @@ mod kernel_mount;
 mod mount_table;
 mod open_files;
 mod overlay;
+mod spares;
 
 use std::path::Path;
 
@@ -53,8 +54,14 @@ pub(crate) trait Driver: Send + Sync {
     /// Whether it presents this branch now.
     fn presents(&self, branch: BranchId) -> bool;
 
-    /// Presents the branch, whose layer has its number, at its directory.
-    fn attach(&self, branch: BranchId, name: &str) -> Result<(), Error>;
+    /// Begins to make ahead what branches to come need.
+    fn begin(&self);
+
+    /// Makes something that was made ahead the layer in `layer`, if there is anything: it has changed nothing yet.
+    fn take_ready(&self, layer: &Path) -> Option<Ready>;
+
+    /// Presents the branch, whose layer has its number, at its directory: with what is ready, or with what is made now.
+    fn attach(&self, branch: BranchId, name: &str, ready: Option<Ready>) -> Result<(), Error>;
 
     /// Brings a branch's layer into a form that others can read, while it may go on being written.
     fn settle(&self, branch: BranchId) -> Result<(), Error>;
@@ -80,7 +87,14 @@ pub(crate) trait Driver: Send + Sync {
     /// # Errors
     /// `InUse`, and those of `then`.
     fn release(&self, then: &dyn Fn() -> Result<(), Error>) -> Result<(), Error>;
+
+    /// Takes out of the store again what was made ahead: the mount is over.
+    fn end(&self);
 }
+
+/// What a branch is presented with, made before there was the branch.
+#[derive(Debug)]
+pub(crate) struct Ready(kernel_mount::KernelMount);
 
 /// A driver, and why it is not the other one.
 pub(crate) struct Chosen {

@@ -30,7 +30,9 @@ use crate::quota::{Ledger, Quota};
 use crate::seen::{Expected, Identity, Read, ReadSet, WriteSet};
 use crate::tree::{Result, Tree};
 
-pub(crate) use copy::{copy_attributes, copy_content, copy_metadata, copy_range, times};
+pub(crate) use copy::{
+    copy_attributes, copy_content, copy_metadata, copy_range, match_attributes, times,
+};
 use links::parse_link;
 pub(crate) use part::give_as_layer;
 use part::{Part, make_directory};
@@ -191,8 +193,18 @@ impl Layer {
         let stat = below.stat(root)?;
         copy_metadata((below, root, &stat), (&made, root))?;
         std::fs::rename(&draft, own.directory.join("upper")).map_err(errno)?;
-        if let Some(births) = own.births.get() {
-            births.made(self.id).map_err(errno)?;
+        self.be_made(&made)
+    }
+
+    /// Takes what is in its directory, where it was made ahead with nothing in it, for this layer.
+    pub(crate) fn adopt(&self) -> Result<()> {
+        self.be_made(&Tree::open_root(&self.own().directory.join("upper"))?)
+    }
+
+    fn be_made(&self, made: &Tree) -> Result<()> {
+        if let Some(births) = self.own().births.get() {
+            let told = births.made(self.id);
+            told.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         }
         self.tree.appear(rustix::io::dup(made.root()?)?);
         Ok(())

@@ -445,6 +445,7 @@ impl Workspace {
     /// `Io`: the store is left where it is then.
     pub(crate) fn close(&self) -> Result<(), Error> {
         let _turn = self.take_turn();
+        self.driver().end();
         store::mark_closed(&self.lock_file).at(&self.store_path)?;
         let keeps = |root: &Path, name: &str| match fs::read_dir(root.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

@@ -67,8 +67,11 @@ fn a_record_that_the_power_emptied_is_a_branch_that_never_was() {
     assert!(mount.branch("kept").exists() && !mount.branch("lost").exists());
     fs::write(mount.create("lost").join("file"), "again").unwrap();
     mount.commit("kept");
-    let layers = mount.base().join(".branching/layers");
-    assert_eq!(fs::read_dir(layers).unwrap().count(), 1, "that of the new branch");
+    let layers = fs::read_dir(mount.base().join(".branching/layers")).unwrap();
+    let is_of_a_branch = |name: &str| !name.starts_with("spare-");
+    let of_branches = layers
+        .filter(|entry| is_of_a_branch(&entry.as_ref().unwrap().file_name().to_string_lossy()));
+    assert_eq!(of_branches.count(), 1, "that of the new branch");
 }
 
 /// S5: also with nothing changed.
@@ -441,10 +444,15 @@ fn a_create_makes_no_object_or_the_same_few_whatever_there_is() {
             }
         });
         (0..branches).for_each(|number| drop(mount.create(&format!("branch-{number}"))));
-        let store = mount.base().join(".branching");
-        let before = snapshot(&store).len();
+        // What is made ahead comes and goes by itself.
+        let objects = || {
+            let mut find = Command::new("find");
+            find.arg(mount.store()).args(["-name", "spare-*", "-prune", "-o", "-print"]);
+            find.output().unwrap().stdout.split(|byte| *byte == b'\n').count()
+        };
+        let before = objects();
         mount.create("one");
-        snapshot(&store).len() - before
+        objects() - before
     };
     let few = made(1, 0);
     assert!(few <= if common::driver() == "fuse" { 0 } else { 6 }, "{few} objects");

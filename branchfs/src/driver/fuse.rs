@@ -1,6 +1,8 @@
 //! The driver that adds nothing: branches are seen through the mount's own FUSE views.
 
-use super::{Completion, Driver};
+use std::path::Path;
+
+use super::{Completion, Driver, Ready};
 use crate::error::Error;
 use crate::workspace::BranchId;
 
@@ -21,7 +23,13 @@ impl Driver for Fuse {
         true
     }
 
-    fn attach(&self, _branch: BranchId, _name: &str) -> Result<(), Error> {
+    fn begin(&self) {}
+
+    fn take_ready(&self, _layer: &Path) -> Option<Ready> {
+        None
+    }
+
+    fn attach(&self, _branch: BranchId, _name: &str, _ready: Option<Ready>) -> Result<(), Error> {
         Ok(())
     }
 
@@ -46,4 +54,6 @@ impl Driver for Fuse {
     fn release(&self, then: &dyn Fn() -> Result<(), Error>) -> Result<(), Error> {
         then()
     }
+
+    fn end(&self) {}
 }

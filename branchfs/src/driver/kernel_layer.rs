@@ -56,7 +56,7 @@ pub(crate) fn settle_alone(
         return Ok(());
     }
     let (upper, work) = (directory.join("upper"), directory.join(WORK));
-    let mount = KernelMount::make(Layers { lower: base, upper: &upper, work: &work });
+    let mount = KernelMount::make(Layers { lower: base, upper: &upper, work: &work }, false);
     let mount = mount.map_err(|error| {
         Error::Unsupported(format!(
             "branch {name} was written by the overlay driver, which cannot be used here to complete it ({error}): mount where it can be, or abort the branch there"

@@ -33,8 +33,8 @@ pub(crate) struct Layers<'p> {
 
 impl KernelMount {
     /// Makes a file system. Every option is asked for; the kernel drops what it cannot give without a word, see
-    /// [`super::overlay::probe`].
-    pub(crate) fn make(layers: Layers<'_>) -> Result<Self> {
+    /// [`super::overlay::probe`]. The end of one that is read-only until then syncs nothing.
+    pub(crate) fn make(layers: Layers<'_>, is_read_only: bool) -> Result<Self> {
         let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
         rustix::mount::fsconfig_set_string(&context, "source", SOURCE)?;
         set_directory(&context, "lowerdir+", layers.lower)?;
@@ -42,6 +42,9 @@ impl KernelMount {
         set_directory(&context, "workdir", layers.work)?;
         for option in ["index", "redirect_dir", "metacopy"] {
             rustix::mount::fsconfig_set_string(&context, option, "on")?;
+        }
+        if is_read_only {
+            rustix::mount::fsconfig_set_flag(&context, "ro")?;
         }
         rustix::mount::fsconfig_create(&context)?;
         let flags = FsMountFlags::FSMOUNT_CLOEXEC;

@@ -21,7 +21,8 @@ use rustix::io::Errno;
 
 use super::kernel_layer::{Unsettled, WORK, open_directory};
 use super::kernel_mount::{KernelMount, Layers, unmount};
-use super::{Completion, Driver, mount_table, open_files};
+use super::spares::Spares;
+use super::{Completion, Driver, Ready, mount_table, open_files};
 use crate::error::{Context, Error};
 use crate::layer::times;
 use crate::tree::Tree;
@@ -53,6 +54,7 @@ pub(crate) struct Overlay {
     mountpoint: PathBuf,
     /// Leaf lock, never held over a system call that may wait for the mount.
     presented: Mutex<HashMap<BranchId, Presented>>,
+    spares: Spares,
 }
 
 impl Overlay {
@@ -62,6 +64,7 @@ impl Overlay {
             store: store.to_path_buf(),
             mountpoint: mountpoint.to_path_buf(),
             presented: Mutex::default(),
+            spares: Spares::new(base, store),
         }
     }
 
@@ -89,25 +92,14 @@ impl Overlay {
     }
 
     fn make(&self, branch: BranchId, name: &str) -> Result<KernelMount, Error> {
-        let layer = self.layer(branch);
-        let (upper, work) = (layer.join("upper"), layer.join(WORK));
-        hide_store(&upper)?;
-        let owner = fs::metadata(&layer).at(&layer)?;
-        make_directory(&work, &owner)?;
-        let layers = Layers { lower: &self.base, upper: &upper, work: &work };
-        let mount = make_patiently(layers).map_err(|error| match error {
-            Errno::BUSY => Error::Unsupported(format!(
-                "branch {name} is still in use by processes of an earlier mount: end them, then mount again"
-            )),
-            error => Error::Io { path: layer.clone(), source: error.into() },
-        })?;
-        // Made by the kernel as root's, and closed to everyone: the owner must be able to remove the store.
-        for directory in ["work", "index"].map(|name| work.join(name)) {
-            std::os::unix::fs::chown(&directory, Some(owner.uid()), Some(owner.gid()))
-                .at(&directory)?;
-            fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).at(&directory)?;
-        }
-        Ok(mount)
+        mount_over(&self.base, &self.layer(branch), false).map_err(|error| match error {
+            Error::Io { source, .. } if source.raw_os_error() == Some(libc::EBUSY) => {
+                Error::Unsupported(format!(
+                    "branch {name} is still in use by processes of an earlier mount: end them, then mount again"
+                ))
+            }
+            error => error,
+        })
     }
 
     /// One attempt to stop all writing with the layer in good form; `false` asks for another one.
@@ -160,12 +152,24 @@ impl Driver for Overlay {
         self.table().contains_key(&branch)
     }
 
-    fn attach(&self, branch: BranchId, name: &str) -> Result<(), Error> {
-        let mount = Arc::new(self.make(branch, name)?);
+    fn begin(&self) {
+        self.spares.begin();
+    }
+
+    fn take_ready(&self, layer: &Path) -> Option<Ready> {
+        self.spares.take(layer).map(Ready)
+    }
+
+    fn attach(&self, branch: BranchId, name: &str, ready: Option<Ready>) -> Result<(), Error> {
+        let mount = match ready {
+            Some(Ready(mount)) => Arc::new(mount),
+            None => Arc::new(self.make(branch, name)?),
+        };
         let directory = self.directory(name);
         mount.attach(&directory).at(&directory)?;
         let presented = Presented { name: name.to_owned(), mount, is_frozen: false };
         self.table().insert(branch, presented);
+        self.spares.refill();
         Ok(())
     }
 
@@ -257,13 +261,38 @@ impl Driver for Overlay {
         }
         done
     }
+
+    fn end(&self) {
+        self.spares.end();
+    }
+}
+
+/// Makes the kernel's file system over the layer in `layer`.
+pub(super) fn mount_over(
+    base: &Path,
+    layer: &Path,
+    is_read_only: bool,
+) -> Result<KernelMount, Error> {
+    let (upper, work) = (layer.join("upper"), layer.join(WORK));
+    hide_store(&upper)?;
+    let owner = fs::metadata(layer).at(layer)?;
+    make_directory(&work, &owner)?;
+    let mount = make_patiently(Layers { lower: base, upper: &upper, work: &work }, is_read_only)
+        .at(layer)?;
+    // Made by the kernel as root's, and closed to everyone: the owner must be able to remove the store.
+    for directory in ["work", "index"].map(|name| work.join(name)) {
+        std::os::unix::fs::chown(&directory, Some(owner.uid()), Some(owner.gid()))
+            .at(&directory)?;
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).at(&directory)?;
+    }
+    Ok(mount)
 }
 
 /// The kernel ends the file systems of a daemon that was killed in the background, and syncs them before.
-fn make_patiently(layers: Layers<'_>) -> rustix::io::Result<KernelMount> {
+fn make_patiently(layers: Layers<'_>, is_read_only: bool) -> rustix::io::Result<KernelMount> {
     let deadline = Instant::now() + EARLIER_WAIT_MAX;
     loop {
-        match KernelMount::make(layers) {
+        match KernelMount::make(layers, is_read_only) {
             Err(Errno::BUSY) if Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(5))
             }
@@ -328,8 +357,8 @@ fn try_options(base: &Path, scratch: &Path, mountpoint: &Path) -> Result<String,
     for directory in [&upper, &work] {
         fs::create_dir_all(directory).at(directory).map_err(|error| error.to_string())?;
     }
-    let mount =
-        KernelMount::make(Layers { lower: base, upper: &upper, work: &work }).map_err(refusal)?;
+    let mount = KernelMount::make(Layers { lower: base, upper: &upper, work: &work }, false)
+        .map_err(refusal)?;
     mount.attach(mountpoint).map_err(refusal)?;
     let table = mount_table::read();
     unmount(mountpoint, true).map_err(refusal)?;

@@ -24,13 +24,18 @@ pub(crate) fn times(stat: &Statx) -> Timestamps {
 /// Gives an object owner, extended attributes and mode of another, and leaves its times.
 pub(crate) fn copy_attributes(from: (&Tree, &Path), to: (&Tree, &Path)) -> Result<()> {
     let (kept, mut stat) = (to.0.stat(to.1)?, from.0.stat(from.1)?);
+    (stat.stx_atime, stat.stx_mtime) = (kept.stx_atime, kept.stx_mtime);
+    match_attributes((from.0, from.1, &stat), to)
+}
+
+/// As [`copy_metadata`], to an object that may have extended attributes already: those that `from` has not go.
+pub(crate) fn match_attributes(from: (&Tree, &Path, &Statx), to: (&Tree, &Path)) -> Result<()> {
     for name in xattr_names(&to.0.list_xattrs(to.1)?) {
         if !overlay::is_private_xattr(name) && from.0.get_xattr(from.1, name).is_err() {
             to.0.remove_xattr(to.1, name)?;
         }
     }
-    (stat.stx_atime, stat.stx_mtime) = (kept.stx_atime, kept.stx_mtime);
-    copy_metadata((from.0, from.1, &stat), to)
+    copy_metadata(from, to)
 }
 
 /// Copies owner, extended attributes, mode and times of `from` to the object `to` (in this order: a change of owner

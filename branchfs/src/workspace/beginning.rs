@@ -112,9 +112,11 @@ impl Workspace {
             let parent_stack = above.map_or(base.to_vec(), |above| above.stack.clone());
             // What others change in the base while a layer is laid over it comes after the fork.
             let created = if settled.is_some() { begun } else { now() };
-            let layer = match settled {
-                Some(layer) => layer,
-                None => self.new_layer(id, is_presented, &parent_stack)?,
+            let ready = if is_presented { self.driver().take_ready(&path) } else { None };
+            let layer = match (settled, &ready) {
+                (Some(layer), _) => layer,
+                (None, Some(_)) => self.ready_layer(id)?,
+                (None, None) => self.new_layer(id, is_presented, &parent_stack)?,
             };
             layer.limit(quota.clone()).at(&path)?;
             let record = Record {
@@ -133,9 +135,9 @@ impl Workspace {
             self.records.append_new(&record)?;
             let mut stack = vec![Arc::new(layer)];
             stack.extend(parent_stack);
-            Ok((branches, record, stack))
+            Ok((branches, record, stack, ready))
         });
-        let (mut branches, record, stack) = made.inspect_err(|_| {
+        let (mut branches, record, stack, ready) = made.inspect_err(|_| {
             self.throw_away(&path, "unmade");
             self.thaw(parent_slot, 1);
         })?;
@@ -147,12 +149,21 @@ impl Workspace {
         branches.insert(id, Branch { record, slot, stack, quota });
         // What the kernel did not write from the start is left to the FUSE view.
         if is_presented {
-            if let Err(error) = self.driver().attach(id, name) {
+            if let Err(error) = self.driver().attach(id, name, ready) {
                 self.abort_one(&mut branches, id)?;
                 return Err(error);
             }
         }
         Self::info(&branches, id)
+    }
+
+    /// The layer of a new branch, which was made ahead and is empty: a crash leaves nothing that somebody wrote.
+    fn ready_layer(&self, id: u64) -> Result<Layer, Error> {
+        let path = self.layer_path(id);
+        let layer = Layer::absent(LayerId(id), &path, self.namespace, self.is_foreign);
+        let layer = self.enter(layer)?;
+        layer.adopt().at(&path)?;
+        Ok(layer)
     }
 
     /// The layer of a new branch, `is_on_disk` or not.

@@ -33,7 +33,7 @@ impl Workspace {
         for branch in branches.values().filter(|branch| !branch.record.is_stale) {
             let is_by_kernel = self.is_by_kernel(branch);
             if self.is_presented(branch, is_by_kernel) {
-                self.driver().attach(branch.record.id, &branch.record.name)?;
+                self.driver().attach(branch.record.id, &branch.record.name, None)?;
             } else if is_by_kernel {
                 self.leave_to_fuse(branch)?;
             }
@@ -43,6 +43,7 @@ impl Workspace {
                 self.driver().freeze(branch.record.id, Completion::Whole)?;
             }
         }
+        self.driver().begin();
         Ok(())
     }
 

@@ -1,0 +1,170 @@
+//! Branches made ahead: what a create waits for longest is the layer and the kernel's file system over it.
+//!
+//! A spare is both, with nobody looking: `layers/spare-N` in the store, and an overlayfs that is mounted nowhere. A create
+//! gives the layer its branch's number and mounts the file system. What a spare shows is the base as it is when somebody
+//! looks, for the kernel knows nothing of it but the root until then; the attributes of that are a copy, made again by
+//! whoever takes the spare. It is read-only until then: the end of any other syncs the whole file system of the store.
+//!
+//! One thread makes them, after those that somebody waits for. It keeps one, and with every create twice as many, up to
+//! [`KEPT_MAX`]: who forks once pays for little, who forks many finds them ready. A create that finds none makes what it
+//! needs. A spare costs a descriptor, a file system in the kernel's memory and six inodes of the store. Those of a daemon that
+//! was killed are layers without a number, which the next mount throws away.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use super::kernel_mount::KernelMount;
+use super::overlay::mount_over;
+use crate::error::{Context, Error};
+use crate::layer::{Layer, LayerId, match_attributes};
+use crate::overlay::Namespace;
+use crate::tree::Tree;
+use crate::workspace::stand_back;
+
+/// Most spares at a time.
+const KEPT_MAX: usize = 8;
+
+/// A layer in `directory`, and the kernel's file system over it.
+#[derive(Debug)]
+struct Spare {
+    directory: PathBuf,
+    mount: KernelMount,
+}
+
+impl Spare {
+    fn make(base: &Path, directory: PathBuf) -> Result<Self, Error> {
+        let below = Tree::open_root(base).at(base)?;
+        let layer = Layer::absent(LayerId(0), &directory, Namespace::Trusted, false);
+        let made = layer.make(&below).at(&directory);
+        match made.and_then(|()| mount_over(base, &directory, true)) {
+            Ok(mount) => Ok(Self { directory, mount }),
+            Err(error) => {
+                let _ = fs::remove_dir_all(&directory); // the next mount does
+                Err(error)
+            }
+        }
+    }
+
+    /// Becomes a layer that is forked now.
+    fn become_layer(self, base: &Path, layer: &Path) -> Result<KernelMount, Error> {
+        let root = Path::new("");
+        let below = Tree::open_root(base).at(base)?;
+        let stat = below.stat(root).at(base)?;
+        let here = Tree::new(rustix::io::dup(self.mount.root()).at(layer)?);
+        let renewed = self.mount.set_read_only(false).at(layer).and_then(|()| {
+            match_attributes((&below, root, &stat), (&here, root)).at(layer) // it is written from here on
+        });
+        match renewed.and_then(|()| fs::rename(&self.directory, layer).at(layer)) {
+            Ok(()) => Ok(self.mount),
+            Err(error) => {
+                self.discard();
+                Err(error)
+            }
+        }
+    }
+
+    fn discard(self) {
+        let _ = fs::remove_dir_all(&self.directory); // as above
+    }
+}
+
+#[derive(Debug, Default)]
+struct Pool {
+    spares: VecDeque<Spare>,
+    kept: usize,
+    made: u64,
+    has_ended: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    base: PathBuf,
+    store: PathBuf,
+    /// Leaf lock, held over no system call.
+    pool: Mutex<Pool>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner) // no use of it leaves anything half-done
+    }
+
+    /// Makes spares until the end.
+    fn make_all(&self) {
+        let mut pool = self.lock();
+        while !pool.has_ended {
+            if pool.spares.len() < pool.kept {
+                pool.made += 1;
+                let directory = self.store.join("layers").join(format!("spare-{}", pool.made));
+                drop(pool);
+                let made = Spare::make(&self.base, directory);
+                pool = self.lock();
+                if let Ok(spare) = made {
+                    pool.spares.push_back(spare);
+                    continue;
+                }
+                // A full disk, say: the next create asks again, and tells.
+            }
+            pool = self.changed.wait(pool).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// The spares of one mount, and the thread that makes them.
+#[derive(Debug)]
+pub(super) struct Spares {
+    shared: Arc<Shared>,
+    maker: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Spares {
+    /// None yet.
+    pub(super) fn new(base: &Path, store: &Path) -> Self {
+        let (base, store) = (base.to_path_buf(), store.to_path_buf());
+        let (pool, changed) = (Mutex::new(Pool { kept: 1, ..Pool::default() }), Condvar::new());
+        let shared = Arc::new(Shared { base, store, pool, changed });
+        Self { shared, maker: Mutex::default() }
+    }
+
+    /// Begins to make them.
+    pub(super) fn begin(&self) {
+        let shared = Arc::clone(&self.shared);
+        let make = move || {
+            stand_back();
+            shared.make_all();
+        };
+        // Without a thread there are none.
+        let maker = thread::Builder::new().name("spares".to_owned()).spawn(make).ok();
+        *self.maker.lock().unwrap_or_else(PoisonError::into_inner) = maker;
+    }
+
+    /// Makes a spare the layer in `layer`, if there is one that can be.
+    pub(super) fn take(&self, layer: &Path) -> Option<KernelMount> {
+        let spare = {
+            let mut pool = self.shared.lock();
+            pool.kept = (2 * pool.kept).min(KEPT_MAX);
+            pool.spares.pop_front()
+        };
+        // What stands in the way of this one stands in the way of the one that is then made, and is told there.
+        spare?.become_layer(&self.shared.base, layer).ok()
+    }
+
+    /// Lets what was taken be made again.
+    pub(super) fn refill(&self) {
+        self.shared.changed.notify_one();
+    }
+
+    /// Gives all of them back, and makes no more.
+    pub(super) fn end(&self) {
+        self.shared.lock().has_ended = true;
+        self.shared.changed.notify_one();
+        let maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let _ = maker.map(JoinHandle::join); // one that panicked makes no more either
+        let spares = std::mem::take(&mut self.shared.lock().spares);
+        spares.into_iter().for_each(Spare::discard);
+    }
+}
