@@ -15,6 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use super::kernel_mount::KernelMount;
 use super::overlay::mount_over;
@@ -26,6 +27,9 @@ use crate::workspace::stand_back;
 
 /// Most spares at a time.
 const KEPT_MAX: usize = 8;
+
+/// How long the answer to a create has the processors for itself: the kernel gives none away in the midst of a mount.
+const AFTER_CREATE: Duration = Duration::from_millis(1);
 
 /// A layer in `directory`, and the kernel's file system over it.
 #[derive(Debug)]
@@ -109,7 +113,9 @@ impl Shared {
                 }
                 // A full disk, say: the next create asks again, and tells.
             }
-            pool = self.changed.wait(pool).unwrap_or_else(PoisonError::into_inner);
+            drop(self.changed.wait(pool).unwrap_or_else(PoisonError::into_inner));
+            thread::sleep(AFTER_CREATE);
+            pool = self.lock();
         }
     }
 }
