@@ -5,7 +5,7 @@
 //! tree leads out of it. Parent descriptors are cached: a repeated call in one directory costs one system call, and paths
 //! longer than `PATH_MAX` work because a missing parent is opened from its own parent.
 //!
-//! The cache is keyed by path. Whoever renames or removes a directory tells the tree ([`Tree::forget`]).
+//! The cache is keyed by path, as it is written: taking paths apart costs more than all else here. Whoever renames or removes a directory tells the tree ([`Tree::forget`]).
 //!
 //! The root itself may come later ([`Tree::absent`]): until then there is nothing at any path.
 
@@ -44,7 +44,7 @@ pub(crate) struct DirectoryEntry {
 pub(crate) struct Tree {
     root: OnceLock<Arc<OwnedFd>>,
     /// Leaf lock: nothing else is taken while it is held.
-    parents: Mutex<HashMap<PathBuf, Arc<OwnedFd>>>,
+    parents: Mutex<HashMap<OsString, Arc<OwnedFd>>>,
 }
 
 impl Tree {
@@ -83,7 +83,7 @@ impl Tree {
     /// Drops cached descriptors of `path` and everything below it.
     pub(crate) fn forget(&self, path: &Path) {
         let mut parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
-        parents.retain(|cached, _| !cached.starts_with(path));
+        parents.retain(|cached, _| !Path::new(cached).starts_with(path));
     }
 
     /// Drops all cached descriptors.
@@ -97,9 +97,11 @@ impl Tree {
         if path.as_os_str().is_empty() {
             return Ok(Arc::clone(root));
         }
-        if let Some(found) = self.parents.lock().unwrap_or_else(PoisonError::into_inner).get(path) {
+        let parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = parents.get(path.as_os_str()) {
             return Ok(Arc::clone(found));
         }
+        drop(parents);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = if path.as_os_str().len() < PATH_BYTES_MAX {
             rustix::fs::openat2(&**root, path, flags, Mode::empty(), beneath())?
@@ -112,7 +114,7 @@ impl Tree {
         if parents.len() >= CACHED_DIRECTORIES_MAX {
             parents.clear();
         }
-        parents.insert(path.to_path_buf(), Arc::clone(&opened));
+        parents.insert(path.as_os_str().to_os_string(), Arc::clone(&opened));
         Ok(opened)
     }
 
@@ -125,8 +127,12 @@ impl Tree {
 
     pub(crate) fn stat(&self, path: &Path) -> Result<Statx> {
         let (parent, name) = self.parent(path)?;
-        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
-        rustix::fs::statx(&*parent, name, flags, StatxFlags::BASIC_STATS)
+        stat_in(&parent, name)
+    }
+
+    /// What `stat` says of a name in the directory at `path`.
+    pub(crate) fn stat_entry(&self, path: &Path, name: &OsStr) -> Result<Statx> {
+        stat_in(&*self.directory(path)?, name)
     }
 
     /// Opens an existing object; never follows a link, never creates.
@@ -305,6 +311,11 @@ impl Tree {
 
 fn beneath() -> ResolveFlags {
     ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS
+}
+
+fn stat_in(directory: &OwnedFd, name: &OsStr) -> Result<Statx> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+    rustix::fs::statx(directory, name, flags, StatxFlags::BASIC_STATS)
 }
 
 /// What an open object is now.

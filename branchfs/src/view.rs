@@ -20,8 +20,10 @@ mod listing;
 mod nodes;
 mod open;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
+use std::hash::RandomState;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -60,6 +62,8 @@ pub(crate) struct View {
     pub(crate) layers: Vec<Arc<Layer>>,
     pub(crate) nodes: Nodes,
     pub(crate) handles: Handles,
+    /// What makes the offsets of a listing of its names.
+    offsets: RandomState,
     /// Nodes that somebody may write to through a mapping.
     mapped: HashSet<Index>,
     /// Big files may be copied up in part.
@@ -87,6 +91,7 @@ impl View {
             layers,
             nodes: Nodes::new(root),
             handles: Handles::default(),
+            offsets: RandomState::new(),
             mapped: HashSet::new(),
             copies_in_part: Arc::default(),
         }
@@ -150,15 +155,14 @@ impl View {
     }
 
     /// The layers that have a directory, with its path in each, top first.
-    fn sources(&self, directory: Index) -> Result<Vec<At>> {
+    fn sources(&self, directory: Index) -> Result<Cow<'_, [At]>> {
         match &self.nodes.get(directory)?.place {
-            Place::Directory { upper, lowers } => {
+            Place::Directory { upper: false, lowers } => Ok(Cow::Borrowed(lowers)),
+            Place::Directory { upper: true, lowers } => {
                 let mut sources = Vec::with_capacity(lowers.len() + 1);
-                if *upper {
-                    sources.push(At { layer: self.top(), path: self.nodes.path(directory)? });
-                }
+                sources.push(At { layer: self.top(), path: self.nodes.path(directory)? });
                 sources.extend(lowers.iter().cloned());
-                Ok(sources)
+                Ok(Cow::Owned(sources))
             }
             Place::Orphan => Err(Errno::NOENT),
             Place::Upper | Place::Lower(_) => Err(Errno::NOTDIR),
@@ -186,7 +190,7 @@ impl View {
             if layer.is_base() && is_hidden(&path) {
                 continue;
             }
-            let stat = match layer.tree.stat(&path) {
+            let stat = match layer.tree.stat_entry(&source.path, name) {
                 Ok(stat) => stat,
                 Err(Errno::NOENT | Errno::NOTDIR) => continue,
                 Err(error) => return Err(error),

@@ -58,6 +58,46 @@ fn without_passthrough_everything_works_and_the_reason_is_told() {
 }
 
 #[test]
+fn a_small_file_is_read_without_a_request_and_its_attributes_stay_known() {
+    let content: Vec<u8> = (0..20_000_u32).map(|number| number.to_le_bytes()[0]).collect();
+    let mount = Mount::over(|base| fs::write(base.join("small"), &content).unwrap());
+    let path = mount.create("branch").join("small");
+    assert_eq!(fs::read(&path).unwrap(), content);
+    let asked = mount.requests("getattr");
+    assert_eq!(fs::metadata(&path).unwrap().len(), 20_000);
+    assert_eq!((mount.requests("read"), mount.requests("getattr")), (0, asked));
+    let writer = OpenOptions::new().write(true).open(&path).unwrap();
+    writer.write_all_at(b"changed", 10_000).unwrap();
+    drop(writer);
+    assert_eq!(&fs::read(&path).unwrap()[10_000..10_007], b"changed");
+    assert_eq!(fs::read(mount.base().join("small")).unwrap(), content);
+}
+
+#[test]
+fn what_is_written_while_others_open_a_file_for_the_first_time_is_read() {
+    const FILES: usize = 300;
+    let mount = Mount::over(|base| shell(base, "for i in {0..299}; do echo old > $i; done"));
+    let branch = mount.create("branch");
+    let each = |work: fn(&Path)| {
+        for number in 0..FILES {
+            work(&branch.join(number.to_string()));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| each(|path| drop(fs::read(path).unwrap())));
+        }
+        scope.spawn(|| {
+            each(|path| {
+                let writer = OpenOptions::new().write(true).open(path).unwrap();
+                writer.write_all_at(b"new", 0).unwrap();
+            });
+        });
+    });
+    each(|path| assert_eq!(fs::read_to_string(path).unwrap(), "new\n", "{path:?}"));
+}
+
+#[test]
 fn readers_of_a_small_file_go_on_with_its_copy() {
     let mount = Mount::over(|base| fs::write(base.join("log"), "one\n").unwrap());
     let branch = mount.create("branch");

@@ -66,8 +66,10 @@ impl Filesystem {
         }
         let _pass = self.pass();
         let (content, file_use) = self.writable_content(node, handle)?;
-        if kill_privileges {
-            crate::view::kill_privileges_of(&*content.file)?;
+        if kill_privileges && crate::view::kill_privileges_of(&*content.file)? {
+            if let Some(kernel) = self.kernel.get() {
+                let _ = kernel.invalidate_attributes(node); // the kernel may have none: as good
+            }
         }
         let write = || content.write(offset, data);
         match file_use {

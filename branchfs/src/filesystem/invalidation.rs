@@ -133,6 +133,10 @@ mod tests {
             Ok(())
         }
 
+        fn store(&self, _node: NodeId, _content: &[u8]) -> Answer<()> {
+            Ok(())
+        }
+
         fn open_backing(&self, _file: BorrowedFd<'_>) -> Answer<BackingId> {
             Err(Errno::PERM)
         }

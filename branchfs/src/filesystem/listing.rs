@@ -1,81 +1,104 @@
 //! Directories as they are listed.
+//!
+//! The kernel opens and closes directories by itself and keeps every listing that was read to its end. A branch changes
+//! through the kernel alone, and what outdates it otherwise is told ([`super::invalidation`]). Others may change main's
+//! directories at any time: of them the kernel is made to keep nothing.
 
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use rustix::io::Errno;
+use super::{Filesystem, MAIN, Mounted};
+use crate::kernel::handler::{Answer, DirectorySink, Entry, NodeId};
+use crate::view::{Index, View};
 
-use super::Filesystem;
-use crate::kernel::handler::{Answer, DirectorySink, Entry, Handle, NodeId};
+/// An entry of a listing that says no more than the name.
+const NAME_ALONE: Entry = Entry {
+    node: None,
+    generation: 0,
+    entry_ttl: Duration::ZERO,
+    attributes_ttl: Duration::ZERO,
+    attributes: None,
+};
 
 impl Filesystem {
     pub(super) fn list(
         &self,
         node: NodeId,
-        handle: Handle,
         offset: u64,
         plus: bool,
         sink: &mut dyn DirectorySink,
     ) -> Answer<()> {
+        let (slot, index) = Self::split(node);
+        if let (MAIN, Some(kernel)) = (slot, self.kernel.get().filter(|_| offset > 0)) {
+            // Who reads on has kept what came so far. Before the end is told: a listing that lacks pages is none.
+            let _ = kernel.invalidate_node(node); // the kernel may keep none: as good
+        }
         let _pass = self.pass();
-        let (mounted, index) = self.at(node)?;
+        let mounted = self.mounted(slot)?;
         let mut view = mounted.live()?;
-        let listed = view.listing(index, handle.0, offset)?;
-        let none = Entry {
-            node: None,
-            generation: 0,
-            entry_ttl: Duration::ZERO,
-            attributes_ttl: Duration::ZERO,
-            attributes: None,
-        };
-        let push = |sink: &mut dyn DirectorySink, ino: u64, next: u64, name: &str| {
-            const DIRECTORY: u8 = 4;
+        let listing = view.listing(index, offset)?;
+        let push = |sink: &mut dyn DirectorySink, ino: u64, next: u64, kind: u8, name: &OsStr| {
             if plus {
-                sink.push_plus(&none, ino, next, DIRECTORY, OsStr::new(name))
+                sink.push_plus(&NAME_ALONE, ino, next, kind, name)
             } else {
-                sink.push(ino, next, DIRECTORY, OsStr::new(name))
+                sink.push(ino, next, kind, name)
             }
         };
-        if offset == 0 && !push(sink, view.getattr(index).map_or(1, |own| own.ino), 1, ".") {
+        const DIRECTORY: u8 = 4;
+        let own_ino = |view: &View| view.getattr(index).map_or(1, |own| own.ino);
+        if offset == 0 && !push(sink, own_ino(&view), 1, DIRECTORY, OsStr::new(".")) {
             return Ok(());
         }
-        if offset <= 1 && !push(sink, view.parent_ino(index), 2, "..") {
+        if offset <= 1 && !push(sink, view.parent_ino(index), 2, DIRECTORY, OsStr::new("..")) {
             return Ok(());
         }
-        let start = usize::try_from(offset.saturating_sub(2)).map_err(|_| Errno::INVAL)?;
-        for (position, entry) in listed.entries.iter().enumerate().skip(start) {
-            let next = position as u64 + 3;
-            let kind = kind_of(entry.kind);
-            if !plus {
-                if !sink.push(entry.ino, next, kind, &entry.name) {
-                    break;
-                }
-                continue;
-            }
-            if !sink.has_room(&entry.name) {
+        let rest = &listing[listing.partition_point(|listed| listed.offset <= offset)..];
+        if rest.is_empty() && offset > 0 {
+            view.end_listing(index);
+        }
+        for listed in rest {
+            let (entry, next, kind) = (&listed.entry, listed.offset, kind_of(listed.entry.kind));
+            if plus && !sink.has_room(&entry.name) {
                 break;
             }
-            // Shadowed by a branch of that name, or removed since the listing was taken: the name alone.
-            let shadowed = self.branch_entry(&mounted, index, &entry.name).is_some();
             let found =
-                if shadowed { None } else { view.lookup(index, &entry.name).ok().flatten() };
-            let pushed = match found {
-                Some((child, attributes)) => {
-                    view.nodes.remember(child);
-                    let found = Self::entry_of(&mounted, &mut view, child, attributes);
-                    let pushed = sink.push_plus(&found, attributes.ino, next, kind, &entry.name);
+                if plus { self.tell(&mounted, &mut view, index, &entry.name) } else { None };
+            let pushed = match &found {
+                Some((child, told)) => {
+                    let ino = told.attributes.map_or(entry.ino, |attributes| attributes.ino);
+                    let pushed = sink.push_plus(told, ino, next, kind, &entry.name);
                     if !pushed {
-                        view.nodes.forget(child, 1);
+                        view.nodes.forget(*child, 1);
                     }
                     pushed
                 }
-                None => sink.push_plus(&none, entry.ino, next, kind, &entry.name),
+                None => push(sink, entry.ino, next, kind, &entry.name),
             };
             if !pushed {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// What a listing tells the kernel about a name beside the name, with one reference to its node. Nothing where that is
+    /// no use: the kernel knows the name, or may not keep it; it is a branch's, or nothing has it any more.
+    fn tell(
+        &self,
+        mounted: &Mounted,
+        view: &mut View,
+        directory: Index,
+        name: &OsStr,
+    ) -> Option<(Index, Entry)> {
+        if mounted.slot == MAIN
+            || view.nodes.is_remembered(directory, name)
+            || self.branch_entry(mounted, directory, name).is_some()
+        {
+            return None;
+        }
+        let (child, attributes) = view.lookup(directory, name).ok().flatten()?;
+        view.nodes.remember(child);
+        Some((child, Self::entry_of(mounted, view, child, attributes)))
     }
 }
 

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::{Filesystem, MAIN, Mounted};
 use crate::kernel::handler::{Answer, Caller, Entry, Handle, NodeId, OpenFlags, Opened};
-use crate::view::{Index, New, OpenedFile, Owner};
+use crate::view::{Index, New, OpenedFile, Owner, View};
 
 impl Filesystem {
     pub(super) fn make(
@@ -42,6 +42,25 @@ impl Filesystem {
         match self.branch_entry(mounted, parent, name) {
             Some(_) => Err(Errno::EXIST),
             None => Ok(()),
+        }
+    }
+
+    /// Gives the kernel the content of a small file that was opened for the first time: no READ comes, and none that makes
+    /// the kernel ask for attributes again (it takes each for a new time of access). With the view locked: nobody can
+    /// open the file meanwhile and write what this would undo.
+    pub(super) fn store_content(
+        &self,
+        mounted: &Mounted,
+        view: &View,
+        node: NodeId,
+        file: &OpenedFile,
+    ) {
+        let Some(kernel) = self.kernel.get().filter(|_| mounted.slot != MAIN) else {
+            return;
+        };
+        // Whatever fails here fails again, and is told, when the kernel asks.
+        if let Some(Ok(content)) = file.unread_bytes.map(|size| view.content(file.handle, size)) {
+            let _ = kernel.store(node, &content);
         }
     }
 

@@ -227,6 +227,7 @@ impl Handler for Filesystem {
         let changes = wanted.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC);
         let mut view = if changes { mounted.writable()? } else { mounted.live()? };
         let file = view.open(index, wanted, flags.kill_privileges, self.backer(&mounted))?;
+        self.store_content(&mounted, &view, node, &file);
         drop(view);
         if let (true, Some(kernel)) = (file.outdates_attributes, self.kernel.get()) {
             let _ = kernel.invalidate_attributes(node); // the kernel may have none: as good
@@ -252,26 +253,7 @@ impl Handler for Filesystem {
         if data_only { rustix::fs::fdatasync(&*file) } else { rustix::fs::fsync(&*file) }
     }
 
-    fn opendir(&self, _caller: &Caller, node: NodeId, _flags: u32) -> Answer<Opened> {
-        let _pass = self.pass();
-        let (mounted, index) = self.at(node)?;
-        let mut view = mounted.live()?;
-        let handle = view.handles.add_directory(index);
-        view.nodes.get_mut(index)?.handles.push(handle);
-        let cached = mounted.slot != MAIN;
-        Ok(Opened {
-            handle: Some(Handle(handle)),
-            cache_directory: cached,
-            keep_cache: cached,
-            ..Opened::default()
-        })
-    }
-
-    fn releasedir(&self, node: NodeId, handle: Handle) {
-        self.release(node, handle);
-    }
-
-    fn fsyncdir(&self, node: NodeId, _handle: Handle, _data_only: bool) -> Answer<()> {
+    fn fsyncdir(&self, node: NodeId, _data_only: bool) -> Answer<()> {
         self.sync_records(node)?;
         let (mounted, index) = self.at(node)?;
         let at = mounted.live()?.locate(index)?;
@@ -414,12 +396,11 @@ impl Handler for Filesystem {
         &self,
         _caller: &Caller,
         node: NodeId,
-        handle: Handle,
         offset: u64,
         plus: bool,
         sink: &mut dyn DirectorySink,
     ) -> Answer<()> {
-        self.list(node, handle, offset, plus, sink)
+        self.list(node, offset, plus, sink)
     }
 
     fn statfs(&self, node: NodeId) -> Answer<Statfs> {

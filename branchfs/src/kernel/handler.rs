@@ -96,8 +96,6 @@ pub(crate) struct Opened {
     pub(crate) keep_cache: bool,
     /// Bypass the page cache (`FOPEN_DIRECT_IO`).
     pub(crate) direct_io: bool,
-    /// Let the kernel cache the listing (`FOPEN_CACHE_DIR`).
-    pub(crate) cache_directory: bool,
     /// Read and write this file instead, without asking again (`FOPEN_PASSTHROUGH`).
     pub(crate) backing: Option<BackingId>,
 }
@@ -335,23 +333,19 @@ pub(crate) trait Handler: Send + Sync + 'static {
     ) -> Answer<usize> {
         Err(Errno::NOSYS)
     }
-    fn opendir(&self, caller: &Caller, node: NodeId, flags: u32) -> Answer<Opened> {
-        Err(Errno::NOSYS)
-    }
-    /// Entries after `offset` (0: from the start); `plus` asks for [`DirectorySink::push_plus`].
+    /// Entries after `offset` (0: from the start); `plus` asks for [`DirectorySink::push_plus`]. Directories are never
+    /// opened: the kernel keeps a listing that was read to its end until it is told to forget it.
     fn readdir(
         &self,
         caller: &Caller,
         node: NodeId,
-        handle: Handle,
         offset: u64,
         plus: bool,
         sink: &mut dyn DirectorySink,
     ) -> Answer<()> {
         Err(Errno::NOSYS)
     }
-    fn releasedir(&self, node: NodeId, handle: Handle) {}
-    fn fsyncdir(&self, node: NodeId, handle: Handle, data_only: bool) -> Answer<()> {
+    fn fsyncdir(&self, node: NodeId, data_only: bool) -> Answer<()> {
         Err(Errno::NOSYS)
     }
     /// The whole value; the session answers the size question and `ERANGE`.
@@ -409,6 +403,8 @@ pub(crate) trait Kernel: Send + Sync {
     fn increment_epoch(&self) -> Answer<()>;
     /// Forgets the attributes of a node and keeps its pages. Waits for nothing.
     fn invalidate_attributes(&self, node: NodeId) -> Answer<()>;
+    /// Gives the kernel the content of a node whose pages nobody can have locked: one that has never been open.
+    fn store(&self, node: NodeId, content: &[u8]) -> Answer<()>;
     /// Registers a file as backing file. `EPERM` without `CAP_SYS_ADMIN`, `ELOOP` where its file system is stacked too
     /// high. Needs no lock to be free.
     fn open_backing(&self, file: BorrowedFd<'_>) -> Answer<BackingId>;

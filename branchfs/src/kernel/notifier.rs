@@ -77,6 +77,17 @@ impl Kernel for Notifier {
         })
     }
 
+    fn store(&self, node: NodeId, content: &[u8]) -> Answer<()> {
+        const STORE: i32 = 4;
+        self.send(STORE, |output| {
+            output.u64(node.0);
+            output.u64(0);
+            output.u32(u32::try_from(content.len()).unwrap_or(0));
+            output.u32(0);
+            output.bytes(content);
+        })
+    }
+
     fn open_backing(&self, file: BorrowedFd<'_>) -> Answer<BackingId> {
         crate::sys::open_backing(self.device.as_fd(), file).map(BackingId)
     }

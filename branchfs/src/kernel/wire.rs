@@ -224,13 +224,11 @@ impl Output {
     pub(crate) fn opened(&mut self, opened: &Opened) {
         const DIRECT_IO: u32 = 1 << 0;
         const KEEP_CACHE: u32 = 1 << 1;
-        const CACHE_DIR: u32 = 1 << 3;
         const PASSTHROUGH: u32 = 1 << 7;
         let mut flags = 0;
         for (wanted, flag) in [
             (opened.direct_io, DIRECT_IO),
             (opened.keep_cache, KEEP_CACHE),
-            (opened.cache_directory, CACHE_DIR),
             (opened.backing.is_some(), PASSTHROUGH),
         ] {
             if wanted {

@@ -121,8 +121,7 @@ impl View {
         if let Some(file_use) = file_use.as_ref().filter(|_| writable) {
             file_use.reopened(file.as_fd());
         }
-        let handle = self.handles.add_file(index, file, writable, partial);
-        self.handles.account(handle, file_use);
+        let handle = self.handles.add(index, file, writable, partial, file_use);
         self.nodes.get_mut(index)?.handles.push(handle);
         Ok(handle)
     }

@@ -27,11 +27,12 @@ impl View {
                 let at = self.locate(index)?;
                 let stat = at.layer.tree.stat(&at.path)?;
                 let mut found = attributes(&stat, &at.layer);
+                let is_merged = usize::from(*upper) + lowers.len() > 1;
                 // A branch's root as well, before and after the first change.
-                if usize::from(*upper) + lowers.len() > 1 || self.is_branch_root(index) {
+                if is_merged || self.is_branch_root(index) {
                     found.nlink = 1;
                 }
-                if let Some(lowest) = lowers.last() {
+                if let Some(lowest) = lowers.last().filter(|_| is_merged) {
                     let stat = lowest.layer.tree.stat(&lowest.path)?;
                     found.ino = lowest.layer.shown_ino(stat.stx_ino);
                 }
@@ -215,14 +216,15 @@ fn kill_privileges(tree: &Tree, path: &std::path::Path) -> Result<()> {
     }
 }
 
-/// The same for an open file.
-pub(crate) fn kill_privileges_of(file: impl AsFd) -> Result<()> {
+/// The same for an open file. Returns whether its mode is another now, which the kernel does not expect of a write.
+pub(crate) fn kill_privileges_of(file: impl AsFd) -> Result<bool> {
     let file = file.as_fd();
-    if let Some(mode) = without_set_id(rustix::fs::fstat(file)?.st_mode) {
+    let mode = without_set_id(rustix::fs::fstat(file)?.st_mode);
+    if let Some(mode) = mode {
         rustix::fs::fchmod(file, Mode::from_raw_mode(mode & 0o7777))?;
     }
     match rustix::fs::fremovexattr(file, CAPABILITY) {
-        Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM) => Ok(()),
+        Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM) => Ok(mode.is_some()),
         Err(error) => Err(error),
     }
 }

@@ -197,8 +197,8 @@ impl View {
         let file = Arc::new(top.tree.open(path, OFlags::RDONLY)?);
         let (file_use, partial) = (self.file_use(index)?, self.partial_of(index)?);
         for handle in handles {
-            self.handles.account(handle, file_use.clone());
-            self.handles.replace_file(handle, Arc::clone(&file), partial.clone());
+            let (file, account) = (Arc::clone(&file), file_use.clone());
+            self.handles.replace_file(handle, file, partial.clone(), account);
         }
         Ok(())
     }
@@ -229,8 +229,7 @@ impl View {
         rustix::fs::fchmod(&copy, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
         let copy = Arc::new(copy);
         for handle in self.nodes.get(index)?.handles.clone() {
-            self.handles.account(handle, file_use.clone());
-            self.handles.replace_file(handle, Arc::clone(&copy), None);
+            self.handles.replace_file(handle, Arc::clone(&copy), None, file_use.clone());
         }
         self.nodes.get_mut(index)?.place = Place::Orphan;
         Ok(())

@@ -1,4 +1,4 @@
-//! Open files and directories of one view.
+//! Open files of one view. Directories are never open: the kernel lists them by their nodes.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -9,31 +9,20 @@ use rustix::io::Errno;
 use super::nodes::Index;
 use crate::partial::PartialCopy;
 use crate::quota::FileUse;
-use crate::tree::{DirectoryEntry, Result};
+use crate::tree::Result;
 
-/// What a handle number stands for.
+/// An open file.
 #[derive(Debug)]
-enum Open {
-    File {
-        node: Index,
-        file: Arc<OwnedFd>,
-        writable: bool,
-        /// Somebody runs it.
-        executed: bool,
-        /// Where what the branch adds is limited.
-        file_use: Option<Arc<FileUse>>,
-        /// Where the file was copied up in part.
-        partial: Option<Arc<PartialCopy>>,
-    },
-    Directory(OpenDirectory),
-}
-
-/// An open directory: its listing is taken once, so that offsets stay valid while entries come and go.
-#[derive(Debug)]
-pub(crate) struct OpenDirectory {
-    pub(crate) node: Index,
-    /// `None` until it is first read, and again after a rewind.
-    pub(crate) listing: Option<Arc<Vec<DirectoryEntry>>>,
+struct Open {
+    node: Index,
+    file: Arc<OwnedFd>,
+    writable: bool,
+    /// Somebody runs it.
+    executed: bool,
+    /// Where what the branch adds is limited.
+    file_use: Option<Arc<FileUse>>,
+    /// Where the file was copied up in part.
+    partial: Option<Arc<PartialCopy>>,
 }
 
 /// The table.
@@ -44,112 +33,73 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    fn add(&mut self, open: Open) -> u64 {
-        self.next += 1;
-        self.table.insert(self.next, open);
-        self.next
-    }
-
-    pub(crate) fn add_file(
+    pub(crate) fn add(
         &mut self,
         node: Index,
         file: OwnedFd,
         writable: bool,
         partial: Option<Arc<PartialCopy>>,
+        file_use: Option<Arc<FileUse>>,
     ) -> u64 {
+        self.next += 1;
         let file = Arc::new(file);
-        self.add(Open::File { node, file, writable, executed: false, file_use: None, partial })
-    }
-
-    pub(crate) fn add_directory(&mut self, node: Index) -> u64 {
-        self.add(Open::Directory(OpenDirectory { node, listing: None }))
+        let open = Open { node, file, writable, executed: false, file_use, partial };
+        self.table.insert(self.next, open);
+        self.next
     }
 
     /// The descriptor of an open file.
     pub(crate) fn file(&self, handle: u64) -> Result<Arc<OwnedFd>> {
-        match self.table.get(&handle) {
-            Some(Open::File { file, .. }) => Ok(Arc::clone(file)),
-            _ => Err(Errno::BADF),
-        }
+        self.table.get(&handle).map(|open| Arc::clone(&open.file)).ok_or(Errno::BADF)
     }
 
     /// Somebody runs the open file.
     pub(crate) fn mark_executed(&mut self, handle: u64) {
-        if let Some(Open::File { executed, .. }) = self.table.get_mut(&handle) {
-            *executed = true;
+        if let Some(open) = self.table.get_mut(&handle) {
+            open.executed = true;
         }
     }
 
     pub(crate) fn is_executed(&self, handle: u64) -> bool {
-        matches!(self.table.get(&handle), Some(Open::File { executed: true, .. }))
-    }
-
-    pub(crate) fn directory(&mut self, handle: u64) -> Result<&mut OpenDirectory> {
-        match self.table.get_mut(&handle) {
-            Some(Open::Directory(directory)) => Ok(directory),
-            _ => Err(Errno::BADF),
-        }
+        self.table.get(&handle).is_some_and(|open| open.executed)
     }
 
     /// The account of an open file, if it has one.
     pub(crate) fn file_use(&self, handle: u64) -> Option<Arc<FileUse>> {
-        match self.table.get(&handle) {
-            Some(Open::File { file_use, .. }) => file_use.clone(),
-            _ => None,
-        }
+        self.table.get(&handle)?.file_use.clone()
     }
 
-    /// Keeps a file's account as long as it is open.
-    pub(crate) fn account(&mut self, handle: u64, new: Option<Arc<FileUse>>) {
-        if let Some(Open::File { file_use, .. }) = self.table.get_mut(&handle) {
-            *file_use = new;
-        }
-    }
-
-    /// Lets a handle go on with another file: its node was copied up, maybe in part.
+    /// Lets a handle go on with another file, and its account: its node was copied up, maybe in part.
     pub(crate) fn replace_file(
         &mut self,
         handle: u64,
         new: Arc<OwnedFd>,
         copy: Option<Arc<PartialCopy>>,
+        account: Option<Arc<FileUse>>,
     ) {
-        if let Some(Open::File { file, partial, .. }) = self.table.get_mut(&handle) {
-            *file = new;
-            *partial = copy;
+        if let Some(open) = self.table.get_mut(&handle) {
+            (open.file, open.partial, open.file_use) = (new, copy, account);
         }
     }
 
     /// The partial copy that an open file is, if it is one.
     pub(crate) fn partial(&self, handle: u64) -> Option<Arc<PartialCopy>> {
-        match self.table.get(&handle) {
-            Some(Open::File { partial, .. }) => partial.clone(),
-            _ => None,
-        }
+        self.table.get(&handle)?.partial.clone()
     }
 
     /// A file that was open for writing, with its account, if it has one.
     pub(crate) fn counted(&self, handle: u64) -> Option<(Arc<FileUse>, Arc<OwnedFd>)> {
-        match self.table.get(&handle) {
-            Some(Open::File { file, writable: true, file_use: Some(file_use), .. }) => {
-                Some((Arc::clone(file_use), Arc::clone(file)))
-            }
-            _ => None,
-        }
+        let open = self.table.get(&handle).filter(|open| open.writable)?;
+        Some((Arc::clone(open.file_use.as_ref()?), Arc::clone(&open.file)))
     }
 
     /// Forgets a handle; returns its node.
     pub(crate) fn remove(&mut self, handle: u64) -> Option<Index> {
-        match self.table.remove(&handle)? {
-            Open::File { node, .. } => Some(node),
-            Open::Directory(directory) => Some(directory.node),
-        }
+        Some(self.table.remove(&handle)?.node)
     }
 
     /// Nodes that are open for writing.
     pub(crate) fn written(&self) -> impl Iterator<Item = Index> {
-        self.table.values().filter_map(|open| match open {
-            Open::File { node, writable: true, .. } => Some(*node),
-            _ => None,
-        })
+        self.table.values().filter(|open| open.writable).map(|open| open.node)
     }
 }

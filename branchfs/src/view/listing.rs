@@ -1,7 +1,8 @@
-//! Directory listings: the names of all layers, merged once when a directory is first read.
+//! Directory listings: the names of all layers, merged once when a directory is read from its start.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use rustix::fs::FileType;
@@ -10,29 +11,48 @@ use super::{Index, View, is_hidden};
 use crate::seen::Read;
 use crate::tree::{DirectoryEntry, Result};
 
-/// The listing of an open directory, and the node it is of.
+/// A name in a listing, with the offset from which on the rest follows.
+#[derive(Debug)]
 pub(crate) struct Listed {
-    pub(crate) entries: Arc<Vec<DirectoryEntry>>,
+    pub(crate) offset: u64,
+    pub(crate) entry: DirectoryEntry,
 }
 
+/// Offsets up to this are those of `.` and `..`.
+const DOTS_OFFSET_MAX: u64 = 2;
+
 impl View {
-    /// The listing of an open directory; reading from the start takes a new one.
-    pub(crate) fn listing(&mut self, node: Index, handle: u64, offset: u64) -> Result<Listed> {
-        let known = self.handles.directory(handle)?.listing.clone();
-        let entries = match known {
-            Some(entries) if offset > 0 => entries,
-            _ => {
-                if let super::Place::Directory { lowers, .. } = &self.nodes.get(node)?.place {
-                    if let Some(below) = lowers.first() {
-                        self.note_read(&below.path, Read::Names)?;
-                    }
-                }
-                let entries = Arc::new(self.list(node)?);
-                self.handles.directory(handle)?.listing = Some(Arc::clone(&entries));
-                entries
+    /// The listing of a directory, by offset; reading from the start takes a new one.
+    ///
+    /// Nobody opens a directory, so several may be reading it. An offset is a hash of the name: it means the same in every
+    /// listing, whatever came and went in between. Two names of one hash, one of which a reader could miss, are a matter
+    /// of 2^63, and of a key that nobody knows.
+    pub(crate) fn listing(&mut self, node: Index, offset: u64) -> Result<Arc<[Listed]>> {
+        let known = &self.nodes.get(node)?.listing;
+        if let Some(listing) = known.as_ref().filter(|_| offset > 0) {
+            return Ok(Arc::clone(listing));
+        }
+        if let super::Place::Directory { lowers, .. } = &self.nodes.get(node)?.place {
+            if let Some(below) = lowers.first() {
+                self.note_read(&below.path, Read::Names)?;
             }
+        }
+        let with_offset = |entry: DirectoryEntry| {
+            let hash = self.offsets.hash_one(&entry.name) >> 1; // an offset is a signed number
+            Listed { offset: hash.max(DOTS_OFFSET_MAX + 1), entry }
         };
-        Ok(Listed { entries })
+        let mut listing: Vec<Listed> = self.list(node)?.into_iter().map(with_offset).collect();
+        listing.sort_unstable_by_key(|listed| listed.offset);
+        let listing: Arc<[Listed]> = listing.into();
+        self.nodes.get_mut(node)?.listing = Some(Arc::clone(&listing));
+        Ok(listing)
+    }
+
+    /// A reader has come to the end: others take a listing of their own.
+    pub(crate) fn end_listing(&mut self, node: Index) {
+        if let Ok(node) = self.nodes.get_mut(node) {
+            node.listing = None;
+        }
     }
 
     /// Every name of a directory, without `.` and `..`.
@@ -45,7 +65,7 @@ impl View {
         // Name -> position in `entries`, or `None` for a whiteout. Only needed where layers merge.
         let mut seen: HashMap<std::ffi::OsString, Option<usize>> = HashMap::new();
         let merges = sources.len() > 1;
-        for source in &sources {
+        for source in sources.iter() {
             for mut entry in source.layer.tree.list(&source.path)? {
                 if source.layer.is_base()
                     && source.path.as_os_str().is_empty()

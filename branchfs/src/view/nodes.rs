@@ -13,6 +13,7 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
+use super::listing::Listed;
 use super::open::Backing;
 use crate::kernel::handler::Attributes;
 use crate::layer::{Layer, LayerId};
@@ -55,7 +56,6 @@ pub(crate) struct Node {
     inode: Option<(LayerId, u64)>,
     /// References the kernel holds.
     lookups: u64,
-    children: usize,
     /// Open files and directories.
     pub(crate) handles: Vec<u64>,
     /// What an orphan that nobody has open shows.
@@ -64,6 +64,10 @@ pub(crate) struct Node {
     pub(crate) default_acl: Option<bool>,
     /// The file that the kernel reads and writes for those who have the node open; none: they ask us.
     pub(crate) backing: Option<Backing>,
+    /// Somebody has had it open.
+    pub(crate) was_opened: bool,
+    /// Of a directory that somebody is reading.
+    pub(crate) listing: Option<Arc<[Listed]>>,
     /// The kernel may hold pages of the node that are older than what it wrote to the backing file.
     pub(crate) pages_outdated: bool,
 }
@@ -72,7 +76,8 @@ pub(crate) struct Node {
 #[derive(Debug)]
 pub(crate) struct Nodes {
     table: HashMap<Index, Node>,
-    by_name: HashMap<(Index, OsString), Index>,
+    /// The children of each directory that has any.
+    by_name: HashMap<Index, HashMap<OsString, Index>>,
     by_inode: HashMap<(LayerId, u64), Index>,
     next: Index,
 }
@@ -99,7 +104,7 @@ impl Nodes {
     }
 
     pub(crate) fn child(&self, parent: Index, name: &OsStr) -> Option<Index> {
-        self.by_name.get(&(parent, name.to_os_string())).copied()
+        self.by_name.get(&parent)?.get(name).copied()
     }
 
     pub(crate) fn by_inode(&self, inode: (LayerId, u64)) -> Option<Index> {
@@ -131,11 +136,12 @@ impl Nodes {
             place,
             inode,
             lookups: 0,
-            children: 0,
             handles: Vec::new(),
             last_attributes: None,
             default_acl: None,
             backing: None,
+            was_opened: false,
+            listing: None,
             pages_outdated: false,
         };
         self.table.insert(index, node);
@@ -147,30 +153,34 @@ impl Nodes {
 
     /// Gives a node a name; a node that had it before loses it.
     pub(crate) fn name(&mut self, index: Index, parent: Index, name: &OsStr) {
-        if self.child(parent, name) == Some(index) {
-            return;
+        match self.child(parent, name) {
+            Some(known) if known == index => return,
+            Some(_) => drop(self.unname(parent, name)),
+            None => {}
         }
-        self.unname(parent, name);
-        self.by_name.insert((parent, name.to_os_string()), index);
+        self.by_name.entry(parent).or_default().insert(name.to_os_string(), index);
         if let Some(node) = self.table.get_mut(&index) {
             node.names.push((parent, name.to_os_string()));
-        }
-        if let Some(node) = self.table.get_mut(&parent) {
-            node.children += 1;
         }
     }
 
     /// Takes a name away; returns the node that had it.
     pub(crate) fn unname(&mut self, parent: Index, name: &OsStr) -> Option<Index> {
-        let index = self.by_name.remove(&(parent, name.to_os_string()))?;
+        let index = self.remove_child(parent, name)?;
         if let Some(node) = self.table.get_mut(&index) {
             node.names.retain(|(of, own)| (*of, own.as_os_str()) != (parent, name));
         }
-        if let Some(node) = self.table.get_mut(&parent) {
-            node.children -= 1;
-        }
         self.drop_unused(parent);
         Some(index)
+    }
+
+    fn remove_child(&mut self, parent: Index, name: &OsStr) -> Option<Index> {
+        let children = self.by_name.get_mut(&parent)?;
+        let index = children.remove(name);
+        if children.is_empty() {
+            self.by_name.remove(&parent);
+        }
+        index
     }
 
     /// Exchanges two names.
@@ -206,6 +216,11 @@ impl Nodes {
         }
     }
 
+    /// Whether the kernel knows what this name leads to.
+    pub(crate) fn is_remembered(&self, parent: Index, name: &OsStr) -> bool {
+        self.child(parent, name).is_some_and(|index| self.table[&index].lookups > 0)
+    }
+
     /// The kernel takes one more reference.
     pub(crate) fn remember(&mut self, index: Index) {
         if let Some(node) = self.table.get_mut(&index) {
@@ -227,16 +242,14 @@ impl Nodes {
         let Some(node) = self.table.get(&index) else {
             return;
         };
-        if index == ROOT || node.lookups > 0 || node.children > 0 || !node.handles.is_empty() {
+        let has_children = self.by_name.contains_key(&index);
+        if index == ROOT || node.lookups > 0 || has_children || !node.handles.is_empty() {
             return;
         }
         self.set_inode(index, None);
         let names = self.table.remove(&index).map(|node| node.names).unwrap_or_default();
         for (parent, name) in names {
-            self.by_name.remove(&(parent, name));
-            if let Some(node) = self.table.get_mut(&parent) {
-                node.children -= 1;
-            }
+            self.remove_child(parent, &name);
             self.drop_unused(parent);
         }
     }

@@ -39,6 +39,9 @@ use crate::tree::Result;
 /// From this size on a file is big.
 pub(crate) const BIG_FILE_BYTES: u64 = 16 << 20;
 
+/// Up to this size a file is most likely read as a whole by whoever opens it.
+const SMALL_FILE_BYTES: usize = 32 << 10;
+
 /// Open flag of a program that is being started (`__FMODE_EXEC`); the file stays open until the program ends.
 const EXECUTED: u32 = 0o40;
 
@@ -70,9 +73,11 @@ impl Drop for Backing {
 pub(crate) struct OpenedFile {
     pub(crate) handle: u64,
     pub(crate) backing: Option<BackingId>,
+    /// Size of a small file that is opened for the first time, to be read: the kernel has nothing of it yet.
+    pub(crate) unread_bytes: Option<usize>,
     /// The kernel's pages of the node are what is in the file.
     pub(crate) keeps_pages: bool,
-    /// From now on the attributes may change without a request: what the kernel has of them must go.
+    /// The attributes have changed, or may from now on without a request: what the kernel has of them must go.
     pub(crate) outdates_attributes: bool,
 }
 
@@ -104,10 +109,10 @@ impl View {
             self.note_read(&at.path, Read::Content)?;
         }
         let file = self.open_content(index, writable, truncate)?;
-        if truncate && kill_privileges {
-            super::attributes::kill_privileges_of(&file)?;
-        }
-        let opened = self.serve(index, file, access, kernel)?;
+        let has_lost_privileges =
+            truncate && kill_privileges && super::attributes::kill_privileges_of(&file)?;
+        let mut opened = self.serve(index, file, access, kernel)?;
+        opened.outdates_attributes |= has_lost_privileges;
         if flags.bits() & EXECUTED != 0 {
             self.handles.mark_executed(opened.handle);
         }
@@ -164,6 +169,7 @@ impl View {
             return Err(Errno::STALE); // without a name, and copied up since: no name leads to the copy
         }
         let partial = self.partial_of(index)?;
+        let mut unread_bytes = None;
         if self.nodes.get(index)?.handles.is_empty() {
             let stat = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
             // What is written within a disk limit is counted before.
@@ -176,7 +182,13 @@ impl View {
                 // What the kernel does not take, for whatever reason, we serve.
                 .and_then(|kernel| Some((kernel, kernel.open_backing(file.as_fd()).ok()?)))
                 .map(|(kernel, id)| Backing { id, layer, kernel: Arc::clone(kernel) });
-            self.nodes.get_mut(index)?.backing = backing;
+            let node = self.nodes.get_mut(index)?;
+            if !writable && !node.was_opened && partial.is_none() {
+                let bytes = usize::try_from(stat.stx_size).unwrap_or(usize::MAX);
+                unread_bytes = Some(bytes).filter(|bytes| (1..=SMALL_FILE_BYTES).contains(bytes));
+            }
+            node.backing = backing;
+            node.was_opened = true;
         }
         let handle = self.add_handle(index, file, writable, partial)?;
         let node = self.nodes.get_mut(index)?;
@@ -185,10 +197,18 @@ impl View {
         node.pages_outdated = writable && backing.is_some();
         let may_map = backing.is_some() && access == OFlags::RDWR;
         let outdates_attributes = may_map && self.mapped.insert(index);
-        Ok(OpenedFile { handle, backing, keeps_pages, outdates_attributes })
+        Ok(OpenedFile { handle, backing, unread_bytes, keeps_pages, outdates_attributes })
     }
 
-    /// Closes an open file or directory.
+    /// The first `size` bytes of an open file.
+    pub(crate) fn content(&self, handle: u64, size: usize) -> Result<Vec<u8>> {
+        let mut content = vec![0; size];
+        let read = rustix::io::pread(&*self.handles.file(handle)?, content.as_mut_slice(), 0)?;
+        content.truncate(read);
+        Ok(content)
+    }
+
+    /// Closes an open file.
     pub(crate) fn close(&mut self, handle: u64) {
         if let Some((file_use, file)) = self.handles.counted(handle) {
             file_use.closed(file.as_fd());

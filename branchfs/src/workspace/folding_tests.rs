@@ -70,13 +70,10 @@ impl Handler for Folding {
         release(node: NodeId, handle: Handle) -> ();
         fsync(node: NodeId, handle: Handle, data_only: bool) -> Answer<()>;
         lseek(node: NodeId, handle: Handle, offset: u64, whence: u32) -> Answer<u64>;
-        opendir(caller: &Caller, node: NodeId, flags: u32) -> Answer<Opened>;
         readdir(
-            caller: &Caller, node: NodeId, handle: Handle, offset: u64, plus: bool,
-            sink: &mut dyn DirectorySink
+            caller: &Caller, node: NodeId, offset: u64, plus: bool, sink: &mut dyn DirectorySink
         ) -> Answer<()>;
-        releasedir(node: NodeId, handle: Handle) -> ();
-        fsyncdir(node: NodeId, handle: Handle, data_only: bool) -> Answer<()>;
+        fsyncdir(node: NodeId, data_only: bool) -> Answer<()>;
         statfs(node: NodeId) -> Answer<Statfs>;
         syncfs(node: NodeId) -> Answer<()>;
     }

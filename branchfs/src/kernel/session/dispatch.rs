@@ -13,7 +13,6 @@ pub(super) enum Given {
     Nothing,
     Entry(Entry),
     Open(NodeId, Handle),
-    Directory(NodeId, Handle),
     EntryAndOpen(Entry, Handle),
 }
 
@@ -39,7 +38,6 @@ impl Worker {
             Given::Nothing => {}
             Given::Entry(entry) => forget(entry),
             Given::Open(node, handle) => self.handler.release(node, handle),
-            Given::Directory(node, handle) => self.handler.releasedir(node, handle),
             Given::EntryAndOpen(entry, handle) => {
                 if let Some(node) = entry.node {
                     self.handler.release(node, handle);
@@ -157,22 +155,15 @@ impl Worker {
             opcode::FLUSH => done(handler.flush(node, Handle(input.u64()?))),
             opcode::FSYNC => done(handler.fsync(node, Handle(input.u64()?), input.u32()? & 1 != 0)),
             opcode::FSYNCDIR => {
-                done(handler.fsyncdir(node, Handle(input.u64()?), input.u32()? & 1 != 0))
-            }
-            opcode::OPENDIR => {
-                let opened = handler.opendir(caller, node, input.u32()?)?;
-                output.opened(&opened);
-                Ok(Given::Directory(node, opened.handle.unwrap_or(Handle(0))))
+                input.skip(8)?;
+                done(handler.fsyncdir(node, input.u32()? & 1 != 0))
             }
             opcode::READDIR | opcode::READDIRPLUS => {
-                let (handle, offset, size) = (Handle(input.u64()?), input.u64()?, input.u32()?);
+                input.skip(8)?;
+                let (offset, size) = (input.u64()?, input.u32()?);
                 let plus = header.opcode == opcode::READDIRPLUS;
                 let mut sink = EntryBuffer { output, limit: size as usize };
-                handler.readdir(caller, node, handle, offset, plus, &mut sink)?;
-                Ok(Given::Nothing)
-            }
-            opcode::RELEASEDIR => {
-                handler.releasedir(node, Handle(input.u64()?));
+                handler.readdir(caller, node, offset, plus, &mut sink)?;
                 Ok(Given::Nothing)
             }
             opcode::SETXATTR => {
@@ -230,6 +221,7 @@ impl Worker {
                 Ok(Given::Nothing)
             }
             opcode::DESTROY => Ok(Given::Nothing),
+            // OPENDIR too, once: the kernel opens and closes directories by itself from then on, and keeps listings.
             _ => Err(Errno::NOSYS),
         }
     }
