@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.branchfs import mounted
 from support.cell import OWNER, Cell, Prison, standing
+from support.command import Running
 from support.fake import FakeBranchFS, mount_table_line, serving
 from support.traces import Traces, processes_in
 
@@ -55,7 +56,9 @@ def place(scratch: Path, _leaves_nothing: None) -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="té st ", dir=scratch))
     path.chmod(0o755)
     yield path
+    left = Running.end_all()
     shutil.rmtree(path)
+    assert not left, f"still running: {left}"
 
 
 @pytest.fixture
@@ -113,6 +116,7 @@ def _really_mounted(place: Path, driver: str) -> Iterator[Mounted]:
     (base / NAME_FROM).write_text("seed\n")
     with mounted(base, root, driver=driver):
         yield Mounted(base, root, "overlay" if driver == "overlay" else "branchfs")
+        assert not (running := Running.end_all()), f"still running: {running}"
         assert not (left := processes_in(root)), f"processes left in branches: {left}"
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 SECONDS_MAX = 60.0
 
@@ -55,6 +55,8 @@ def branching(cwd: Path, *words: str, stdin: str = "", **environment: str) -> Do
 class Running:
     """A command that is still running, in pipes."""
 
+    started: ClassVar[list[subprocess.Popen[str]]] = []
+
     def __init__(self, cwd: Path, words: Sequence[str], argv: Sequence[str] | None = None) -> None:
         self.process = subprocess.Popen(
             argv or branching_argv(*words),
@@ -63,6 +65,18 @@ class Running:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.started.append(self.process)
+
+    @classmethod
+    def end_all(cls) -> list[object]:
+        """Ends those that a test left: their mounts would fail the tests after it, too.
+        Returns their words."""
+        left = [process for process in cls.started if process.poll() is None]
+        cls.started.clear()
+        for process in left:
+            process.terminate()
+            process.communicate(timeout=SECONDS_MAX)
+        return [process.args for process in left]
 
     def wait_for_line(self, text: str) -> None:
         """Waits until a line on stderr has the text."""
