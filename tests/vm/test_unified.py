@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.groups import MIB, run, start, until, version
+from support.groups import MIB, run, start, version
+from support.waiting import until
 
 from branching import ResourceLimits
 from branching.process.cgroup import Scope
