@@ -70,7 +70,7 @@ class ForkLog:
             self._partial[branch_id] = "\n".join([*lines, rest])  # it is just being made
             return
         if branch_id not in self._states:
-            self._notice(branch)
+            self.notice()  # all, in their order: which of them speaks first says nothing
         self._partial[branch_id] = rest
         for line in lines:
             self._tell("output", branch, text=line)
