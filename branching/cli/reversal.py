@@ -42,11 +42,10 @@ def undo(
 
     Example: branching undo --dry-run
     """
-
-    def reverse(space: Workspace) -> Reversal:
-        return space.undo(force=force, dry_run=dry_run)
-
-    _run("undo", "none" if dry_run else "undone", reverse, workspace, json=json)
+    action = "none" if dry_run else "undone"
+    _run(
+        "undo", action, lambda space: space.undo(force=force, dry_run=dry_run), workspace, json=json
+    )
 
 
 def redo(
@@ -62,11 +61,10 @@ def redo(
 
     Example: branching redo --dry-run
     """
-
-    def reverse(space: Workspace) -> Reversal:
-        return space.redo(force=force, dry_run=dry_run)
-
-    _run("redo", "none" if dry_run else "redone", reverse, workspace, json=json)
+    action = "none" if dry_run else "redone"
+    _run(
+        "redo", action, lambda space: space.redo(force=force, dry_run=dry_run), workspace, json=json
+    )
 
 
 def _run(

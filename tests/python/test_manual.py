@@ -85,6 +85,17 @@ def named_branching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def complete_all(shell: OnTerminal) -> None:
+    """Types the beginnings and the tab key, sees the rest, and leaves."""
+    for typed, completed in COMPLETED.items():
+        shell.seen = ""
+        shell.type(f"{typed}\t")
+        shell.wait_for(completed)
+        shell.type("\x15")  # Ctrl-U: an empty line again
+    shell.type("exit 5\n")
+    assert shell.done().code == 5
+
+
 def test_the_tab_key_completes_in_bash(named_branching: Path) -> None:
     bash = OnTerminal(
         named_branching, [], program=["bash", "--norc", "--noprofile", "-i"], PS1="in> "
@@ -92,13 +103,7 @@ def test_the_tab_key_completes_in_bash(named_branching: Path) -> None:
     bash.wait_for("in> ")
     bash.type('eval "$(branching completion bash)"; echo do""ne\n')
     bash.wait_for("done\n")
-    for typed, completed in COMPLETED.items():
-        bash.seen = ""
-        bash.type(f"{typed}\t")
-        bash.wait_for(completed)
-        bash.type("\x15")  # Ctrl-U: an empty line again
-    bash.type("exit 5\n")
-    assert bash.done().code == 5
+    complete_all(bash)
 
 
 def test_the_tab_key_completes_in_zsh(named_branching: Path) -> None:
@@ -111,13 +116,7 @@ def test_the_tab_key_completes_in_zsh(named_branching: Path) -> None:
     zsh.type("unsetopt zle_bracketed_paste; zstyle ':completion:*' list-prompt ''\n")
     zsh.type('fpath=($PWD/functions $fpath); autoload -U compinit; compinit -u -D; echo do""ne\n')
     zsh.wait_for("done\n")
-    for typed, completed in COMPLETED.items():
-        zsh.seen = ""
-        zsh.type(f"{typed}\t")
-        zsh.wait_for(completed)
-        zsh.type("\x15")  # Ctrl-U: an empty line again
-    zsh.type("exit 5\n")
-    assert zsh.done().code == 5
+    complete_all(zsh)
 
 
 @pytest.mark.parametrize(("typed", "completed"), COMPLETED.items(), ids=COMPLETED)
