@@ -28,9 +28,17 @@ impl Notifier {
             Err(error) => Err(error),
         }
     }
-}
 
-impl Notifier {
+    /// Outdates the attributes, and the pages from `offset` to the end.
+    fn forget_node(&self, node: NodeId, offset: u64) -> Answer<()> {
+        const INVAL_INODE: i32 = 2;
+        self.send(INVAL_INODE, |output| {
+            output.u64(node.0);
+            output.u64(offset);
+            output.u64(0); // length 0: to the end
+        })
+    }
+
     fn forget_entry(&self, parent: NodeId, name: &OsStr, flags: u32) -> Answer<()> {
         const INVAL_ENTRY: i32 = 3;
         self.send(INVAL_ENTRY, |output| {
@@ -45,12 +53,7 @@ impl Notifier {
 
 impl Kernel for Notifier {
     fn invalidate_node(&self, node: NodeId) -> Answer<()> {
-        const INVAL_INODE: i32 = 2;
-        self.send(INVAL_INODE, |output| {
-            output.u64(node.0);
-            output.u64(0);
-            output.u64(0); // length 0: to the end
-        })
+        self.forget_node(node, 0)
     }
 
     fn invalidate_entry(&self, parent: NodeId, name: &OsStr) -> Answer<()> {
@@ -68,13 +71,8 @@ impl Kernel for Notifier {
     }
 
     fn invalidate_attributes(&self, node: NodeId) -> Answer<()> {
-        const INVAL_INODE: i32 = 2;
         const NO_PAGES: u64 = u64::MAX; // offset -1
-        self.send(INVAL_INODE, |output| {
-            output.u64(node.0);
-            output.u64(NO_PAGES);
-            output.u64(0);
-        })
+        self.forget_node(node, NO_PAGES)
     }
 
     fn store(&self, node: NodeId, content: &[u8]) -> Answer<()> {

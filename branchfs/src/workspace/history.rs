@@ -7,8 +7,9 @@
 use std::fs;
 
 use super::branches::Branches;
-use super::{BranchId, Committed, HISTORY_BYTES_MAX, Record, Workspace, now};
-use crate::commit::{self, Decided, Disk, Header, Kind, Outline, Past, Reversal, VERSION};
+use super::planning::header;
+use super::{BranchId, Committed, HISTORY_BYTES_MAX, Record, Workspace};
+use crate::commit::{self, Decided, Disk, Kind, Outline, Past, Reversal};
 use crate::error::{Context, Error};
 
 /// A commit of the history as it is reported.
@@ -123,7 +124,7 @@ impl Workspace {
             let committed = Committed { changes: plan.changes, stale: Vec::new() };
             return Ok(Reverted { entry, committed });
         }
-        let header = reversal_header(plan.transaction, kind, past.commit.header.name.clone());
+        let header = header(plan.transaction, kind, past.commit.header.name.clone());
         let address = |branches: &Branches| Ok(self.address(header, audience(branches)?));
         let committed = self.conclude(&disk, self.transact(&disk, plan, address)?)?;
         Ok(Reverted { entry, committed })
@@ -131,7 +132,9 @@ impl Workspace {
 
     /// The undo of the last commit, as it would be decided.
     #[cfg(test)]
-    pub(crate) fn plan_undo_for_tests(&self) -> Result<(Disk, Header, commit::Plan), Error> {
+    pub(crate) fn plan_undo_for_tests(
+        &self,
+    ) -> Result<(Disk, commit::Header, commit::Plan), Error> {
         let disk = self.disk()?;
         let history = commit::history(&disk)?;
         let past = history.last().ok_or(Error::NothingKept("undo"))?;
@@ -142,7 +145,7 @@ impl Workspace {
         let plan = commit::reverse(&disk, &reversal)?;
         let kind = Kind::Undo { commit: past.commit.header.transaction };
         let name = past.commit.header.name.clone();
-        Ok((disk, reversal_header(transaction, kind, name), plan))
+        Ok((disk, header(transaction, kind, name), plan))
     }
 
     /// The commits that are kept, oldest first.
@@ -219,23 +222,6 @@ impl Workspace {
 /// When the oldest of these branches was forked that is not stale.
 pub(super) fn oldest<'r>(records: impl Iterator<Item = &'r Record>) -> Option<i64> {
     records.filter(|record| !record.is_stale).map(|record| record.created).min()
-}
-
-fn reversal_header(transaction: u64, kind: Kind, name: String) -> Header {
-    Header {
-        version: VERSION,
-        transaction,
-        kind,
-        name,
-        layers: Vec::new(),
-        stale: Vec::new(),
-        veil: None,
-        observers: Vec::new(),
-        unveiled: Vec::new(),
-        lifted: None,
-        decided: now(),
-        displaced_bytes: 0,
-    }
 }
 
 fn seconds(nanoseconds: i64) -> f64 {

@@ -172,18 +172,28 @@ pub(super) fn too_late(name: &str) -> Error {
 }
 
 pub(super) fn commit_header(branch: &Branch, plan: &Plan) -> Header {
+    let kind = Kind::Commit { branch: branch.record.id };
+    Header {
+        layers: branch.record.layers.clone(),
+        displaced_bytes: plan.displaced_bytes,
+        ..header(plan.transaction, kind, branch.record.name.clone())
+    }
+}
+
+/// Of a transaction that is decided now, takes no layer, and concerns nobody yet.
+pub(super) fn header(transaction: u64, kind: Kind, name: String) -> Header {
     Header {
         version: VERSION,
-        transaction: plan.transaction,
-        kind: Kind::Commit { branch: branch.record.id },
-        name: branch.record.name.clone(),
-        layers: branch.record.layers.clone(),
+        transaction,
+        kind,
+        name,
+        layers: Vec::new(),
         stale: Vec::new(),
         veil: None,
         observers: Vec::new(),
         unveiled: Vec::new(),
         lifted: None,
         decided: now(),
-        displaced_bytes: plan.displaced_bytes,
+        displaced_bytes: 0,
     }
 }
