@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -18,10 +19,7 @@ from branching_docker.cli import app
 from branching_docker.errors import EngineError
 from branching_docker.names import OURS
 from branching_docker.words import PASSED_ON
-from conftest import WRAPPER
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from conftest import ROOT, WRAPPER
 
 
 def wrapper(*arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -35,6 +33,22 @@ def test_the_version_is_told() -> None:
     """Without an engine, ours alone."""
     told = wrapper("--version", PATH=str(WRAPPER.parent))
     assert (told.returncode, told.stdout) == (0, f"branching-docker {__version__}\n")
+
+
+@pytest.mark.parametrize(("kind", "chosen"), [("an environment", "python3"), ("a directory of many", "pip's own")])
+def test_the_python_beside_the_command_counts_in_an_environment_alone(tmp_path: Path, kind: str, chosen: str) -> None:
+    """In ~/.local/bin and /usr/local/bin there may be one that knows nothing of us."""
+    here = tmp_path / "e" / "bin"
+    here.mkdir(parents=True)
+    shutil.copy(ROOT / "branching-docker" / "bin" / "branching-docker", here)
+    for name, says in (("python3", "python3"), ("branching-docker-python", "pip's own")):
+        (here / name).write_text(f'#!/bin/sh\necho "{says}"\n')
+        (here / name).chmod(0o755)
+    if kind == "an environment":
+        (tmp_path / "e" / "pyvenv.cfg").touch()
+    (tmp_path / "link").symlink_to(here / "branching-docker")
+    for command in (here / "branching-docker", tmp_path / "link"):
+        assert subprocess.run([command], capture_output=True, text=True).stdout == f"{chosen}\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -101,6 +115,14 @@ def test_a_bad_directory_is_125_with_a_hint(directory: str, message: str) -> Non
     assert told.returncode == 125
     assert message in told.stderr
     assert "\nHint: " in told.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--dry-run", "-w", "/tmp", "run", "true"]], ids=["help", "dry run"])
+def test_an_output_that_takes_nothing_is_125_and_one_sentence(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        told = subprocess.run([WRAPPER, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert told.returncode == 125
+    assert told.stderr.startswith("branching-docker: this machine did not let us go on.\nCause: [Errno 28]")
 
 
 def test_a_missing_docker_is_named(tmp_path: Path) -> None:

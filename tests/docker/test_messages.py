@@ -57,7 +57,14 @@ def of_wrapper() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and node.args:
                 name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-                if name in ("SettingsError", "WorkspaceError", "EngineError", "ImageError", "BadParameter"):
+                if name in (
+                    "SettingsError",
+                    "WorkspaceError",
+                    "EngineError",
+                    "ImageError",
+                    "WrapperError",
+                    "BadParameter",
+                ):
                     found.add(literal(node.args[0]))
     return found - {ANYTHING}
 

@@ -7,7 +7,7 @@ import io
 import os
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,6 +28,9 @@ from branching_docker.plan import (
 )
 from branching_docker.settings import Settings
 from branching_docker.stamp import stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DEVICE = ["--device", "/dev/fuse", "--cap-add", "SYS_ADMIN"]
 FLAGS = [*DEVICE, "--cap-add", "DAC_READ_SEARCH", "--security-opt", "apparmor:unconfined"]
@@ -77,7 +80,7 @@ def test_arguments_reach_the_container_untouched(tmp_path: Path, arguments: list
         ({"pids_limit": "100"}, ["--pids-limit", "100"]),
         ({"platform": "linux/amd64"}, ["--platform", "linux/amd64"]),
         ({"pull": "always"}, ["--pull", "always"]),
-        ({"volume": ("a:/a", "/b:/b:ro")}, ["--volume", "a:/a", "--volume", "/b:/b:ro"]),
+        ({"volume": ("a:/a", "/etc:/b:ro")}, ["--volume", "a:/a", "--volume", "/etc:/b:ro"]),
         ({"publish": ("80:80",)}, ["--publish", "80:80"]),
         ({"env": ("A=1", "B"), "env_file": ("f",)}, ["--env-file", "f", "--env", "A=1", "--env", "B"]),
         ({"root": True}, ["--env", "BRANCHING_ROOT=1"]),
@@ -169,6 +172,17 @@ def test_ours_stands_behind_what_a_user_sets(tmp_path: Path) -> None:
     """The last of several counts."""
     argv = plan(tmp_path, "run", settings=Settings(env=("BRANCHFS_DRIVER=x",), driver="fuse")).argv()
     assert argv.index("BRANCHFS_DRIVER=x") < argv.index("BRANCHFS_DRIVER=fuse")
+
+
+@pytest.mark.parametrize(
+    "make", [plan, lambda place, **given: plan_warm(workspace=place, **given)], ids=["run", "warm"]
+)
+def test_a_volume_that_is_not_there_is_not_left_to_docker_which_would_make_it_as_root(
+    tmp_path: Path, make: Callable[..., object]
+) -> None:
+    with pytest.raises(WorkspaceError, match="is not there") as refused:
+        make(tmp_path, settings=Settings(volume=("named:/a", f"{tmp_path}/a b:/b")))
+    assert refused.value.hint == f"mkdir -p '{tmp_path}/a b'"
 
 
 def test_a_warm_container_has_the_same_surroundings_and_waits(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,6 +42,7 @@ def test_the_first_of_flag_environment_project_user_counts(
 ) -> None:
     """Every setting kind with every subset of the four places."""
     words = {"driver": ("auto", "fuse", "overlay", "fuse"), "network": ("none", "bridge", "none", "host")}
+    words["memory"] = ("1g", "2g", "3g", "4g")
     values = dict(zip(PLACES, words.get(name, PLACES), strict=True))
     for place, directory in (("project", places[0]), ("user", places[1])):
         if place in said:
@@ -99,7 +101,16 @@ def test_no_word_has_two_meanings() -> None:
         ("root = 'yes'", "neither true nor false", "root = true"),
         ("driver = 'fast'", 'driver cannot be "fast"', "auto, fuse, overlay"),
         ("pull = 'sometimes'", 'pull cannot be "sometimes"', "always, missing, never"),
-        ("idle = '5 minutes'", "not a time to be idle", "5m"),
+        ("idle = '5 minutes'", r"config/branching-docker\.toml: .* not a time to be idle", "5m"),
+        ("image = '--privileged'", 'image cannot be "--privileged"', "docker image ls"),
+        ("image = 'a b'", 'image cannot be "a b"', "docker image ls"),
+        ("network = '-x'", 'network cannot be "-x"', "name"),
+        ("memory = 'lots'", 'memory cannot be "lots"', "512m"),
+        ("cpus = 'all'", 'cpus cannot be "all"', "0.5"),
+        ("pids-limit = 1.5", 'pids-limit cannot be "1.5"', "500"),
+        ("name = 'a/b'", 'name cannot be "a/b"', "letters"),
+        ("[env]\nA = ['a']", "env A is not a text", 'A = "..."'),
+        ("env = ['=1']", 'env "=1" has no name', "NAME=VALUE"),
     ],
 )
 def test_what_makes_no_sense_names_its_place(places: tuple[Path, Path], user: str, message: str, hint: str) -> None:
@@ -133,6 +144,11 @@ def test_what_makes_no_sense_names_its_place(places: tuple[Path, Path], user: st
         'volume = ["./link:/out"]',
         'volume = ["named:/x"]',
         'volume = ["./here"]',
+        'volume = ["./here:/usr/local/bin"]',
+        'volume = ["./here:/mnt/../etc"]',
+        'volume = ["./here://src"]',
+        'volume = ["./here:/"]',
+        'volume = ["./here:/mnt/x:rshared"]',
     ],
 )
 def test_a_project_reaches_no_further_than_itself(places: tuple[Path, Path], project: str) -> None:
@@ -160,12 +176,18 @@ def test_no_other_idle_time_is_read(text: str) -> None:
         idle_seconds(text)
 
 
-@pytest.mark.parametrize("kind", ["directory", "too large", "not UTF-8"])
+def test_a_truth_among_variables_is_as_toml_has_it(places: tuple[Path, Path]) -> None:
+    assert settings(places, user="[env]\nA = true\nB = 1.5").env == ("A=true", "B=1.5")
+
+
+@pytest.mark.parametrize("kind", ["directory", "too large", "not UTF-8", "a pipe"])
 def test_a_file_that_cannot_be_one_is_named(places: tuple[Path, Path], kind: str) -> None:
     path = places[1] / "branching-docker.toml"
     content: Any = {"too large": b"#" * (2 << 20), "not UTF-8": b"\xff"}
     if kind == "directory":
         path.mkdir()
+    elif kind == "a pipe":  # which nobody writes into
+        os.mkfifo(path)
     else:
         path.write_bytes(content[kind])
     with pytest.raises(SettingsError, match=r"branching-docker\.toml"):

@@ -146,6 +146,14 @@ def test_standard_input_arrives_whole(wrapper: Wrapper, project: Project) -> Non
     assert (project.root / "got").read_text() == text
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_not_there_are_empty_and_silent(project: Project, image: str, closed: str) -> None:
+    command = [WRAPPER, "--image", image, "-w", project.root, "run", "--", "sh", "-c", "cat; echo x >out; exit 0"]
+    done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True, timeout=RUN_SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert (project.root / "out").read_text() == "x\n"
+
+
 def test_a_pipe_is_not_made_a_terminal(wrapper: Wrapper, project: Project) -> None:
     done = wrapper(project, "run", "--", "sh", "-c", "test -t 0 || test -t 1 || test -t 2")
     assert done.returncode == 1

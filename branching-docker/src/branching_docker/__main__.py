@@ -13,6 +13,9 @@ def main() -> None:
     # What the caller has us ignore stays ignored.
     if _signal.getsignal(_signal.SIGINT) != _signal.SIG_IGN:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    while (opened := os.open("/dev/null", os.O_RDWR)) <= 2:  # a stream that we were not given must not become another
+        os.set_inheritable(opened, True)
+    os.close(opened)
     from branching_docker.quick import quick
 
     if (code := quick(sys.argv[1:], os.environ)) is not None:
@@ -23,7 +26,15 @@ def main() -> None:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()  # only an app with typer's own completion options does it by itself
-    app(prog_name="branching-docker")
+    try:
+        app(prog_name="branching-docker")
+    except OSError as error:
+        from branching_docker.errors import WrapperError
+
+        told = WrapperError("this machine did not let us go on.", cause=str(error), hint="mend that, and try again")
+        # Nothing is tidied up: what could not be written would only fail once more.
+        os.write(2, "".join(f"{line}\n" for line in told.lines()).encode(errors="backslashreplace"))
+        os._exit(told.exit_code)
 
 
 if __name__ == "__main__":

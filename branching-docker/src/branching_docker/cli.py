@@ -99,7 +99,7 @@ def pass_on(
             workspace=workspace,
             name=f"branching-{os.urandom(4).hex()}",
             environ=os.environ,
-            tty=sys.stdin.isatty() and sys.stdout.isatty(),
+            tty=os.isatty(0) and os.isatty(1),
         )
         if given.is_dry_run:
             settings, facts = foreseen(settings, workspace)
@@ -113,7 +113,8 @@ def pass_on(
             enter(words, given=given, settings=settings, at=at, found=found)
         require_image(at, settings)
         settings, facts = place_of_branches(settings, workspace, at)
-        sys.stdout.flush()
+        if sys.stdout:  # our own standard streams may have been closed
+            sys.stdout.flush()
         engine.become(plan(settings=settings, facts=facts), at, environ=os.environ)
 
 

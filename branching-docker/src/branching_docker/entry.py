@@ -68,9 +68,6 @@ def enter(
 
     `options` are docker exec's; `at` is Docker's socket, if it is Docker.
     """
-    while (opened := os.open("/dev/null", os.O_RDWR)) <= 2:  # a stream that we were not given must not become another
-        pass
-    os.close(opened)
     tty = os.isatty(0) and os.isatty(1)
     options = [*options, *(word for assignment in presentation(environ, tty=tty) for word in ("--env", assignment))]
     token = os.urandom(8).hex()

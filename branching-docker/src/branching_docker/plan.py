@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -122,6 +123,7 @@ def plan_run(
 ) -> ContainerPlan:
     """Decides on the container that runs `branching` with these arguments on a checked directory."""
     settings = settings or Settings()
+    checked_volumes(settings.volume)
     return ContainerPlan(
         workspace=workspace,
         name=settings.name or name,
@@ -140,6 +142,7 @@ def plan_warm(
 
     Its name follows from the directory: where two are made at the same moment, the engine refuses the second.
     """
+    checked_volumes(settings.volume)
     return ContainerPlan(
         workspace=workspace,
         name=settings.name or f"branching-warm-{digest(workspace)}",
@@ -246,7 +249,7 @@ def checked_workspace(directory: Path) -> Path:
     if not os.access(real, os.R_OK | os.X_OK):
         raise WorkspaceError(
             f"-w {directory} is not readable by you.",
-            hint=f"ask its owner, or look at it: ls -ld {real}",
+            hint=f"ask its owner, or look at it: ls -ld {shlex.quote(str(real))}",
         )
     try:
         str(real).encode()
@@ -263,6 +266,14 @@ def checked_workspace(directory: Path) -> Path:
 def bind(source: Path, destination: str) -> str:
     """Returns the value of `--mount` for a bind."""
     return csv_line("type=bind", f"src={source}", f"dst={destination}")
+
+
+def checked_volumes(volumes: Sequence[str]) -> None:
+    """Raises WorkspaceError for a directory that is not there: docker would make it, and as root."""
+    for volume in volumes:
+        source, colon, _ = volume.partition(":")
+        if colon and source.startswith(("/", ".")) and not os.path.lexists(source):
+            raise WorkspaceError(f"-v {volume}: {source} is not there.", hint=f"mkdir -p {shlex.quote(source)}")
 
 
 def csv_line(*fields: str) -> str:

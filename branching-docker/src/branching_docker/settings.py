@@ -16,7 +16,11 @@ the container smaller or give it what lies in the project, and nothing that reac
 from __future__ import annotations
 
 import difflib
+import os
+import posixpath
 import re
+import shlex
+import stat
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -36,11 +40,24 @@ ENGINES = ("docker", "podman")
 PULLS = ("always", "missing", "never")
 CHOICES = {"driver": DRIVERS, "engine": ENGINES, "pull": PULLS}
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+# Docker would judge these too, but not say where a wrong one stands; and none may be taken for an option of docker's.
+SHAPES = {
+    "image": (re.compile(r"[a-zA-Z0-9]\S*"), "an image's name, as docker image ls shows it"),
+    "name": (re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*"), "letters, digits, and _ . - after the first"),
+    "memory": (re.compile(r"[0-9]+(\.[0-9]+)?[bkmgt]?b?", re.IGNORECASE), "write 512m or 2g"),
+    "cpus": (re.compile(r"[0-9]+(\.[0-9]+)?|\.[0-9]+"), "write 2 or 0.5"),
+    "pids_limit": (re.compile(r"-1|[0-9]+"), "write 500"),
+    **dict.fromkeys(("network", "user", "store", "platform"), (re.compile(r"[^\s-]\S*"), "write a name")),
+}
 NOT_FOR_PROJECTS = ("store", "user", "root", "pull", "publish", "engine", "name", "env_file")
 # Root's own programs in the container read these before a command is isolated: what sudo takes away, and what is ours.
 NOT_FOR_PROJECTS_ENV = re.compile(
     r"(LD_|PYTHON|BASH|GIT_|BRANCH|RUST|GLIBC_|MALLOC_|DOCKER_).*"
     r"|PATH|ENV|IFS|CDPATH|SHELLOPTS|PS[0-9]|HOME|TMPDIR|LOCPATH|NLSPATH|GCONV_PATH|OPENSSL_.*|SSL_.*"
+)
+# Where an image has its programs, what they read, and what we mount.
+NOT_FOR_PROJECTS_PLACES = re.compile(
+    r"/((bin|boot|dev|etc|lib.*|opt|proc|root|run|sbin|src|store|sys|usr|var|workspace)(/.*)?)?"
 )
 
 
@@ -126,19 +143,31 @@ def from_file(path: Path | None, *, is_project: bool) -> Source:
     if path is None:
         return {}
     try:
-        with path.open("rb") as file:
+        # A pipe in a stranger's project must not make us wait for who writes into it.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise SettingsError(f"{path} is no configuration file: it is not an ordinary one.", hint="move it away")
             content = file.read(FILE_BYTES_MAX + 1)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read.", cause=error.strerror, hint=f"ls -l {path}") from error
+        raise SettingsError(
+            f"{path} cannot be read.", cause=error.strerror, hint=f"ls -l {shlex.quote(str(path))}"
+        ) from error
     if len(content) > FILE_BYTES_MAX:
         raise SettingsError(f"{path} is no configuration file: it is too large.", hint="move it away")
     given = {key.replace("-", "_"): value for key, value in parsed(content, path).items()}
     if isinstance(given.get("env"), dict):
-        given["env"] = [f"{name}={value}" for name, value in given["env"].items()]
+        given["env"] = [assignment(name, value, path) for name, value in given["env"].items()]
     source = checked(given, str(path))
     return restrict(source, path) if is_project else source
+
+
+def assignment(name: str, value: object, path: Path) -> str:
+    """Returns a variable of the table [env] as docker takes it."""
+    if not isinstance(value, (str, int, float)):
+        raise SettingsError(f"{path}: env {name} is not a text.", hint=f'{name} = "..."')
+    return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def parsed(content: bytes, path: Path) -> Source:
@@ -177,17 +206,22 @@ def checked(given: Source, where: str) -> Source:
         if name in CHOICES and value not in CHOICES[name]:
             allowed = ", ".join(CHOICES[name])
             raise SettingsError(f'{where}: {spelled} cannot be "{value}".', hint=f"choose one of: {allowed}")
+        if name in SHAPES and not SHAPES[name][0].fullmatch(value):
+            raise SettingsError(f'{where}: {spelled} cannot be "{value}".', hint=SHAPES[name][1])
+        for word in value if name == "env" else ():
+            if word.startswith("=") or not word:
+                raise SettingsError(f'{where}: env "{word}" has no name.', hint='env = ["NAME=VALUE"]')
         source[name] = value
     if "idle" in source:
-        idle_seconds(source["idle"])
+        idle_seconds(source["idle"], where)
     return source
 
 
-def idle_seconds(text: str) -> int:
+def idle_seconds(text: str, where: str = "the command line") -> int:
     """Reads 90, 90s, 5m, 2h as seconds."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in ("s", "m", "h") else (text, "s")
     if not (number.isascii() and number.isdigit() and int(number) > 0):
-        raise SettingsError(f'"{text}" is not a time to be idle.', hint="write 90, 90s, 5m or 2h")
+        raise SettingsError(f'{where}: "{text}" is not a time to be idle.', hint="write 90, 90s, 5m or 2h")
     return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
 
 
@@ -219,6 +253,11 @@ def restrict(source: Source, path: Path) -> Source:
         real = (root / place).resolve()
         if not colon or (real != root and root not in real.parents):
             raise refuse(f"the volume {volume}: its directory is not one of the project's (./name:/place)")
+        inner, _, options = rest.partition(":")
+        if NOT_FOR_PROJECTS_PLACES.fullmatch("/" + posixpath.normpath(inner).lstrip("/")):
+            raise refuse(f"the volume {volume}: the image's own programs are there (./name:/mnt/place)")
+        if options not in ("", "ro", "rw"):
+            raise refuse(f"the volume {volume}: of options, ro and rw only")
         return f"{real}:{rest}"
 
     if "volume" in source:

@@ -11,6 +11,7 @@ directory: each would see, and commit, the other's store.
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -48,7 +49,7 @@ def find_warm(workspace: Path, found: Sequence[Found]) -> Found | None:
             raise WorkspaceError(
                 f"a container works on {theirs} ({one.name}), and {workspace} is "
                 + ("inside of it." if theirs in workspace.parents else "around it."),
-                hint=f"wait for its end, or end it: branching-docker -w {theirs} down",
+                hint=f"wait for its end, or end it: branching-docker -w {shlex.quote(str(theirs))} down",
             )
     return None
 
