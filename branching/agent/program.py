@@ -139,7 +139,7 @@ class _Run:
             owner = stack.enter_context(Owner.of(about.st_uid, about.st_gid))
             sandbox = None
             if place.isolation == "sandbox":
-                home = None if owner is None else owner.home
+                home = Owner.home_of(owner)
                 sandbox = Sandbox.of(directory, at=place.seen_at, home=home, beside=place.beside)
             environment = {
                 **os.environ,

@@ -181,13 +181,12 @@ class BranchCommand:
     def _sandbox(self, path: Path, beside: Sequence[tuple[Path, Path]]) -> Sandbox | None:
         if self._isolation == "none":
             return None
-        home = None if self._owner is None else self._owner.home
         return Sandbox.of(
             path,
             at=self._workspace,
             hide=self._hide,
             network=self._network,
-            home=home,
+            home=Owner.home_of(self._owner),
             beside=beside,
         )
 

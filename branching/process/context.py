@@ -266,7 +266,7 @@ class BranchContext:
                 at=place if self._isolation == "none" else self._seen_at,
                 hide=self._hide,
                 network=self._network,
-                home=None if owner is None else owner.home,
+                home=Owner.home_of(owner),
             )
         except OSError as error:
             raise NamespaceError(

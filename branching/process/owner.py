@@ -54,6 +54,14 @@ class Owner:
             # value is in it, and nobody could be told.
             shutil.rmtree(home, ignore_errors=True)
 
+    @staticmethod
+    def home_of(owner: Owner | None) -> Path | None:
+        """Returns the home that commands will have: the owner's; without one, ours."""
+        if owner is not None:
+            return owner.home
+        ours = os.environ.get("HOME")
+        return Path(ours) if ours else None
+
     def environment(self) -> Mapping[str, str]:
         """Returns the variables that tell a program who it is."""
         return {"HOME": str(self.home), "USER": self.name, "LOGNAME": self.name}

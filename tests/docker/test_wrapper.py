@@ -106,6 +106,24 @@ def test_the_owner_of_the_directory_runs_the_command_and_owns_its_files(
     assert {(uid, gid) for _, uid, gid, *_ in project.tree().values()} == {(owner, owner)}
 
 
+@pytest.mark.parametrize(("owner", "options"), [(0, []), (33, []), (1000, []), (1000, ["--root"])], ids=str)
+@pytest.mark.parametrize("is_warm", [False, True], ids=["", "warm"])
+def test_each_command_has_a_home_of_its_own_to_write_in(
+    wrapper: Wrapper, make_project: Callable[..., Project], owner: int, options: list[str], is_warm: bool
+) -> None:
+    """Tools keep caches there, and fail where they cannot; what one command left there another does not find."""
+    project = make_project(owner=owner)
+    if is_warm:
+        assert wrapper(project, "up").returncode == 0
+    try:
+        for _ in range(2):
+            done = wrapper(project, *options, "run", "--", "sh", "-c", "test ! -e ~/.cache && mkdir -p ~/.cache/tool")
+            assert done.returncode == 0, done.stderr
+    finally:
+        if is_warm:
+            wrapper(project, "down")
+
+
 def test_root_when_asked_has_no_power_over_the_files_of_another(
     wrapper: Wrapper, make_project: Callable[..., Project]
 ) -> None:
@@ -148,7 +166,7 @@ def test_standard_input_arrives_whole(wrapper: Wrapper, project: Project) -> Non
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_not_there_are_empty_and_silent(project: Project, image: str, closed: str) -> None:
-    command = [WRAPPER, "--image", image, "-w", project.root, "run", "--", "sh", "-c", "cat; echo x >out; exit 0"]
+    command = [str(WRAPPER), "--image", image, "-w", str(project.root), "run", "--", "sh", "-c", "cat; echo x >out"]
     done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True, timeout=RUN_SECONDS)
     assert done.returncode == 0, done.stderr
     assert (project.root / "out").read_text() == "x\n"

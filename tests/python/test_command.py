@@ -318,6 +318,12 @@ class TestOwner:
             assert (owner.name, owner.home) == ("ann", place)
         assert place.exists()
 
+    def test_without_an_owner_the_home_is_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", "/var/tmp/ours")
+        assert Owner.home_of(None) == Path("/var/tmp/ours")
+        monkeypatch.delenv("HOME")
+        assert Owner.home_of(None) is None
+
     def test_a_workspace_of_roots_is_served_as_root(self) -> None:
         with Owner.of(0, 0) as owner:
             assert owner is None

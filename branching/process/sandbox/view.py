@@ -210,12 +210,14 @@ class View:
         _seal("/dev")
 
     def _make_home(self) -> list[str]:
-        """Makes the home that was lent, where the place for it is our own."""
+        """Makes the home, where the place for it is our own and nothing else has it."""
         home = self._sandbox.home
         if home is None or not any(str(home).startswith(f"{top}/") for top in _REPLACED[:2]):
             return []
+        if os.path.lexists(home):
+            return []
         self.step = f"making the home {home}"
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home.mkdir(mode=0o700, parents=True)
         os.chown(home, *self._owner)
         return [str(home)]
 
