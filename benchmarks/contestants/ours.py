@@ -37,6 +37,7 @@ class Ours(Contestant):
         self.root.mkdir()
         run(program(), "mount", "--driver", self.driver, "--base", base, self.root)
         self.socket = ControlSocket(os.getxattr(self.root, "user.branchfs.control").decode())
+        self._request("info")  # as the library does when it opens a workspace
 
     def end(self) -> None:
         if self.socket:

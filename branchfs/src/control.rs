@@ -1,4 +1,5 @@
-//! The control socket: JSON lines, one reply a request (docs/control.md). One thread a connection.
+//! The control socket: JSON lines, one reply a request (docs/control.md). One thread a connection; some wait for the next
+//! ones, so that no client has to wait for the start of a thread.
 
 mod comparison;
 mod connection;
@@ -10,7 +11,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use serde::Deserialize;
@@ -46,10 +48,25 @@ pub(crate) struct MountInfo {
     pub(crate) why_not: String,
 }
 
+/// Threads that wait for a connection while nobody comes.
+const WAITING_MAX: usize = 2;
+
 /// The listening socket.
 pub(crate) struct Control {
     listener: UnixListener,
     path: PathBuf,
+}
+
+/// What the threads of the connections share.
+struct Service {
+    listener: UnixListener,
+    workspace: Arc<Workspace>,
+    info: MountInfo,
+    places: Places,
+    /// Leaf lock.
+    refused: Mutex<Refused>,
+    /// How many threads wait for a connection.
+    waiting: AtomicUsize,
 }
 
 #[derive(Deserialize)]
@@ -106,24 +123,57 @@ impl Control {
     }
 
     /// Serves connections until the process ends.
-    pub(crate) fn serve(self, workspace: Arc<Workspace>, info: MountInfo) {
-        let (places, mut refused) = (Places::default(), Refused::default());
-        for stream in self.listener.incoming() {
-            let Ok(stream) = stream else { continue }; // the peer gave up, or descriptors ran out: others may come
-            let place = match admit(&stream, &workspace, &places) {
-                Ok(place) => place,
-                Err(refusal) => {
-                    refused.tell(stream, &reply(Err(refusal)));
-                    continue;
-                }
-            };
-            let (workspace, info) = (Arc::clone(&workspace), info.clone());
-            let served = thread::Builder::new().name("control".to_owned()).spawn(move || {
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub(crate) fn serve(self, workspace: Arc<Workspace>, info: MountInfo) -> std::io::Result<()> {
+        let service = Arc::new(Service {
+            listener: self.listener,
+            workspace,
+            info,
+            places: Places::default(),
+            refused: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+        });
+        (0..WAITING_MAX).try_for_each(|_| service.start())
+    }
+}
+
+impl Service {
+    /// Starts a thread that waits for connections, one after the other, for as long as there are not too many such.
+    fn start(self: &Arc<Self>) -> std::io::Result<()> {
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        let service = Arc::clone(self);
+        let started = thread::Builder::new().name("control".to_owned()).spawn(move || {
+            while service.waiting.load(Ordering::Acquire) <= WAITING_MAX {
+                service.serve_next();
+                service.waiting.fetch_add(1, Ordering::AcqRel);
+            }
+            service.waiting.fetch_sub(1, Ordering::AcqRel);
+        });
+        if started.is_err() {
+            self.waiting.fetch_sub(1, Ordering::AcqRel);
+        }
+        started.map(drop)
+    }
+
+    /// Waits for a connection and serves it to its end.
+    fn serve_next(self: &Arc<Self>) {
+        let accepted = self.listener.accept();
+        if self.waiting.fetch_sub(1, Ordering::AcqRel) == 1 && self.start().is_err() {
+            return; // without a thread the connection is closed, which the peer sees
+        }
+        let Ok((stream, _)) = accepted else { return }; // the peer gave up, or descriptors ran out: others may come
+        match admit(&stream, &self.workspace, &self.places) {
+            Ok(_place) => {
                 // A connection that breaks concerns its peer alone.
-                let _ = serve_connection(&stream, &workspace, &info);
-                drop(place);
-            });
-            drop(served); // without a thread the connection is closed, which the peer sees
+                let _ = serve_connection(&stream, &self.workspace, &self.info);
+            }
+            Err(refusal) => {
+                // A refusal leaves nothing half-done.
+                let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+                refused.tell(stream, &reply(Err(refusal)));
+            }
         }
     }
 }

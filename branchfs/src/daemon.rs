@@ -1,6 +1,7 @@
 //! One mount's life: open the workspace, mount, serve, and leave nothing behind.
 
 use std::io::Write;
+use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use crate::control_files::ControlFiles;
 use crate::driver::{self, Choice, Circumstances, Driver};
 use crate::kernel::handler::Handler;
 use crate::kernel::{Session, unmount};
+use crate::scheduling::take_short_turns;
 use crate::workspace::{Policy, Settings, Workspace};
 
 /// Threads that answer requests: a slow one (fsync, a large copy-up) must not hold up the others.
@@ -63,7 +65,8 @@ pub fn run(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
         );
     }
     rustix::process::umask(rustix::fs::Mode::empty());
-    raise_open_files_limit();
+    make_room_for_open_files();
+    take_short_turns();
     let settings =
         Settings { policy: options.policy, history_commits_max: options.history_commits_max };
     let workspace = Arc::new(Workspace::open(&base, options.store.as_deref(), settings)?);
@@ -127,7 +130,7 @@ fn serve(
     let private = [workspace.base(), workspace.store(), control.path()];
     workspace.filesystem.connect(session.kernel(), control.path(), &private);
     let (served, at) = (Arc::clone(workspace), info.mountpoint.clone());
-    thread::Builder::new().name("control".to_owned()).spawn(move || control.serve(served, info))?;
+    control.serve(served, info)?;
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let mounted_at = at.clone();
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
@@ -167,12 +170,16 @@ fn stacking_below(store: &Path) -> Result<u32> {
     Ok(if STACKED.contains(&found.f_type) { 2 } else { 1 })
 }
 
-/// Every open file of every branch is one of ours.
-fn raise_open_files_limit() {
+/// Every open file of every branch is one of ours. The kernel doubles the table of them when it is full, and with several
+/// threads that takes a grace period of RCU, 10 ms: so it is made large while there is one.
+fn make_room_for_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    const ROOM: RawFd = 4096; // 33 KB of the kernel's memory
     let limit = getrlimit(Resource::Nofile);
     // Raising the soft limit to the hard one is always allowed; where it fails, opens fail with EMFILE as they would.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    // Where so many are not allowed, or there is no standard input, the table grows later.
+    let _ = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), ROOM - 1);
 }
 
 /// Runs the daemon in the background: returns when the mount answers, or with the error that kept it from that.

@@ -20,6 +20,7 @@ mod overlay;
 mod partial;
 mod peer;
 mod quota;
+mod scheduling;
 mod seen;
 mod selection;
 mod sys;

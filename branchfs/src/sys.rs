@@ -141,6 +141,28 @@ pub(crate) fn open_by_handle(on: impl AsFd, kind: i32, bytes: &[u8]) -> Result<O
     }
 }
 
+/// Sets the slice of the calling thread, 0 for the usual one, and how nice it is, if it is a thread as most are: where the
+/// user asked for another kind of scheduling, that stays.
+pub(crate) fn schedule(nice: Option<i32>, slice_nanoseconds: u64) -> Result<(), Errno> {
+    let size = size_of::<libc::sched_attr>();
+    // SAFETY: a `sched_attr` is numbers alone.
+    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes at most `size` bytes of `attributes`, which outlives the call.
+    let asked = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) };
+    if asked != 0 {
+        return Err(last_error());
+    }
+    if attributes.sched_policy != libc::SCHED_OTHER as u32 {
+        return Ok(());
+    }
+    attributes.sched_nice =
+        nice.map_or(attributes.sched_nice, |nice| nice.max(attributes.sched_nice));
+    attributes.sched_runtime = slice_nanoseconds;
+    // SAFETY: the kernel reads `attributes`, which says its size itself and outlives the call.
+    let set = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+    if set == 0 { Ok(()) } else { Err(last_error()) }
+}
+
 /// The supplementary groups of the process that connected to a Unix socket.
 pub(crate) fn peer_groups(socket: &UnixStream) -> io::Result<Vec<u32>> {
     const SO_PEERGROUPS: libc::c_int = 59; // asm-generic/socket.h; the C library's binding lacks it
@@ -211,5 +233,44 @@ mod tests {
         assert_eq!(is_being_written(file.as_fd(), 1000), Some(true));
         drop(writer);
         assert_eq!(is_being_written(file.as_fd(), 1000), Some(false));
+    }
+
+    /// The calling thread's scheduling: policy and niceness.
+    fn scheduling() -> (u32, i32) {
+        let size = size_of::<libc::sched_attr>();
+        // SAFETY: as in `schedule`.
+        unsafe {
+            let mut attributes: libc::sched_attr = std::mem::zeroed();
+            assert_eq!(libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0), 0);
+            (attributes.sched_policy, attributes.sched_nice)
+        }
+    }
+
+    #[test]
+    fn a_thread_becomes_nicer_and_never_less_so() {
+        let thread = std::thread::spawn(|| {
+            let before = scheduling();
+            schedule(None, 100_000).unwrap();
+            assert_eq!(scheduling(), before);
+            let (policy, nice) = before;
+            for (asked, had) in [(nice + 3, nice + 3), (nice, nice + 3), (nice + 4, nice + 4)] {
+                schedule(Some(asked), 100_000).unwrap();
+                assert_eq!(scheduling(), (policy, had));
+            }
+        });
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn scheduling_of_another_kind_stays() {
+        let thread = std::thread::spawn(|| {
+            let (kind, parameters) = (libc::SCHED_BATCH, libc::sched_param { sched_priority: 0 });
+            // SAFETY: the kernel reads `parameters`, which outlives the call.
+            assert_eq!(unsafe { libc::sched_setscheduler(0, kind, &raw const parameters) }, 0);
+            let before = scheduling();
+            schedule(Some(before.1 + 3), 100_000).unwrap();
+            assert_eq!(scheduling(), before);
+        });
+        thread.join().unwrap();
     }
 }

@@ -221,13 +221,19 @@ impl Tree {
 
     /// Removes whatever is at `path`, with everything below it. Absent is success.
     pub(crate) fn remove_all(&self, path: &Path) -> Result<()> {
+        self.remove_in_steps(path, &|| ())
+    }
+
+    /// As [`Self::remove_all`], with a call of `between` before each removal.
+    pub(crate) fn remove_in_steps(&self, path: &Path, between: &dyn Fn()) -> Result<()> {
+        between();
         match self.remove_file(path) {
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
             Err(Errno::ISDIR | Errno::PERM) => {}
             Err(error) => return Err(error),
         }
         for entry in self.list(path)? {
-            self.remove_all(&path.join(&entry.name))?;
+            self.remove_in_steps(&path.join(&entry.name), between)?;
         }
         self.remove_directory(path)
     }

@@ -62,7 +62,6 @@ pub(crate) use history::{PastInfo, Towards};
 pub(crate) use selector::{Selector, directory_name};
 
 use background::Background;
-pub(crate) use background::stand_back;
 use branches::Branches;
 use elsewhere::Places;
 pub(crate) use records::{DRAFT, LOG, is_cut_off};

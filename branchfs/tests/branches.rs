@@ -13,6 +13,15 @@ use std::time::Duration;
 use common::{Mount, assert_same, refusal, shell, snapshot};
 
 /// S2: the parent as it was at the fork, and one's own changes.
+/// The kernel doubles the table when it is full, and a thread waits for that, 10 ms.
+#[test]
+fn the_table_of_open_files_is_large_from_the_start() {
+    let mount = Mount::new();
+    let status = fs::read_to_string(format!("/proc/{}/status", mount.daemon())).unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
+    assert!(size.trim().parse::<usize>().unwrap() >= 4096, "{size}");
+}
+
 #[test]
 fn a_branch_shows_its_parent_and_its_own_changes_and_never_a_siblings() {
     let mount = Mount::over(|base| fs::write(base.join("file"), "base").unwrap());

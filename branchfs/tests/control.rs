@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Mount, shell, succeed};
+use common::{Mount, shell, succeed, wait_until};
 use serde_json::Value;
 
 /// Far longer than anything here takes on the slowest machine.
@@ -168,6 +168,48 @@ fn connections_that_stall_hold_nobody_up_and_are_bounded() {
     while !mount.run(&["list"], &[]).status.success() {
         assert!(start.elapsed() < DEADLINE, "places are given back when peers hang up");
     }
+}
+
+/// What the kernel says of each thread of the daemon that has this name: the fields of `/proc/PID/task/TID/stat` after it.
+fn threads(mount: &Mount, name: &str) -> Vec<Vec<String>> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", mount.daemon())).unwrap();
+    let stats = tasks.flat_map(|task| fs::read_to_string(task.unwrap().path().join("stat"))); // some end meanwhile
+    let fields = |stat: String| {
+        let (_, after) = stat.split_once(&format!("({name}) "))?;
+        Some(after.split(' ').map(str::to_owned).collect())
+    };
+    stats.filter_map(fields).collect()
+}
+
+#[test]
+fn threads_wait_for_connections_and_are_as_many_afterwards_as_before() {
+    let mount = Mount::new();
+    let (waiting, most) = (threads(&mount, "control").len(), 20);
+    assert_eq!(waiting, 2);
+    for _ in 0..2 {
+        let peers: Vec<_> = (0..most).map(|_| connect(&mount)).collect();
+        for peer in &peers {
+            assert!(ask(peer, br#"{"v":1,"verb":"list"}"#)["ok"].is_object());
+        }
+        assert!(threads(&mount, "control").len() > most); // one more can come
+        drop(peers);
+        wait_until("only those that wait are left", || threads(&mount, "control").len() == waiting);
+    }
+}
+
+#[test]
+fn what_nobody_waits_for_stands_back() {
+    const NICE: usize = 16; // of the fields after the name
+    let mount = Mount::new();
+    let nice_of = |name| -> Vec<String> {
+        threads(&mount, name).into_iter().map(|fields| fields[NICE].clone()).collect()
+    };
+    let usual: i32 = nice_of("control")[0].parse().unwrap();
+    mount.create("b");
+    mount.abort("b");
+    wait_until("the trash is emptied", || nice_of("background").len() == 1);
+    wait_until("by a thread that is nice", || nice_of("background") == [usual.max(10).to_string()]);
+    assert_eq!(nice_of("request-1"), [usual.to_string()]);
 }
 
 #[test]

@@ -22,8 +22,8 @@ use super::overlay::mount_over;
 use crate::error::{Context, Error};
 use crate::layer::{Layer, LayerId, match_attributes};
 use crate::overlay::Namespace;
+use crate::scheduling::{let_others, stand_back};
 use crate::tree::Tree;
-use crate::workspace::stand_back;
 
 /// Most spares at a time.
 const KEPT_MAX: usize = 8;
@@ -43,6 +43,7 @@ impl Spare {
         let below = Tree::open_root(base).at(base)?;
         let layer = Layer::absent(LayerId(0), &directory, Namespace::Trusted, false);
         let made = layer.make(&below).at(&directory);
+        let_others();
         match made.and_then(|()| mount_over(base, &directory, true)) {
             Ok(mount) => Ok(Self { directory, mount }),
             Err(error) => {
@@ -106,6 +107,7 @@ impl Shared {
                 let directory = self.store.join("layers").join(format!("spare-{}", pool.made));
                 drop(pool);
                 let made = Spare::make(&self.base, directory);
+                let_others();
                 pool = self.lock();
                 if let Ok(spare) = made {
                     pool.spares.push_back(spare);

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Filesystem, INDEX_BITS, MAIN, Mounted, Slot};
 use crate::kernel::handler::NodeId;
+use crate::scheduling::let_others;
 use crate::view::ROOT;
 
 impl Filesystem {
@@ -38,6 +39,7 @@ impl Filesystem {
             known.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
             for (parent, name) in known.into_iter().flat_map(|(_, names)| names) {
                 let _ = kernel.invalidate_entry(NodeId(mounted.slot << INDEX_BITS | parent), &name);
+                let_others();
             }
         }
         self.invalidate(mounted);

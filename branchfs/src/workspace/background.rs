@@ -4,10 +4,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use super::traces::Unlinker;
 use crate::filesystem::{Filesystem, Mounted};
+use crate::scheduling::stand_back;
 use crate::tree::Tree;
+
+/// How long the answer to whoever gave it something to do has the processors for itself.
+const AFTER_ANSWER: Duration = Duration::from_millis(1);
 
 /// Something to do.
 enum Job {
@@ -56,7 +61,10 @@ impl Background {
             let (sender, jobs) = mpsc::channel::<Job>();
             let run = move || {
                 stand_back();
-                jobs.into_iter().for_each(Job::run);
+                while let Ok(job) = jobs.recv() {
+                    thread::sleep(AFTER_ANSWER);
+                    std::iter::once(job).chain(jobs.try_iter()).for_each(Job::run);
+                }
             };
             thread::Builder::new().name("background".to_owned()).spawn(run).ok().map(|_| sender)
         });
@@ -65,11 +73,4 @@ impl Background {
             None => Err(Box::new(job)),
         }
     }
-}
-
-/// Lets the calling thread run after those that somebody waits for: on a single processor the end of a big branch would
-/// otherwise come before the answer that it is gone.
-pub(crate) fn stand_back() {
-    const NICE: i32 = 10;
-    let _ = rustix::process::setpriority_process(None, NICE); // on Linux this thread's alone; else as before
 }

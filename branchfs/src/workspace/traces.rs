@@ -13,6 +13,7 @@ use super::Workspace;
 use super::store::{give, write_private};
 use crate::commit::{self, Decided, Disk, Outline, Traces, Unlinking};
 use crate::error::{Context, Error};
+use crate::scheduling::let_others;
 use crate::seen::Identity;
 use crate::tree::{Tree, stat_of};
 
@@ -116,7 +117,7 @@ impl Unlinker {
         if SHARING.iter().any(|start| name.to_string_lossy().starts_with(start)) {
             self.unlink_shared(trash, name)?;
         }
-        trash.remove_all(name).at(name)
+        trash.remove_in_steps(name, &let_others).at(name)
     }
 
     fn unlink_shared(&self, trash: &Tree, path: &Path) -> Result<(), Error> {
