@@ -31,9 +31,11 @@ RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --no-index -w dist .
 COPY docker/entrypoint docker/enter docker/probe programs/
 # All that is ours as it will lie in the image, in one directory and of one time: the same sources give the same layer.
 # Compiled modules must not look at the time of their source, then; what pip compiled for itself does (-f).
+# git refuses a repository of another owner, such as --root meets: in a file, as a command may set git's variables itself.
 ARG SOURCE_DATE_EPOCH=1767225600
 RUN /opt/branching/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/branching/lib && \
-    mkdir -p /image/usr/local/bin /image/opt /image/src /image/store /image/workspace && \
+    mkdir -p /image/etc /image/usr/local/bin /image/opt /image/src /image/store /image/workspace && \
+    printf '[safe]\n\tdirectory = *\n' >/image/etc/gitconfig && \
     install branchfs/target/release/branchfs /image/usr/local/bin && \
     for name in entrypoint enter probe; do install "programs/$name" "/image/usr/local/bin/branching-$name"; done && \
     ln -s /opt/branching/bin/branching /image/usr/local/bin/branching && \
@@ -54,9 +56,8 @@ RUN touch /begun && apt-get update && apt-get install -y --no-install-recommends
     find / -xdev -newer /begun -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} + && rm /begun
 COPY --from=build /image /
 
-# git refuses a repository of another owner, which is what --root would meet in a user's directory.
 ARG BRANCHING_NAME=branching
-ENV LANG=C.UTF-8 GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0=*
+ENV LANG=C.UTF-8
 LABEL branching.stage="image" \
       branching.name="${BRANCHING_NAME}" \
       org.opencontainers.image.title="branching" \

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from branching_docker import __version__
-from branching_docker.doctor import Finding, judge_container, judge_engine, judge_image
+from branching_docker.doctor import Finding, judge_container, judge_engine, judge_image, judge_repository
 from conftest import WRAPPER
 
 if TYPE_CHECKING:
@@ -100,6 +100,29 @@ def test_a_directory_is_judged_by_what_carries_it(kind: str, room: int, director
         "room": space,
     }
     assert len(judge_container({**told, "directory": None}, None)) == len(checks)
+
+
+@pytest.mark.parametrize("told", [{"kind": "overlay"}, {"kind": "ext4", "is_read_only": True}], ids=str)
+def test_a_directory_that_branches_cannot_be_kept_in_is_missing(told: dict[str, Any]) -> None:
+    found = judge_container({"checks": [], "directory": {"room": 5 << 30, "owner": "0:0", **told}}, Path("/project"))
+    assert states(found)["directory"] == "missing"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("gitdir: /elsewhere/.git/worktrees/x\n", ["warning"]),
+        ("gitdir: ../.git/modules/x\n", ["warning"]),
+        ("gitdir: .repository\n", []),
+        ("", []),
+        (None, []),
+    ],
+    ids=["worktree", "submodule", "inside", "empty", "none"],
+)
+def test_a_repository_that_is_elsewhere_is_told_of(tmp_path: Path, content: str | None, expected: list[str]) -> None:
+    if content is not None:
+        (tmp_path / ".git").write_text(content)
+    assert [finding.state for finding in judge_repository(tmp_path)] == expected
 
 
 def test_the_doctor_finds_this_machine_well(image: str, project: Project) -> None:

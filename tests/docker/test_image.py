@@ -274,6 +274,25 @@ def test_git_works_in_a_branch_and_its_repository_is_committed_whole(image: str,
     assert (project.root / ".git" / "HEAD").stat().st_uid == project.owner
 
 
+@pytest.mark.parametrize("environment", ["-i PATH=/usr/bin", "GIT_CONFIG_COUNT=0"])
+def test_git_works_in_a_repository_of_anothers_whatever_its_variables_are(
+    image: str, project: Project, environment: str
+) -> None:
+    subprocess.run(["git", "init", "-q", project.root], check=True)
+    with running(image, "run", "--", "sh", "-c", f"env {environment} git status", project=project) as container:
+        code, said = ended(container)
+    assert code == 0, said
+
+
+def test_a_directory_that_cannot_be_written_is_said_to_be_that(image: str, project: Project) -> None:
+    mount = f"type=bind,src={project.root},dst=/src,readonly"
+    command = ["docker", "run", "--rm", "--device", "/dev/fuse", *PRIVILEGE, "--mount", mount, image, "run", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=END_SECONDS)
+    assert done.returncode == 125
+    assert "on a read-only file system" in done.stderr
+    assert "\nHint: mend that, or work on another directory\n" in done.stderr
+
+
 OVERLAY = {"BRANCHFS_DRIVER": "overlay"}
 
 

@@ -30,6 +30,9 @@ API_LEAST = (1, 40)
 # How a machine of another system shares its directories: commits there cannot exchange files, and locks do not hold.
 SHARED_KINDS = ("virtiofs", "9p", "v9fs", "fakeowner", "grpcfuse", "osxfs", "fuseblk", "smb2", "cifs")
 
+UNFIT_KINDS = ("overlay", "fuse.fuse-overlayfs")
+"""A whiteout, which is how an overlay marks what was removed, cannot be made in one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -151,6 +154,19 @@ def probe(settings: Settings, engine: Engine, workspace: Path | None, *, environ
     return judge_container(told, workspace)
 
 
+def judge_repository(workspace: Path) -> list[Finding]:
+    """Says of a checkout whose repository is elsewhere (git worktree, a submodule) that a container lacks it."""
+    try:
+        _, _, place = (workspace / ".git").read_text(errors="replace").strip().partition("gitdir: ")
+    except OSError:  # no repository, or a whole one
+        return []
+    repository = (workspace / place).resolve()
+    if not place or repository.is_relative_to(workspace):
+        return []
+    detail = f"its repository is elsewhere ({repository}): git does not work in its branches"
+    return [Finding(name="git", state="warning", detail=detail, hint="work on the checkout that holds it")]
+
+
 def judge_container(told: Mapping[str, Any], workspace: Path | None) -> list[Finding]:
     """Says what a container found about itself and about the directory."""
     states = {"limited": "warning"}
@@ -165,9 +181,17 @@ def judge_container(told: Mapping[str, Any], workspace: Path | None) -> list[Fin
     ]
     if workspace is None or not told.get("directory"):
         return found
+    found += judge_repository(workspace)
     directory = told["directory"]
     kind, owner = str(directory["kind"]), str(directory["owner"])
-    if any(shared in kind.lower() for shared in SHARED_KINDS):
+    if directory.get("is_read_only"):
+        detail = f"{workspace} is on a read-only file system: nothing could be committed"
+        found.append(Finding(name="directory", state="missing", detail=detail, hint="mount it writable"))
+    elif kind in UNFIT_KINDS:
+        detail = f"{workspace} is on {kind}, which cannot hold branches' marks of what was removed"
+        hint = "work on a directory on ext4, XFS, btrfs or tmpfs"
+        found.append(Finding(name="directory", state="missing", detail=detail, hint=hint))
+    elif any(shared in kind.lower() for shared in SHARED_KINDS):
         detail = f"{workspace} is shared with another system ({kind}): commits may be refused there; not tried"
         hint = "work on a directory inside the machine that runs Docker"
         found.append(Finding(name="directory", state="warning", detail=detail, hint=hint))
