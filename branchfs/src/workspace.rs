@@ -64,6 +64,7 @@ pub(crate) use selector::{Selector, directory_name};
 use background::Background;
 use branches::Branches;
 use elsewhere::Places;
+pub(crate) use probe::SCRATCH;
 pub(crate) use records::{DRAFT, LOG, is_cut_off};
 use records::{Line, Record, Records};
 pub(crate) use store::{FORMAT, written_part};
@@ -273,9 +274,9 @@ impl Workspace {
             Ok(root) => Tree::new(root),
             Err(_) => open(&base_path)?, // without the privilege to mount; views never write lower layers by design
         };
-        let namespace = store::settle_marks(&store_path, probe::probe(&store_path)?, owner)?;
+        let namespace = store::settle_marks(&store_path, probe::probe(&store_path, owner)?, owner)?;
         if home_path != store_path {
-            probe::probe(&home_path)?; // commits are carried out there
+            probe::probe(&home_path, owner)?; // commits are carried out there
         }
         let duplicate = |tree: &Tree| tree.root().and_then(rustix::io::dup).at(&base_path);
         let disk_roots = (duplicate(&writable)?, duplicate(&open(&home_path)?)?);

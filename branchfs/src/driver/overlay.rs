@@ -28,7 +28,7 @@ use crate::layer::times;
 use crate::scheduling::stand_back;
 use crate::tree::Tree;
 use crate::view::HIDDEN;
-use crate::workspace::{BranchId, directory_name};
+use crate::workspace::{BranchId, SCRATCH, directory_name};
 
 /// How long a commit or a fork waits for files that are being closed.
 const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -285,13 +285,20 @@ pub(super) fn mount_over(
     make_directory(&work, &owner)?;
     let mount = make_patiently(Layers { lower: base, upper: &upper, work: &work }, is_read_only)
         .at(layer)?;
-    // Made by the kernel as root's, and closed to everyone: the owner must be able to remove the store.
+    give_work(&work, &owner)?;
+    Ok(mount)
+}
+
+/// Gives the owner what the kernel has made there as root's, closed to everyone: the store must be his to remove.
+fn give_work(work: &Path, owner: &fs::Metadata) -> Result<(), Error> {
     for directory in ["work", "index"].map(|name| work.join(name)) {
-        std::os::unix::fs::chown(&directory, Some(owner.uid()), Some(owner.gid()))
-            .at(&directory)?;
+        match std::os::unix::fs::chown(&directory, Some(owner.uid()), Some(owner.gid())) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue, // no index: the probe finds out
+            other => other.at(&directory)?,
+        }
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).at(&directory)?;
     }
-    Ok(mount)
+    Ok(())
 }
 
 /// The kernel ends the file systems of a daemon that was killed in the background, and syncs them before.
@@ -339,7 +346,7 @@ pub(crate) fn probe(base: &Path, store: &Path, mountpoint: &Path) -> Result<(), 
     if !rustix::process::geteuid().is_root() {
         return Err("only root may mount it".to_owned());
     }
-    let scratch = store.join(format!("probe-{}", std::process::id()));
+    let scratch = store.join(SCRATCH);
     let tried = try_options(base, &scratch, mountpoint);
     let removed = fs::remove_dir_all(&scratch).at(&scratch).map_err(|error| error.to_string());
     let options = tried?;
@@ -360,11 +367,16 @@ pub(crate) fn probe(base: &Path, store: &Path, mountpoint: &Path) -> Result<(), 
 
 fn try_options(base: &Path, scratch: &Path, mountpoint: &Path) -> Result<String, String> {
     let (upper, work) = (scratch.join("upper"), scratch.join("work"));
-    for directory in [&upper, &work] {
-        fs::create_dir_all(directory).at(directory).map_err(|error| error.to_string())?;
+    let parent = scratch.parent().expect("it is in the store");
+    let said = |error: Error| error.to_string();
+    let owner = fs::metadata(parent).at(parent).map_err(said)?;
+    for directory in [scratch, &upper, &work] {
+        make_directory(directory, &owner).map_err(said)?;
     }
     let mount = KernelMount::make(Layers { lower: base, upper: &upper, work: &work }, false)
         .map_err(refusal)?;
+    // A container that is killed at this moment leaves it to the owner.
+    give_work(&work, &owner).map_err(said)?;
     mount.attach(mountpoint).map_err(refusal)?;
     let table = mount_table::read();
     unmount(mountpoint, true).map_err(refusal)?;
@@ -393,4 +405,25 @@ fn may_open_by_handle() -> bool {
     effective
         .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .is_some_and(|mask| mask >> DAC_READ_SEARCH & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Cut short where it attaches what it has mounted: the mountpoint is missing.
+    #[test]
+    fn what_a_probe_leaves_that_is_cut_short_is_the_owners() {
+        let base = tempfile::tempdir().unwrap();
+        let store = base.path().join(HIDDEN);
+        fs::create_dir(&store).unwrap();
+        std::os::unix::fs::chown(&store, Some(1000), Some(1000)).unwrap();
+        let scratch = store.join(SCRATCH);
+        try_options(base.path(), &scratch, &store.join("missing")).unwrap_err();
+        let found = ["", "upper", "work", "work/work", "work/index"].map(|name| {
+            let status = fs::metadata(scratch.join(name)).unwrap();
+            (name, status.uid(), status.gid())
+        });
+        assert_eq!(found, found.map(|(name, ..)| (name, 1000, 1000)));
+    }
 }

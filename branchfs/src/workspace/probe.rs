@@ -12,22 +12,24 @@ use std::path::Path;
 use rustix::fs::{CWD, FileType, Mode, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
+use super::store::give;
 use crate::error::{Context, Error};
 use crate::overlay::Namespace;
 use crate::tree::Tree;
 
-/// The scratch directory in the store.
-const SCRATCH: &str = "probe";
+/// The scratch directory in the store. The driver's probe, which comes later, has it too: what a kill leaves of either is
+/// removed by the next mount.
+pub(crate) const SCRATCH: &str = "probe";
 
 /// Makes sure that layers and commits can work in `store`, and finds out which extended attributes carry the overlay
-/// format's marks here.
+/// format's marks here. `owner` is the base's, who can remove what a kill leaves of it.
 ///
 /// # Errors
 /// `Unsupported` with what is missing.
-pub(super) fn probe(store: &Path) -> Result<Namespace, Error> {
+pub(super) fn probe(store: &Path, owner: (u32, u32)) -> Result<Namespace, Error> {
     let scratch = store.join(SCRATCH);
     clear(&scratch)?;
-    let probe = Probe { store, scratch: &scratch };
+    let probe = Probe { store, scratch: &scratch, owner };
     let namespace = probe.namespace()?;
     let tried = probe.all();
     let cleared = clear(&scratch);
@@ -67,11 +69,13 @@ fn clear(scratch: &Path) -> Result<(), Error> {
 struct Probe<'p> {
     store: &'p Path,
     scratch: &'p Path,
+    owner: (u32, u32),
 }
 
 impl Probe<'_> {
     fn all(&self) -> Result<(), Error> {
         fs::DirBuilder::new().mode(0o700).create(self.scratch).at(self.scratch)?;
+        give(self.scratch, self.owner)?;
         self.resolves_beneath()?;
         self.tells_cases_apart()?;
         self.has_whiteouts()?;
@@ -190,7 +194,17 @@ mod tests {
         let scratch = directory.path().join(SCRATCH);
         fs::create_dir(&scratch).unwrap();
         fs::write(scratch.join("old"), "left behind").unwrap();
-        assert_eq!(probe(directory.path()).unwrap(), Namespace::Trusted);
+        assert_eq!(probe(directory.path(), (0, 0)).unwrap(), Namespace::Trusted);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_a_kill_leaves_of_it_is_the_owners_to_remove() {
+        let directory = tempfile::tempdir().unwrap();
+        let scratch = directory.path().join(SCRATCH);
+        let probe = Probe { store: directory.path(), scratch: &scratch, owner: (1000, 1000) };
+        probe.all().unwrap();
+        assert_eq!(fs::metadata(&scratch).unwrap().uid(), 1000);
+        assert!(fs::read_dir(&scratch).unwrap().all(|entry| !entry.unwrap().path().is_dir()));
     }
 }
