@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from branching_docker.names import WARM_LABEL, WORKSPACE_LABEL
 from conftest import WRAPPER, containers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import docker
 
     from tree import Project
@@ -111,3 +117,63 @@ def test_all_branches_can_be_given_up_by_the_owner_alone(
     assert after.pop(".")[:3] == before.pop(".")[:3]
     assert after == before
     assert run(image, project, "run", "--", "true").returncode == 0
+
+
+def children(process: int) -> list[int]:
+    """Returns the processes that one has started."""
+    with suppress(OSError):
+        return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return []
+
+
+def kill(*processes: int) -> None:
+    """Kills processes that may have ended by themselves."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+CUTS: dict[str, Callable[[int], object]] = {
+    "wrapper": lambda pid: kill(pid),
+    "docker": lambda pid: kill(*children(pid)),
+    "both": lambda pid: kill(*children(pid), pid),
+    "terminal": lambda pid: os.killpg(pid, signal.SIGHUP),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_an_up_that_is_cut_short_keeps_nobody_from_the_next(image: str, project: Project, cut: str) -> None:
+    """Whatever it had come to: nothing, a container that is never started, one that mounts, or one that is ready."""
+    seed = int(os.environ.get("BRANCHING_CRASH_SEED", random.randrange(1 << 30)))
+    chosen = random.Random(seed)
+    print("seed", seed)
+    command = [str(WRAPPER), "--image", image, "-w", str(project.root), "up"]
+    for _ in range(ROUNDS):
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        ) as first:
+            time.sleep(chosen.uniform(0.1, 0.5))
+            with suppress(ProcessLookupError):
+                CUTS[cut](first.pid)
+            first.communicate(timeout=SECONDS_MAX)
+        assert project.roots() == []
+        try:
+            for words in (("up",), ("exec", "--", "test", "-e", "kept.txt"), ("run", "--", "true")):
+                done = run(image, project, *words)
+                assert done.returncode == 0, done.stderr
+        finally:
+            assert run(image, project, "down").returncode == 0
+
+
+def test_a_container_that_never_started_is_removed_by_the_next(
+    image: str, project: Project, engine: docker.DockerClient
+) -> None:
+    """One of a warm container's client, and one of a run's: killed between the two requests that each makes."""
+    for name, settings in (("warm", {WARM_LABEL: "{}"}), ("run", {})):
+        labels = {WORKSPACE_LABEL: str(project.root), **settings}
+        engine.containers.create(image, name=f"branching-crash-{os.getpid()}-{name}", labels=labels)
+    found = run(image, project, "run", "--", "touch", "made")
+    assert found.returncode == 0, found.stderr
+    assert found.stderr.count("which was never started: what should have done it was killed.") == 2
+    assert (project.root / "made").stat().st_uid == project.owner
+    wait_until_gone(engine, project)

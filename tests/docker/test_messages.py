@@ -51,7 +51,7 @@ def literal(node: ast.expr) -> str:
 
 
 def of_wrapper() -> set[str]:
-    """Returns the messages of the wrapper's errors."""
+    """Returns the messages of the wrapper's errors, and what it says beside."""
     found = set()
     for path in WRAPPER_SOURCES.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -64,6 +64,7 @@ def of_wrapper() -> set[str]:
                     "ImageError",
                     "WrapperError",
                     "BadParameter",
+                    "say",
                 ):
                     found.add(literal(node.args[0]))
     return found - {ANYTHING}

@@ -144,6 +144,7 @@ def test_a_plan_fits_its_engine(
     for argv in (run, warm, probe):
         assert [word for place in places(argv, "--security-opt") for word in argv[place : place + 2]] == options
         assert ("--init" in argv) == (facts.kind == "docker")
+    assert ("--sig-proxy=false" in warm, "--sig-proxy=false" in run) == (facts.kind == "podman", False)
     stores = [
         argv[place + 1] for argv in (run, warm) for place in places(argv, "--mount") if "volume" in argv[place + 1]
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import threading
@@ -80,6 +81,19 @@ def test_commands_share_one_container(project: Project, engine: docker.DockerCli
         assert [WARM_LABEL in one["Labels"] for one in mine(engine, project)] == [True]
         assert str(project.root) in subprocess.run([WRAPPER, "ls"], capture_output=True, text=True).stdout
     assert {(project.root / name).stat().st_uid for name in ("one", "two")} == {project.owner}
+
+
+def test_a_command_that_comes_before_the_mount_waits_for_it(project: Project) -> None:
+    """The container is there, and its mount is not: as if it took long."""
+    planned = shlex.split(wrapper(project, "--dry-run", "up").stdout)
+    slow = ["--detach", "--entrypoint", "sh"]
+    program = 'sleep 2; exec tini -g -- branching-entrypoint "$@"'
+    subprocess.run([*planned[:2], *slow, *planned[2:-2], "-c", program, "sh", *planned[-2:]], check=True)
+    try:
+        done = wrapper(project, "exec", "--", "test", "-e", "kept.txt")
+        assert (done.returncode, done.stderr) == (0, "")
+    finally:
+        assert wrapper(project, "down").returncode == 0
 
 
 @pytest.mark.parametrize("code", [0, 7, 125, 137])

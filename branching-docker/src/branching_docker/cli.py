@@ -72,12 +72,23 @@ def place_of_branches(settings: Settings, workspace: Path, at: Engine) -> tuple[
     facts = at.facts()
     settled = go_on(settings, workspace, at, facts)
     if settled.store != settings.store:
-        typer.echo(
-            f'branching-docker: the branches of {workspace} have their place in the volume "{settled.store}": '
-            f"going on there, as with --store {settled.store}.",
-            err=True,
+        say(
+            f'the branches of {workspace} have their place in the volume "{settled.store}": '
+            f"going on there, as with --store {settled.store}."
         )
     return settled, facts
+
+
+def say(text: str) -> None:
+    """Tells what was done beside what was asked."""
+    typer.echo(f"branching-docker: {text}", err=True)
+
+
+def at_work(workspace: Path, at: Engine) -> list[Found]:
+    """Returns the containers at work, and says what was removed that only stood in the way."""
+    from branching_docker import warm
+
+    return warm.at_work(workspace, at, environ=os.environ, say=say)
 
 
 def pass_on(
@@ -108,7 +119,7 @@ def pass_on(
         from branching_docker import engine, warm
 
         at = connect(settings)
-        found = warm.find_warm(workspace, at.containers())
+        found = warm.find_warm(workspace, at_work(workspace, at))
         if found is not None:
             enter(words, given=given, settings=settings, at=at, found=found)
         require_image(at, settings)
@@ -176,7 +187,7 @@ def up(context: typer.Context) -> None:
         from branching_docker import warm
 
         at = connect(settings)
-        found = warm.find_warm(workspace, at.containers())
+        found = warm.find_warm(workspace, at_work(workspace, at))
         if found is not None:
             refused = refused_changes(found.warm_settings or "{}", given.flags)
             if refused:
@@ -188,8 +199,8 @@ def up(context: typer.Context) -> None:
             require_image(at, settings)
             settings, facts = place_of_branches(settings, workspace, at)
             plan = plan_warm(workspace=workspace, settings=settings, facts=facts, stamp=files)
-            warm.up(plan, docker=at.command, environ=os.environ)
-        typer.echo(found.name if found else plan.name)
+            name = warm.up_or_share(plan, at, environ=os.environ, say=say)
+        typer.echo(found.name if found else name)
 
 
 @app.command(EXEC, cls=Untouched, add_help_option=False)
@@ -207,7 +218,7 @@ def execute(
         from branching_docker import warm
 
         at = connect(settings)
-        found = warm.find_warm(workspace, at.containers())
+        found = warm.find_warm(workspace, at_work(workspace, at))
         if found is None:
             raise WorkspaceError(
                 f"no warm container works on {workspace}.", hint="start one first: branching-docker -w DIR up"
@@ -231,14 +242,15 @@ def down(context: typer.Context) -> None:
                 warm.down(one, docker=at.command, environ=os.environ)
                 typer.echo(one.name)
                 return
-        typer.echo(f"branching-docker: no warm container works on {workspace}.", err=True)
+        say(f"no warm container works on {workspace}.")
 
 
 def list_containers(given: Given) -> None:
     """Prints the containers at work."""
     from branching_docker import warm
 
-    for line in warm.describe(connect(given.settings()).containers()):
+    found = connect(given.settings()).containers()
+    for line in warm.describe([one for one in found if not one.has_ended]):
         typer.echo(line)
 
 

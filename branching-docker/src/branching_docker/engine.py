@@ -50,7 +50,8 @@ read -r _
 "$1" rm --force "$0"
 """
 SELINUX = Path("/sys/fs/selinux/enforce")
-GONE_STATES = ("exited", "dead", "removing")
+UNBEGUN_STATES = ("created", "configured", "initialized")
+ENDED_STATES = ("exited", "stopped", "dead", "removing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,18 @@ class Found:
     state: str
     warm_settings: str | None
     """Of a warm one, the settings it was made with."""
+    made: float = 0.0
+    """When, by the clock of the machine that has the engine."""
+
+    @property
+    def is_unbegun(self) -> bool:
+        """Whether it was made and never started; an ordinary start takes a moment from one to the other."""
+        return self.state in UNBEGUN_STATES
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing runs in it any more: it is about to be removed."""
+        return self.state in ENDED_STATES
 
 
 class Engine(Protocol):
@@ -77,7 +90,7 @@ class Engine(Protocol):
         """Returns what a plan must know."""
 
     def containers(self) -> list[Found]:
-        """Lists the containers, of any directory, that have not ended."""
+        """Lists the containers, of any directory, those too that have ended and are about to be removed."""
 
     def image_labels(self, image: str) -> dict[str, str] | None:
         """Returns an image's labels, None where the engine has no such image."""
@@ -124,7 +137,7 @@ class Docker:
         return docker_facts(info, platform=sys.platform)
 
     def containers(self) -> list[Found]:
-        """Lists the containers that have not ended."""
+        """Lists the containers."""
         filters = api.quoted(json.dumps({"label": [WORKSPACE_LABEL]}))
         listed = api.get(f"/containers/json?all=1&filters={filters}", at=self.at)
         return [
@@ -134,9 +147,10 @@ class Docker:
                 workspace=one["Labels"][WORKSPACE_LABEL],
                 state=one["State"],
                 warm_settings=one["Labels"].get(WARM_LABEL),
+                made=one["Created"],
             )
             for one in cast("list[dict[str, Any]]", listed)
-            if one["State"] not in GONE_STATES and one["Names"]
+            if one["Names"]
         ]
 
     def image_labels(self, image: str) -> dict[str, str] | None:
@@ -196,7 +210,7 @@ class Podman:
         return podman_facts(platform=sys.platform, has_selinux=SELINUX.exists())
 
     def containers(self) -> list[Found]:
-        """Lists the containers that have not ended."""
+        """Lists the containers."""
         listed = self.ask("ps", "--all", "--filter", f"label={WORKSPACE_LABEL}", "--format", "json")
         return [
             Found(
@@ -205,9 +219,9 @@ class Podman:
                 workspace=one["Labels"][WORKSPACE_LABEL],
                 state=one["State"],
                 warm_settings=one["Labels"].get(WARM_LABEL),
+                made=one["Created"],
             )
             for one in json.loads(listed.stdout or "[]")
-            if one["State"] not in GONE_STATES
         ]
 
     def image_labels(self, image: str) -> dict[str, str] | None:

@@ -16,6 +16,8 @@ What every plan holds, and why:
                                                 a user namespace, where no /proc can be mounted if one is masked
     --mount type=bind                           not -v, which makes a missing directory, as root, instead of failing
     --rm, --name, --label                       the container goes when it ends, and can be found while it runs
+    --sig-proxy=false                           a warm one of Podman's: its command can be two processes, and when the
+                                                first is killed the second passes a SIGTERM on to the container
     --interactive                               pipes and terminals alike; without it docker drops input in silence
     --tty                                       only between two terminals: docker refuses it on a pipe
     --mount type=volume                         the store's place: asked for by --store, or where the engine is in a
@@ -84,6 +86,8 @@ class ContainerPlan:
         command = [self.facts.kind, "run", "--rm", *init(self.facts)]
         if not self.is_warm:
             command.append("--interactive")
+        elif self.facts.kind == "podman":
+            command.append("--sig-proxy=false")
         if self.tty:
             command.append("--tty")
         command += ["--name", self.name, "--label", f"{WORKSPACE_LABEL}={self.workspace}"]

@@ -6,6 +6,10 @@ told to, or when it has been idle for long enough: its entry point counts.
 Two containers on one directory would be two file systems over one store, and the second is refused, by us with the
 name of the first, and by BranchFS's lock if both began at the same moment. So is one above or below another's
 directory: each would see, and commit, the other's store.
+
+A container that was made and whose client was killed before it started it stays so for ever, and one that has ended may
+stay where the engine was killed with it. Neither works on anything: who comes next waits a while, for it may be in the
+middle of its start or of its end, and then removes it.
 """
 
 from __future__ import annotations
@@ -21,13 +25,68 @@ from branching_docker.errors import EngineError, WorkspaceError
 from branching_docker.names import READY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from branching_docker.engine import Found
+    from branching_docker.engine import Engine, Found
     from branching_docker.plan import ContainerPlan
 
 STOP_SECONDS = 60
 GONE_SECONDS_MAX = 120.0
+BEGIN_SECONDS_MAX = 20.0
+"""From when a container is made until it has started: a tenth of a second where nothing else goes on."""
+END_SECONDS_MAX = 10.0
+"""From when a container has ended until its engine has removed it."""
+POLL_SECONDS = 0.05
+
+
+def at_work(workspace: Path, engine: Engine, *, environ: Mapping[str, str], say: Callable[[str], None]) -> list[Found]:
+    """Returns the containers that have begun and not ended; what is neither, and in our way, is waited for and removed.
+
+    `say` is told of what was removed. Raises EngineError where that cannot be.
+    """
+    began = time.monotonic()
+    while True:
+        found = engine.containers()
+        stuck = [one for one in found if is_in_the_way(one, workspace)]
+        if not stuck:
+            return [one for one in found if not one.has_ended]
+        waited = time.monotonic() - began
+        for one in stuck:
+            if is_overdue(one, waited) and remove(one, docker=engine.command, environ=environ):
+                what = "was never started" if one.is_unbegun else "has ended"
+                say(f"removed the container {one.name}, which {what}: what should have done it was killed.")
+            elif waited > GONE_SECONDS_MAX:
+                raise not_removed(one)
+        time.sleep(POLL_SECONDS)
+
+
+def is_overdue(one: Found, waited: float) -> bool:
+    """Tells whether a start or an end, for which we have waited so many seconds, will not come any more."""
+    if one.has_ended:
+        return waited > END_SECONDS_MAX
+    # What is older than that has been waited for by others. Clocks may be wrong: ours alone decides in the end.
+    return max(waited, time.time() - one.made) > BEGIN_SECONDS_MAX
+
+
+def is_in_the_way(one: Found, workspace: Path) -> bool:
+    """Tells whether a container that nothing runs in keeps the workspace from being worked on."""
+    if one.is_unbegun:
+        theirs = Path(one.workspace)
+        return theirs == workspace or theirs in workspace.parents or workspace in theirs.parents
+    # Only a warm one's name is asked for again.
+    return one.has_ended and one.workspace == str(workspace) and one.warm_settings is not None
+
+
+def remove(found: Found, *, docker: str, environ: Mapping[str, str]) -> bool:
+    """Removes a container unless something runs in it by now; tells whether it is this that did it."""
+    return (
+        subprocess.run([docker, "rm", found.identifier], capture_output=True, env=environ, check=False).returncode == 0
+    )
+
+
+def not_removed(found: Found) -> EngineError:
+    """Returns the failure of an engine that keeps a container in which nothing runs."""
+    return EngineError(f"{found.name} does not run, but is not removed.", hint=f"docker rm --force {found.name}")
 
 
 def find_warm(workspace: Path, found: Sequence[Found]) -> Found | None:
@@ -79,11 +138,46 @@ def up(plan: ContainerPlan, *, docker: str, environ: Mapping[str, str]) -> None:
         )
 
 
+def up_or_share(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
+    """Starts a warm container and returns its name, or that of one that somebody else began at the same moment.
+
+    The engine may also be making one still for a client that was killed, and shows it to nobody until it is made. That
+    one goes, and it is tried once more. Raises as `up` and `at_work` do.
+    """
+    removed: list[str] = []
+    try:
+        up(plan, docker=engine.command, environ=environ)
+    except EngineError:
+        found = find_warm(plan.workspace, at_work(plan.workspace, engine, environ=environ, say=removed.append))
+        for text in removed:
+            say(text)
+        if found is not None:
+            return found.name
+        if not removed:
+            raise
+        up(plan, docker=engine.command, environ=environ)
+    return plan.name
+
+
 def down(found: Found, *, docker: str, environ: Mapping[str, str]) -> None:
     """Ends a warm container: the commands in it first, then the mount.
 
     Raises EngineError where the engine cannot.
     """
+    if found.is_unbegun or found.has_ended:
+        remove(found, docker=docker, environ=environ)
+    else:
+        stop(found, docker=docker, environ=environ)
+    # Its name is free for another when the engine has removed it, a moment later.
+    deadline = time.monotonic() + GONE_SECONDS_MAX
+    while is_known(found.identifier, docker=docker, environ=environ):
+        if time.monotonic() > deadline:
+            raise not_removed(found)
+        time.sleep(POLL_SECONDS)
+
+
+def stop(found: Found, *, docker: str, environ: Mapping[str, str]) -> None:
+    """Stops a container that runs; raises EngineError where the engine cannot."""
     stopped = subprocess.run(
         [docker, "stop", "-t", str(STOP_SECONDS), found.identifier],
         stdout=subprocess.DEVNULL,
@@ -95,12 +189,6 @@ def down(found: Found, *, docker: str, environ: Mapping[str, str]) -> None:
     # One that ended in the meantime, by itself, is what was wanted.
     if stopped.returncode != 0 and "No such container" not in stopped.stderr:
         raise EngineError(f"{found.name} was not stopped.", cause=stopped.stderr.strip(), hint="docker ps shows it")
-    # Its name is free for another when the engine has removed it, a moment later.
-    deadline = time.monotonic() + GONE_SECONDS_MAX
-    while is_known(found.identifier, docker=docker, environ=environ):
-        if time.monotonic() > deadline:
-            raise EngineError(f"{found.name} has ended, but is not removed.", hint=f"docker rm --force {found.name}")
-        time.sleep(0.05)
 
 
 def is_known(container: str, *, docker: str, environ: Mapping[str, str]) -> bool:
