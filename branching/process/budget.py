@@ -62,7 +62,7 @@ class Budget:
         """Makes sure that every limit can be enforced. ProcessBranchError names one that cannot."""
         if not (self._each.needs_cgroup or self._together.needs_cgroup):
             return
-        self._group = Scope.create(self._together)
+        self._group = Scope.create(self._together, below=self._each)
         try:
             Scope.create(self._each, parent=self._group).remove()
         except BaseException:

@@ -21,6 +21,7 @@ from support.groups import MIB, groups, run, start, version
 from support.waiting import until
 
 from branching import ProcessBranchError, ResourceLimits
+from branching.process.budget import Budget
 from branching.process.cgroup import Scope
 from branching.process.cgroup.directory import Directory
 
@@ -411,6 +412,7 @@ def test_version_1_refuses_to_slow_down() -> None:
 CREATE = """
 import sys
 from branching import ProcessBranchError, ResourceLimits
+from branching.process.budget import Budget
 from branching.process.cgroup import Scope
 try:
     scope = Scope.create(ResourceLimits(memory=64 << 20))
@@ -483,6 +485,40 @@ def test_where_they_cannot_be_written_a_limit_is_refused() -> None:
     assert "--cap-add SYS_ADMIN" in hint
 
 
+@pytest.mark.parametrize(
+    "limit", [{"memory": 64 * MIB}, {"cpu": 0.5}, {"pids": 20}], ids=lambda limit: next(iter(limit))
+)
+def test_branches_have_limits_though_all_together_have_none(limit: dict[str, int]) -> None:
+    """Of version 2 a group gets no controller that the group of all branches was not given."""
+    budget = Budget(ResourceLimits(**limit), None)  # type: ignore[arg-type]
+    budget.open()
+    try:
+        scope = budget.scope()
+        assert scope
+        scope.remove()
+    finally:
+        budget.close()
+
+
+BUDGET = """
+from branching import ResourceLimits
+from branching.errors import ProcessBranchError
+from branching.process.budget import Budget
+try:
+    Budget(ResourceLimits(pids=20), None).open()
+except ProcessBranchError as error:
+    print(error.limit, error, sep="\\n")
+"""
+
+
+def test_a_limit_of_each_branch_alone_is_named_where_it_is_refused() -> None:
+    """The group of all branches comes first, and has no limit that could be named."""
+    drop = "exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin"
+    code, output = unshared(f"{ALL_READ_ONLY} {drop}", BUDGET)
+    assert code == 0, output
+    assert output.startswith("pids\nthe limit on pids cannot be enforced: ")
+
+
 def test_an_ordinary_user_without_a_delegated_group_is_refused(as_user: tuple[int, int]) -> None:
     uid, gid = as_user
     code, output = unshared(f"exec setpriv --reuid={uid} --regid={gid} --clear-groups")
@@ -495,6 +531,7 @@ import os
 from pathlib import Path
 from support.groups import MIB, run
 from branching import ResourceLimits
+from branching.process.budget import Budget
 from branching.process.cgroup import Scope
 def groups():  # mounts of others may go meanwhile
     return [row for row in Path("/proc/self/mountinfo").open() if " - cgroup" in row]

@@ -49,8 +49,12 @@ class Group(Protocol):
     def descriptor(self) -> int | None:
         """What clone3(CLONE_INTO_CGROUP) takes; None for version 1."""
 
-    def make_child(self, name: str, limits: ResourceLimits) -> Group:
-        """Makes a group below this one that enforces `limits`; leaves none if it cannot."""
+    def make_child(
+        self, name: str, limits: ResourceLimits, below: ResourceLimits | None = None
+    ) -> Group:
+        """Makes a group below this one that enforces `limits`; leaves none if it cannot. Those
+        made below it may have the limits `below`.
+        """
 
     def add(self, pid: int) -> None:
         """Moves a process into the group, with all its threads."""

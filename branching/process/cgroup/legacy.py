@@ -52,16 +52,19 @@ class LegacyGroup:
     def descriptor(self) -> int | None:
         return None
 
-    def make_child(self, name: str, limits: ResourceLimits) -> LegacyGroup:
-        if limits.memory_high is not None:
-            raise cannot_limit(
-                "memory_high",
-                "this system has cgroup v1, which cannot slow a group down",
-                "use memory alone, or a system with cgroup v2",
-            )
-        for controller, limit in controllers_for(limits).items():
-            if controller not in self._of:
-                raise cannot_limit(limit, f"the {controller} controller is missing")
+    def make_child(
+        self, name: str, limits: ResourceLimits, below: ResourceLimits | None = None
+    ) -> LegacyGroup:
+        for asked in (limits, below or limits):  # what is refused below is refused at once
+            if asked.memory_high is not None:
+                raise cannot_limit(
+                    "memory_high",
+                    "this system has cgroup v1, which cannot slow a group down",
+                    "use memory alone, or a system with cgroup v2",
+                )
+            for controller, limit in controllers_for(asked).items():
+                if controller not in self._of:
+                    raise cannot_limit(limit, f"the {controller} controller is missing")
         child = LegacyGroup({})
         try:
             for directory in self._directories():

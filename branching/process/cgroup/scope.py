@@ -29,23 +29,31 @@ class Scope:
         self._usage: Usage | None = None
 
     @staticmethod
-    def create(limits: ResourceLimits, *, parent: Scope | None = None) -> Scope:
-        """Makes a scope that enforces those of `limits` that a control group can.
+    def create(
+        limits: ResourceLimits,
+        *,
+        parent: Scope | None = None,
+        below: ResourceLimits | None = None,
+    ) -> Scope:
+        """Makes a scope that enforces those of `limits` that a control group can. `below` are those
+        of scopes that will be made below it.
 
         Raises ProcessBranchError that names a limit which cannot be enforced, why, and what to
         do; then there is no scope.
         """
         token = secrets.token_hex(4)
+        purpose = limits if limits.needs_cgroup else below or limits
         try:
             if parent is not None:
-                return Scope(parent._group.make_child(f"branch-{token}", limits))
-            place = base.find(limits)
+                return Scope(parent._group.make_child(f"branch-{token}", limits, below))
+            place = base.find(purpose)
             try:
-                return Scope(place.make_child(f"{NAME_PREFIX}{os.getpid()}-{token}", limits))
+                name = f"{NAME_PREFIX}{os.getpid()}-{token}"
+                return Scope(place.make_child(name, limits, below))
             finally:
                 place.close()
         except OSError as error:
-            limit = next(iter(controllers_for(limits).values()), "resources")
+            limit = next(iter(controllers_for(purpose).values()), "resources")
             raise cannot_limit(limit, str(error)) from error
 
     @property

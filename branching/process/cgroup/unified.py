@@ -51,8 +51,11 @@ class UnifiedGroup:
     def descriptor(self) -> int | None:
         return self._directory.descriptor
 
-    def make_child(self, name: str, limits: ResourceLimits) -> UnifiedGroup:
-        self._enable(controllers_for(limits))
+    def make_child(
+        self, name: str, limits: ResourceLimits, below: ResourceLimits | None = None
+    ) -> UnifiedGroup:
+        # A group can pass on only what it was given itself.
+        self._enable({**controllers_for(below or limits), **controllers_for(limits)})
         child = UnifiedGroup(self._directory.make_child(name))
         try:
             for setting in child._settings(limits):
