@@ -153,7 +153,8 @@ def test_an_engine_on_another_machine_is_refused(tmp_path: Path) -> None:
     for host in ("ssh://user@far", "tcp://192.0.2.1:2375"):
         told = wrapper("-w", tmp_path, "run", "true", DOCKER_HOST=host)
         assert told.returncode == 125
-        assert f"is on another machine ({host})" in told.stderr
+        assert f"the engine that DOCKER_HOST names is on another machine ({host})" in told.stderr
+        assert "\nHint: unset DOCKER_HOST, or " in told.stderr
 
 
 def test_an_unknown_context_is_named(tmp_path: Path) -> None:

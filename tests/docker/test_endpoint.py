@@ -46,6 +46,7 @@ CASES = [
     ({"DOCKER_CONTEXT": "default"}, "rootless", DEFAULT),
     ({"DOCKER_CONTEXT": "desktop-linux"}, None, "/home/me/.docker/run/docker.sock"),
     ({"DOCKER_HOST": "unix:///x.sock"}, "far", "/x.sock"),
+    ({"DOCKER_HOST": "unix://"}, "far", DEFAULT),
     ({"DOCKER_HOST": "unix:///x.sock", "DOCKER_CONTEXT": "far"}, "far", "/x.sock"),
     ({"DOCKER_HOST": "tcp://192.0.2.1:2375"}, None, "tcp://192.0.2.1:2375"),
     ({"DOCKER_HOST": "ssh://me@far"}, "rootless", "ssh://me@far"),

@@ -259,6 +259,19 @@ def test_a_terminal_is_passed_through_with_control_c(shared: Project) -> None:
         os.close(terminal)
 
 
+def test_a_terminal_that_goes_ends_the_command_and_is_no_success(shared: Project) -> None:
+    words = [str(WRAPPER), "-w", str(shared.root), "exec", "sh", "-c", "echo up; exec sleep 600"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(words[0], words)
+    read_until(terminal, b"up\r\n", RUN_SECONDS)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
+    deadline = time.monotonic() + RUN_SECONDS
+    while processes_inside(shared):
+        assert time.monotonic() < deadline
+
+
 def test_typed_input_reaches_a_command_whose_output_is_a_pipe(shared: Project) -> None:
     """Half a terminal: docker gets no TTY, and may not read one from a process group of its own."""
     words = [str(WRAPPER), "-w", str(shared.root), "exec", "head", "-n", "1"]

@@ -117,7 +117,7 @@ def judge_engine(facts: Mapping[str, Any]) -> list[Finding]:
 def judge_image(image: str, labels: Mapping[str, str] | None) -> Finding:
     """Says whether the image is there and of our version."""
     if labels is None:
-        hint = "branching-docker build SOURCE_TREE, or branching-docker --image NAME pull"
+        hint = "branching-docker build, or branching-docker --image NAME pull"
         return Finding(name="image", state="missing", detail=f'"{image}" is not on this machine', hint=hint)
     theirs = labels.get(VERSION_LABEL, "none")
     if theirs != __version__:
@@ -125,7 +125,7 @@ def judge_image(image: str, labels: Mapping[str, str] | None) -> Finding:
             name="image",
             state="warning",
             detail=f'"{image}" has version {theirs}, this is {__version__}',
-            hint="branching-docker build SOURCE_TREE",
+            hint="branching-docker build",
         )
     return Finding(name="image", state="ok", detail=f'"{image}" {theirs}')
 

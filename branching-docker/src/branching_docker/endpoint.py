@@ -34,11 +34,14 @@ def endpoint(environ: Mapping[str, str]) -> str:
     if not address.startswith(LOCAL_SCHEME):
         from branching_docker.errors import EngineError
 
+        is_named = not environ.get("DOCKER_HOST")
+        what = f'Docker context "{name}"' if is_named else "engine that DOCKER_HOST names"
+        way = "docker context use default" if is_named else "unset DOCKER_HOST"
         raise EngineError(
-            f'the Docker context "{name}" is on another machine ({address}), where the directory does not exist.',
-            hint="DOCKER_HOST= docker context use default, or run branching-docker on that machine",
+            f"the {what} is on another machine ({address}), where the directory does not exist.",
+            hint=f"{way}, or run branching-docker on that machine",
         )
-    return address.removeprefix(LOCAL_SCHEME)
+    return address.removeprefix(LOCAL_SCHEME) or ADDRESS_DEFAULT.removeprefix(LOCAL_SCHEME)
 
 
 def current_context(directory: str) -> str:

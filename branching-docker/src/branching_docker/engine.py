@@ -309,7 +309,7 @@ def pull(engine: Engine, image: str, *, environ: Mapping[str, str]) -> None:
     if subprocess.run([engine.command, "pull", image], env=environ, check=False).returncode != 0:
         raise ImageError(
             f'the image "{image}" could not be pulled (the reason is above).',
-            hint="branching-docker build SOURCE_TREE makes it here; --image names another",
+            hint="branching-docker build makes it here; --image names another",
         )
 
 

@@ -71,11 +71,14 @@ def enter(
     tty = os.isatty(0) and os.isatty(1)
     options = [*options, *(word for assignment in presentation(environ, tty=tty) for word in ("--env", assignment))]
     token = os.urandom(8).hex()
+    came = set()
 
     def pass_on(number: int, _frame: object = None) -> None:
+        came.add(number)
         inside = [docker, "exec", container, ENTER_PROGRAM, "--signal", token, str(number)]
-        null = [(os.POSIX_SPAWN_OPEN, descriptor, "/dev/null", os.O_RDWR, 0) for descriptor in (1, 2)]
-        os.posix_spawn(docker, inside, environ, file_actions=null)
+        null = [(os.POSIX_SPAWN_OPEN, descriptor, "/dev/null", os.O_RDWR, 0) for descriptor in (0, 1, 2)]
+        # A session of its own: a terminal that goes takes its session's processes along.
+        os.posix_spawn(docker, inside, environ, file_actions=null, setsid=True)
 
     for number in PASSED_ON:
         if _signal.getsignal(number) != _signal.SIG_IGN:
@@ -84,17 +87,19 @@ def enter(
     quiet = [(os.POSIX_SPAWN_OPEN, descriptor, "/dev/null", os.O_RDWR, 0) for descriptor in (1, 2)]
     watcher = ["/bin/sh", "-c", WATCHER, docker, container, token]
     os.posix_spawn(watcher[0], watcher, environ, file_actions=[(os.POSIX_SPAWN_DUP2, reading, 0), *quiet], setsid=True)
-    try:
-        code = None
-        if at is not None and not tty and "--env-file" not in options:
-            words = [ENTER_PROGRAM, token, *inside]
-            code = by_socket(words, container=container, environ=environ, options=options, at=at, pass_on=pass_on)
-        if code is None:
-            argv = enter_argv(inside, docker=docker, container=container, token=token, tty=tty, options=options)
-            code = by_command(argv, environ=environ, tty=tty)
-        return code
-    finally:
-        os.write(writing, b"\n")
+    code = None
+    if at is not None and not tty and "--env-file" not in options:
+        words = [ENTER_PROGRAM, token, *inside]
+        code = by_socket(words, container=container, environ=environ, options=options, at=at, pass_on=pass_on)
+    if code is None:
+        argv = enter_argv(inside, docker=docker, container=container, token=token, tty=tty, options=options)
+        code = by_command(argv, environ=environ, tty=tty)
+    if tty and code == 0 and _signal.SIGHUP in came:
+        # The terminal has gone, and docker with it; the command inside may not have noticed. Nobody waits for it any
+        # more, and the watcher ends it: this is no end of its own.
+        return 128 + int(_signal.SIGHUP)
+    os.write(writing, b"\n")
+    return code
 
 
 def by_socket(

@@ -36,7 +36,7 @@ def warn_of_version(image: str, labels: dict[str, str]) -> None:
     if theirs != __version__:
         typer.echo(
             f'branching-docker: warning: this is version {__version__}, the image "{image}" has {theirs or "none"}. '
-            "branching-docker build SOURCE_TREE makes the image that fits.",
+            "branching-docker build makes the image that fits.",
             err=True,
         )
 
@@ -49,6 +49,5 @@ def require_image(at: Engine, settings: Settings) -> None:
     elif settings.pull == "never":
         raise ImageError(
             f'the image "{settings.image}" is not on this machine.',
-            hint=f"branching-docker build SOURCE_TREE, or docker pull {settings.image}, "
-            "or name another by BRANCHING_IMAGE",
+            hint=f"branching-docker build, or docker pull {settings.image}, or name another by BRANCHING_IMAGE",
         )
