@@ -27,7 +27,7 @@ from branching_docker.plan import (
     refused_changes,
 )
 from branching_docker.settings import Settings
-from branching_docker.stamp import stamp
+from branching_docker.stamp import identity, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ def plan(directory: Path, *arguments: str, **options: object) -> ContainerPlan:
 def test_the_whole_command_is_what_the_documentation_says(tmp_path: Path) -> None:
     assert plan(tmp_path, "run", "--", "make", "test").argv() == [
         *("docker", "run", "--rm", "--init", "--interactive", "--name", "branching-1"),
-        *("--label", f"branching.workspace={tmp_path}"),
+        *("--label", f"branching.workspace={tmp_path}", "--label", f"branching.directory={identity(str(tmp_path))}"),
         *FLAGS,
         *("--mount", f"type=bind,src={tmp_path},dst=/src"),
         *("--env", f"BRANCHING_HOST_WORKSPACE={tmp_path}"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import shlex
+import shutil
 import signal
 import subprocess
 import threading
@@ -21,6 +22,7 @@ from tree import Project
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     import docker
 
@@ -157,6 +159,25 @@ def test_what_the_container_is_not_is_refused(shared: Project) -> None:
 def test_large_input_and_output_pass_whole(shared: Project) -> None:
     text = "0123456789abcde\n" * 300_000
     assert wrapper(shared, "exec", "--", "cat", input_text=text).stdout == text
+
+
+def test_another_directory_of_the_same_name_is_not_taken_for_the_first(project: Project, tmp_path: Path) -> None:
+    with warm(project):
+        moved = project.root.rename(tmp_path / "moved")
+        project.root.mkdir()
+        os.chown(project.root, project.owner, project.owner)
+        try:
+            for command in (("exec", "touch", "made"), ("run", "touch", "made"), ("up",)):
+                done = wrapper(project, *command)
+                assert (done.returncode, done.stdout) == (125, "")
+                assert f"works on the directory that was {project.root} before" in done.stderr
+            done = wrapper(Project(moved, project.owner), "run", "touch", "made")
+            assert done.returncode == 125
+            assert f"works on {moved} under another name, {project.root} (" in done.stderr
+            assert not (moved / "made").exists()
+        finally:
+            project.root.rmdir()
+    shutil.rmtree(moved)
 
 
 def test_a_directory_inside_or_around_is_refused(shared: Project) -> None:

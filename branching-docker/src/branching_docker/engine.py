@@ -26,7 +26,7 @@ from branching_docker import api
 from branching_docker.endpoint import endpoint
 from branching_docker.errors import EngineError, ImageError
 from branching_docker.facts import EngineFacts, docker_facts, podman_facts
-from branching_docker.names import NAME_LABEL, STAGE_LABEL, WARM_LABEL, WORKSPACE_LABEL
+from branching_docker.names import DIRECTORY_LABEL, NAME_LABEL, STAGE_LABEL, WARM_LABEL, WORKSPACE_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,6 +64,8 @@ class Found:
     state: str
     warm_settings: str | None
     """Of a warm one, the settings it was made with."""
+    directory: str = ""
+    """What tells it from another of that name; empty if whoever made the container did not say."""
     made: float = 0.0
     """When, by the clock of the machine that has the engine."""
 
@@ -147,6 +149,7 @@ class Docker:
                 workspace=one["Labels"][WORKSPACE_LABEL],
                 state=one["State"],
                 warm_settings=one["Labels"].get(WARM_LABEL),
+                directory=one["Labels"].get(DIRECTORY_LABEL, ""),
                 made=one["Created"],
             )
             for one in cast("list[dict[str, Any]]", listed)
@@ -219,6 +222,7 @@ class Podman:
                 workspace=one["Labels"][WORKSPACE_LABEL],
                 state=one["State"],
                 warm_settings=one["Labels"].get(WARM_LABEL),
+                directory=one["Labels"].get(DIRECTORY_LABEL, ""),
                 made=one["Created"],
             )
             for one in json.loads(listed.stdout or "[]")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 WORKSPACE_LABEL = "branching.workspace"
 """On every container of ours: the directory it works on."""
+DIRECTORY_LABEL = "branching.directory"
+"""On them too: which directory that was, for another may have its name by now."""
 WARM_LABEL = "branching.warm"
 """On a warm container: the settings it was made with, as JSON."""
 STAMP_LABEL = "branching.stamp"

@@ -38,6 +38,7 @@ from branching_docker.errors import WorkspaceError
 from branching_docker.facts import EngineFacts
 from branching_docker.names import (
     BASE_IN_CONTAINER,
+    DIRECTORY_LABEL,
     HOST_VARIABLE,
     PROBE_WORD,
     ROOT_VARIABLE,
@@ -49,6 +50,7 @@ from branching_docker.names import (
     WORKSPACE_LABEL,
 )
 from branching_docker.settings import Settings, idle_seconds
+from branching_docker.stamp import identity
 from branching_docker.store import digest, store_volume
 
 if TYPE_CHECKING:
@@ -91,6 +93,7 @@ class ContainerPlan:
         if self.tty:
             command.append("--tty")
         command += ["--name", self.name, "--label", f"{WORKSPACE_LABEL}={self.workspace}"]
+        command += ["--label", f"{DIRECTORY_LABEL}={identity(str(self.workspace))}"]
         if self.is_warm:
             command += ["--label", f"{WARM_LABEL}={kept_settings(settings)}"]
         if self.stamp:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import os.path as path
 
-from branching_docker.names import EXEC, OURS, STAMP_LABEL, WARM_LABEL, WORKSPACE_LABEL
-from branching_docker.stamp import stamp
+from branching_docker.names import DIRECTORY_LABEL, EXEC, OURS, STAMP_LABEL, WARM_LABEL, WORKSPACE_LABEL
+from branching_docker.stamp import identity, stamp
 
 TYPE_CHECKING = False  # see endpoint
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def find_warm(workspace: str, environ: Mapping[str, str]) -> tuple[str, str] | N
     if not workspace.isprintable() or '"' in workspace or "\\" in workspace:
         return None  # JSON by hand, below
     files = stamp(workspace, environ)
-    made_with = f',"{STAMP_LABEL}={files}"' if files else ""
+    made_with = f',"{DIRECTORY_LABEL}={identity(workspace)}"'
+    made_with += f',"{STAMP_LABEL}={files}"' if files else ""
     filters = f'{{"label":["{WARM_LABEL}","{WORKSPACE_LABEL}={workspace}"{made_with}],"status":["running"]}}'
     try:
         at = endpoint(environ)

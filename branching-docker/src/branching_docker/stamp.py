@@ -1,4 +1,4 @@
-"""Which configuration files there are, told without reading them: the stamp of a workspace.
+"""Which directory it is, and which configuration files there are, told without reading them: the stamp of a workspace.
 
 A warm container that has nothing but its files' settings carries their stamp, and has what they set. While the stamp is
 the same, a command in it need not read them again: parsing takes as long as the command.
@@ -30,3 +30,15 @@ def stamp(workspace: str, environ: Mapping[str, str]) -> str:
             return UNREADABLE
         told.append(f"{found.st_dev}.{found.st_ino}.{found.st_size}.{found.st_mtime_ns}.{found.st_ctime_ns}")
     return "+".join(told)
+
+
+def identity(workspace: str) -> str:
+    """Returns what tells a directory from another that has its name later; empty if it is not there.
+
+    As long as a container has it mounted its number is not given to another.
+    """
+    try:
+        found = os.stat(workspace)
+    except OSError:
+        return ""
+    return f"{found.st_dev}.{found.st_ino}"

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from branching_docker.errors import EngineError, WorkspaceError
 from branching_docker.names import READY
+from branching_docker.stamp import identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -94,11 +95,22 @@ def find_warm(workspace: Path, found: Sequence[Found]) -> Found | None:
 
     Raises WorkspaceError where something else works on it, above it or below it.
     """
+    ours = identity(str(workspace))
     for one in found:
         if one.workspace == str(workspace) and one.warm_settings is not None:
+            if one.directory and one.directory != ours:
+                raise WorkspaceError(
+                    f"{one.name} works on the directory that was {workspace} before it was moved or removed.",
+                    hint="end it, and start another: branching-docker -w DIR down",
+                )
             return one
     for one in found:
         theirs = Path(one.workspace)
+        if one.directory and one.directory == ours and theirs != workspace:
+            raise WorkspaceError(
+                f"a container works on {workspace} under another name, {theirs} ({one.name}).",
+                hint=f"wait for its end, or end it: branching-docker -w {shlex.quote(str(theirs))} down",
+            )
         if theirs == workspace:
             raise WorkspaceError(
                 f"another container works on {workspace} at this moment ({one.name}).",
