@@ -156,7 +156,7 @@ impl Workspace {
             staged.layers.push(*layer);
             self.make_directory(&to)?;
             let (from, to) = (from.join("upper"), to.join("upper"));
-            fs::create_dir(&to).at(&to)?;
+            self.make_directory(&to)?;
             let open = |path: &Path| Tree::open_root(path).at(path);
             let mut copier = Copier { from: open(&from)?, to: open(&to)?, linked: HashMap::new() };
             copier.directory(Path::new("")).at(&to)?;
@@ -194,6 +194,8 @@ impl Copier {
             let stat = self.from.stat(&path)?;
             if entry.kind == FileType::Directory {
                 self.to.make_directory(&path, 0o700)?;
+                // Before there is anything in it: who is killed here leaves what its owner can remove.
+                self.to.set_owner(&path, Some(stat.stx_uid), Some(stat.stx_gid))?;
                 self.directory(&path)?;
             } else {
                 self.object(&path, &stat)?;
@@ -240,5 +242,28 @@ impl Copier {
             self.to.set_xattr(path, name, &value, XattrFlags::empty())?;
         }
         copy_metadata((&self.from, path, stat), (&self.to, path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, chown};
+
+    use super::*;
+
+    /// Cut short at a file in the directory: a link to a first name that is not there.
+    #[test]
+    fn what_is_copied_in_part_is_its_owners() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (one, other) = (from.path().join("in/one"), from.path().join("in/other"));
+        fs::create_dir(from.path().join("in")).unwrap();
+        fs::write(&one, "content").unwrap();
+        fs::hard_link(&one, other).unwrap();
+        chown(from.path().join("in"), Some(1000), Some(1000)).unwrap();
+        let linked = HashMap::from([(fs::metadata(&one).unwrap().ino(), "missing".into())]);
+        let open = |place: &tempfile::TempDir| Tree::open_root(place.path()).unwrap();
+        let mut copier = Copier { from: open(&from), to: open(&to), linked };
+        assert_eq!(copier.directory(Path::new("")), Err(rustix::io::Errno::NOENT));
+        assert_eq!(fs::metadata(to.path().join("in")).unwrap().uid(), 1000);
     }
 }
