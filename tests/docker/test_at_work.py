@@ -57,7 +57,7 @@ class Engine:
 def short_waits() -> Iterator[None]:
     """Tenths of the seconds that are waited for."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("BEGIN_SECONDS_MAX", "END_SECONDS_MAX", "GONE_SECONDS_MAX"):
+        for name in ("BEGIN_SECONDS_MAX", "END_SECONDS_MAX", "GONE_SECONDS_MAX", "FREE_SECONDS_MAX"):
             patch.setattr(warm, name, 0.5)
         yield
 
@@ -93,6 +93,18 @@ def test_a_start_and_an_end_are_waited_for(tmp_path: Path) -> None:
     engine = Engine(tmp_path, [made, ended], [made], [ONE])
     assert asked(engine) == ([ONE], [])
     assert not engine.removed.exists()
+
+
+def test_a_run_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
+    run = replace(ONE, warm_settings=None)
+    assert asked(Engine(tmp_path, [run], [run], [])) == ([], [])
+    assert asked(Engine(tmp_path, [run])) == ([run], [])
+
+
+def test_what_has_a_warm_container_waits_for_nothing(tmp_path: Path) -> None:
+    below = replace(ONE, warm_settings=None, workspace=str(PLACE / "below"))
+    engine = Engine(tmp_path, [ONE, below], [])
+    assert asked(engine) == ([ONE, below], [])
 
 
 def test_a_clock_that_is_wrong_delays_no_longer(tmp_path: Path) -> None:

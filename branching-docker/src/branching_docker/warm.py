@@ -37,21 +37,24 @@ BEGIN_SECONDS_MAX = 20.0
 """From when a container is made until it has started: a tenth of a second where nothing else goes on."""
 END_SECONDS_MAX = 10.0
 """From when a container has ended until its engine has removed it."""
+FREE_SECONDS_MAX = 5.0
+"""For a container whose client has gone, a moment ago and perhaps killed: it ends its command, and unmounts."""
 POLL_SECONDS = 0.05
 
 
 def at_work(workspace: Path, engine: Engine, *, environ: Mapping[str, str], say: Callable[[str], None]) -> list[Found]:
     """Returns the containers that have begun and not ended; what is neither, and in our way, is waited for and removed.
 
-    `say` is told of what was removed. Raises EngineError where that cannot be.
+    A run's on the same files may be about to end, and is waited for, too. `say` is told of what was removed. Raises
+    EngineError where that cannot be.
     """
     began = time.monotonic()
     while True:
         found = engine.containers()
         stuck = [one for one in found if is_in_the_way(one, workspace)]
-        if not stuck:
-            return [one for one in found if not one.has_ended]
         waited = time.monotonic() - began
+        if not stuck and (waited > FREE_SECONDS_MAX or not is_shared_by_a_run(workspace, found)):
+            return [one for one in found if not one.has_ended]
         for one in stuck:
             if is_overdue(one, waited) and remove(one, docker=engine.command, environ=environ):
                 what = "was never started" if one.is_unbegun else "has ended"
@@ -72,10 +75,23 @@ def is_overdue(one: Found, waited: float) -> bool:
 def is_in_the_way(one: Found, workspace: Path) -> bool:
     """Tells whether a container that nothing runs in keeps the workspace from being worked on."""
     if one.is_unbegun:
-        theirs = Path(one.workspace)
-        return theirs == workspace or theirs in workspace.parents or workspace in theirs.parents
+        return is_shared(workspace, one)
     # Only a warm one's name is asked for again.
     return one.has_ended and one.workspace == str(workspace) and one.warm_settings is not None
+
+
+def is_shared(workspace: Path, one: Found) -> bool:
+    """Tells whether a container has been given files of the workspace."""
+    theirs = Path(one.workspace)
+    return theirs == workspace or theirs in workspace.parents or workspace in theirs.parents
+
+
+def is_shared_by_a_run(workspace: Path, found: Sequence[Found]) -> bool:
+    """Tells whether some run works on files of the workspace, which has no warm container to work in."""
+    shared = [one for one in found if is_shared(workspace, one) and not one.has_ended]
+    return any(one.warm_settings is None for one in shared) and not any(
+        one.warm_settings is not None and one.workspace == str(workspace) for one in shared
+    )
 
 
 def remove(found: Found, *, docker: str, environ: Mapping[str, str]) -> bool:
