@@ -43,7 +43,9 @@ def plain_user() -> pwd.struct_passwd | None:
     return next((known[name] for name in names if name in known), None)
 
 
-as_root = pytest.mark.parametrize("podman", [AS_ROOT], indirect=True)
+without_root = pytest.mark.parametrize("podman", [WITHOUT_ROOT], indirect=True)
+RUNTIME = "BRANCHING_TEST_RUNTIME"
+"""Names another directory for what Podman keeps as long as the machine runs."""
 USER = plain_user() if shutil.which("newuidmap") else None
 
 
@@ -74,10 +76,10 @@ def give_up_root(place: Path, patch: pytest.MonkeyPatch, ending: ExitStack) -> N
     for name in ("storage", "run", "bin"):
         (place / name).mkdir(mode=0o700 if name == "run" else 0o755)
         os.chown(place / name, USER.pw_uid, USER.pw_gid)
-    settings = f'[storage]\ndriver = "vfs"\ngraphroot = "{place}/storage"\nrunroot = "{place}/run"\n'
+    settings = f'[storage]\ndriver = "overlay"\nrootless_storage_path = "{place}/storage"\nrunroot = "{place}/run"\n'
     (place / "storage.conf").write_text(settings)
     # Its process that keeps the user namespace outlives each command, and is none of a test's.
-    names = f"-u BRANCHING_TEST_SESSION HOME={USER.pw_dir} XDG_RUNTIME_DIR={place}/run "
+    names = f"-u BRANCHING_TEST_SESSION HOME={USER.pw_dir} XDG_RUNTIME_DIR=${{{RUNTIME}:-{place}/run}} "
     names += f"CONTAINERS_STORAGE_CONF={place}/storage.conf"
     plainly = f"setpriv --reuid {USER.pw_uid} --regid {USER.pw_gid} --init-groups"
     program = place / "bin" / "podman"
@@ -140,23 +142,146 @@ def test_what_succeeds_is_committed_and_what_fails_changes_nothing(project: Proj
     assert (done.returncode, project.tree()) == (7, before), done.stderr
 
 
-@as_root
-@pytest.mark.usefixtures("nothing_left")
-def test_a_warm_container_is_found_again_shared_and_ended(project: Project) -> None:
+@pytest.fixture
+def inside(project: Project, is_rootless: bool) -> int:
+    """Who owns the project, as its container sees it."""
+    return 0 if is_rootless else project.owner
+
+
+@pytest.fixture
+def warm(project: Project, podman: str) -> Iterator[str]:
+    """The name of the project's warm container."""
     up = wrapper(project, "up")
     assert up.returncode == 0, up.stderr
-    try:
-        assert wrapper(project, "up").stdout == up.stdout
-        done = wrapper(project, "exec", "--", "sh", "-c", "id -u; exit 3")
-        assert (done.returncode, done.stdout) == (3, f"{project.owner}\n"), done.stderr
-        assert wrapper(project, "run", "--", "touch", "warm").returncode == 0
-        assert (project.root / "warm").stat().st_uid == project.owner
-    finally:
+    yield up.stdout.strip()
+    wrapper(project, "down")
+    assert on(project, podman) == ""
+
+
+def test_a_warm_container_is_found_again_shared_and_ended(
+    project: Project, podman: str, warm: str, inside: int
+) -> None:
+    assert wrapper(project, "up").stdout == f"{warm}\n"
+    done = wrapper(project, "exec", "--", "sh", "-c", "id -u; exit 3")
+    assert (done.returncode, done.stdout) == (3, f"{inside}\n"), done.stderr
+    assert wrapper(project, "run", "--", "touch", "warm").returncode == 0
+    assert (project.root / "warm").stat().st_uid == project.owner
+    assert (
+        f"{warm}  warm  running   {project.root}\n"
+        in subprocess.run([WRAPPER, "ls"], capture_output=True, text=True).stdout
+    )
+    down = wrapper(project, "down")
+    assert (down.returncode, down.stdout, on(project, podman)) == (0, f"{warm}\n", ""), down.stderr
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_up_and_down_again_and_again(project: Project, podman: str) -> None:
+    """Each comes up under the same name, at once after the one before it, and is there until it is told to end."""
+    for number in range(3):
+        up = wrapper(project, "up")
+        assert up.returncode == 0, up.stderr
+        done = wrapper(project, "run", "-b", f"kept-{number}", "--on-success", "keep", "--", "touch", "warm")
+        assert done.returncode == 0, done.stderr
+        assert len(wrapper(project, "ls").stdout.splitlines()) == number + 1
         down = wrapper(project, "down")
+        assert (down.returncode, down.stdout, on(project, podman)) == (0, up.stdout, ""), down.stderr
+    for number in range(3):
+        assert wrapper(project, "abort", f"kept-{number}").returncode == 0
+
+
+@without_root
+@pytest.mark.usefixtures("nothing_left")
+def test_a_warm_container_outlives_a_command_that_is_two_processes(
+    podman: str, project: Project, tmp_path: Path
+) -> None:
+    """As without a process that keeps the user namespace: its file is in the directory that is not asked."""
+    assert USER
+    other = tmp_path / "run"
+    other.mkdir(mode=0o700)
+    os.chown(other, USER.pw_uid, USER.pw_gid)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUNTIME, str(other))
+        with subprocess.Popen(
+            [podman, "run", "--rm", "--interactive", "--entrypoint", "cat", NAME], stdin=-1
+        ) as client:
+            while not children(client.pid):
+                assert client.poll() is None
+                time.sleep(0.05)  # the test's own timeout bounds it
+            assert client.stdin
+            client.stdin.close()
+        up = wrapper(project, "up")
+        assert up.returncode == 0, up.stderr
+        time.sleep(1)  # nothing that can fail waits for this: it ended within a tenth
+        try:
+            assert wrapper(project, "exec", "--", "true").returncode == 0
+        finally:
+            down = wrapper(project, "down")
     assert (down.returncode, down.stdout) == (0, up.stdout), down.stderr
 
 
-@as_root
+def children(process: int) -> list[str]:
+    """Returns the processes that a command has started, by any of its threads."""
+    return [one for path in Path(f"/proc/{process}/task").glob("*/children") for one in path.read_text().split()]
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("command", ["run", "up"])
+def test_two_at_the_same_moment_share_or_are_refused(project: Project, command: str) -> None:
+    words = {"run": ["run", "--", "sh", "-c", "sleep 0.5; touch $BRANCHING_BRANCH"], "up": ["up"]}[command]
+    line = [str(WRAPPER), "-w", str(project.root), *words]
+    both = [
+        subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [one.communicate(timeout=RUN_SECONDS)[1] for one in both]
+    codes = [one.returncode for one in both]
+    try:
+        assert 0 in codes, said
+        for code, text in zip(codes, said, strict=True):
+            assert code == 0 or "at this moment" in text or "in use by another" in text, text
+        if command == "up":
+            assert codes == [0, 0], said
+            assert wrapper(project, "exec", "--", "test", "-e", "kept.txt").returncode == 0
+        else:
+            assert len(list(project.root.glob("run-*"))) == codes.count(0)
+    finally:
+        if command == "up":
+            assert wrapper(project, "down").returncode == 0
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("command", ["run", "up"])
+def test_a_killed_container_is_recovered_from_by_the_next(project: Project, podman: str, command: str) -> None:
+    """Which says so; what was kept is there, and nothing in the directory is another's."""
+    kept = wrapper(project, "run", "-b", "kept", "--on-success", "keep", "--", "touch", "of-kept")
+    assert kept.returncode == 0, kept.stderr
+    before = project.tree()
+    words = ["run", "--", "sh", "-c", "mkdir half; touch half/way; echo up; exec sleep 600"]
+    if command == "up":
+        up = wrapper(project, "up")
+        assert up.returncode == 0, up.stderr
+    line = [str(WRAPPER), "-w", str(project.root), *words]
+    with subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=-3, text=True) as client:
+        assert client.stdout
+        assert client.stdout.readline() == "up\n"
+        subprocess.run(
+            [podman, "kill", "--signal", "KILL", on(project, podman).strip()], check=True, capture_output=True
+        )
+        assert client.wait(RUN_SECONDS) != 0
+    assert project.roots() == []
+    found = wrapper(project, command if command == "up" else "ls")
+    assert found.returncode == 0, found.stderr
+    assert "the last mount ended without being unmounted" in found.stderr
+    listed = wrapper(project, "ls").stdout
+    if command == "up":
+        assert wrapper(project, "down").returncode == 0
+    names = [line.split()[0] for line in listed.splitlines()]
+    assert "kept" in names
+    assert project.tree() == before
+    for name in names:
+        assert wrapper(project, "abort", name).returncode == 0
+
+
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=lambda sent: sent.name)
 def test_the_container_ends_with_its_client(project: Project, podman: str, sent: signal.Signals) -> None:
@@ -173,7 +298,6 @@ def test_the_container_ends_with_its_client(project: Project, podman: str, sent:
     assert project.tree() == before
 
 
-@as_root
 def test_the_doctor_finds_it_well(podman: str, project: Project) -> None:
     told = wrapper(project, "doctor")
     assert told.returncode == 0, told.stdout
