@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -105,6 +106,19 @@ def make_project(tmp_path: Path) -> Callable[..., Project]:
 def project(make_project: Callable[..., Project]) -> Project:
     """A small project of user 1000."""
     return make_project()
+
+
+@pytest.fixture
+def make_device(tmp_path: Path) -> Callable[[int], str]:
+    """Makes the device of the documented flag, with a mode that this machine's own may not have."""
+
+    def make(mode: int) -> str:
+        node = tmp_path / "fuse"
+        os.mknod(node, stat.S_IFCHR, os.makedev(10, 229))
+        node.chmod(mode)
+        return f"{node}:/dev/fuse"
+
+    return make
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 import subprocess
 import time
 from contextlib import contextmanager
@@ -17,7 +15,6 @@ from conftest import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     import docker
     from docker.models.containers import Container
@@ -114,19 +111,6 @@ def test_a_missing_directory_is_named(image: str) -> None:
         code, said = ended(container)
     assert code == 125
     assert "no directory is mounted at /src" in said
-
-
-@pytest.fixture
-def make_device(tmp_path: Path) -> Callable[[int], str]:
-    """Makes the device of the documented flag, with a mode that this machine's own may not have."""
-
-    def make(mode: int) -> str:
-        node = tmp_path / "fuse"
-        os.mknod(node, stat.S_IFCHR, os.makedev(10, 229))
-        node.chmod(mode)
-        return f"{node}:/dev/fuse"
-
-    return make
 
 
 PRIVILEGE = ["--cap-add", "SYS_ADMIN"]
