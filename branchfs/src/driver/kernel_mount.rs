@@ -3,9 +3,13 @@
 //! The file system is held by a mount that is attached nowhere. What is attached are clones of it, so that they can be
 //! unmounted (and found busy) without our own descriptor in the way, and so that an unmounted one does not end the file
 //! system then and there: the end of an overlayfs syncs the whole file system below it, which may take seconds.
+//!
+//! Before Linux 6.15 only what is attached can be cloned. There the mount is attached once, for the moment that it takes to
+//! clone it, and each clone that is attached later leaves another for the next time.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::{Errno, Result};
@@ -21,6 +25,8 @@ pub(crate) const SOURCE: &str = "branchfs-branch";
 #[derive(Debug)]
 pub(crate) struct KernelMount {
     mount: OwnedFd,
+    /// What is attached the next time, where a clone has to be made before it is needed.
+    next: Mutex<Option<OwnedFd>>,
 }
 
 /// What an overlayfs is made of.
@@ -49,17 +55,31 @@ impl KernelMount {
         rustix::mount::fsconfig_create(&context)?;
         let flags = FsMountFlags::FSMOUNT_CLOEXEC;
         let mount = rustix::mount::fsmount(&context, flags, MountAttrFlags::empty())?;
-        Ok(Self { mount })
+        Ok(Self { mount, next: Mutex::new(None) })
     }
 
     /// Mounts it at a directory.
     pub(crate) fn attach(&self, at: &Path) -> Result<()> {
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE
-            | OpenTreeFlags::OPEN_TREE_CLOEXEC
-            | OpenTreeFlags::AT_EMPTY_PATH;
-        let clone = rustix::mount::open_tree(&self.mount, "", flags)?;
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-        rustix::mount::move_mount(&clone, "", CWD, at, flags)
+        match clone(&self.mount, Path::new("")) {
+            Err(Errno::INVAL) => self.attach_in_turn(at),
+            made => place(&made?, at),
+        }
+    }
+
+    fn attach_in_turn(&self, at: &Path) -> Result<()> {
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(first) = next.take() {
+            place(&first, at)?;
+            *next = Some(clone(CWD, at)?);
+            return Ok(());
+        }
+        place(&self.mount, at)?;
+        let cloned = clone(CWD, at).and_then(|first| Ok((first, clone(CWD, at)?)));
+        unmount(at, true)?;
+        let (first, second) = cloned?;
+        place(&first, at)?;
+        *next = Some(second);
+        Ok(())
     }
 
     /// Lets nobody write any more, through whichever mount of it; `BUSY` while a file is open for writing. Or lets them.
@@ -76,6 +96,18 @@ impl KernelMount {
     }
 }
 
+/// A mount of the same file system, attached nowhere. An empty path: of the descriptor's own.
+fn clone(directory: impl AsFd, path: &Path) -> Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    rustix::mount::open_tree(directory, path, flags)
+}
+
+fn place(mount: &OwnedFd, at: &Path) -> Result<()> {
+    rustix::mount::move_mount(mount, "", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+}
+
 /// By descriptor, which allows any name and shows the path in the table of mounts; before Linux 6.13 by path.
 fn set_directory(context: &OwnedFd, key: &str, path: &Path) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -90,4 +122,32 @@ fn set_directory(context: &OwnedFd, key: &str, path: &Path) -> Result<()> {
 pub(crate) fn unmount(at: &Path, lazily: bool) -> Result<()> {
     let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     rustix::mount::unmount(at, flags | UnmountFlags::NOFOLLOW)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// What Linux before 6.15 needs works with later ones too.
+    #[test]
+    fn a_mount_is_attached_in_turn_and_found_idle_each_time() {
+        let place = tempfile::tempdir().unwrap();
+        let [lower, upper, work, at] = ["lower", "upper", "work", "at"].map(|name| {
+            let path = place.path().join(name);
+            fs::create_dir(&path).unwrap();
+            path
+        });
+        fs::write(lower.join("below"), "as it was").unwrap();
+        let layers = Layers { lower: &lower, upper: &upper, work: &work };
+        let mount = KernelMount::make(layers, false).unwrap();
+        for round in 0..3 {
+            mount.attach_in_turn(&at).unwrap();
+            assert_eq!(fs::read_to_string(at.join("below")).unwrap(), "as it was");
+            fs::write(at.join(format!("made-{round}")), "").unwrap();
+            unmount(&at, false).unwrap();
+            assert_eq!(fs::read_dir(&at).unwrap().count(), 0, "another mount is left below");
+        }
+        assert!(upper.join("made-2").exists());
+    }
 }
