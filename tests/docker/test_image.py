@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import time
 from contextlib import contextmanager
@@ -275,6 +277,25 @@ def test_a_directory_that_cannot_be_written_is_said_to_be_that(image: str, proje
     assert done.returncode == 125
     assert "on a read-only file system" in done.stderr
     assert "\nHint: mend that, or work on another directory\n" in done.stderr
+
+
+@pytest.mark.parametrize("place", ["lock", "journal/plan", "history/1/plan"])
+@pytest.mark.parametrize("is_link", [False, True], ids=["", "link"])
+def test_a_pipe_in_the_place_of_a_store_is_not_waited_for(
+    image: str, project: Project, place: str, is_link: bool
+) -> None:
+    pipe = project.root / ".branching" / place
+    pipe.parent.mkdir(parents=True)
+    if is_link:
+        os.mkfifo(project.root / "pipe")
+        pipe.symlink_to("/src/pipe")
+    else:
+        os.mkfifo(pipe)
+    with running(image, "run", "true", project=project) as container:
+        code, said = ended(container)
+    assert code == 125
+    assert "holds a pipe" in said
+    shutil.rmtree(project.root / ".branching")
 
 
 OVERLAY = {"BRANCHFS_DRIVER": "overlay"}
