@@ -3,13 +3,17 @@
 use std::fs;
 use std::io;
 use std::ops::Deref;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Timespec, Timestamps};
 
 use crate::error::{Context, Error};
 use crate::overlay::Namespace;
+use crate::view::HIDDEN;
+
+/// Which layout of marks, and where the rest of a store that is in two places is.
+const OUR_LINKS: [&str; 3] = ["marks", "store", "base"];
 
 /// Version of the store's format.
 pub(crate) const FORMAT: &str = "branchfs 2\n";
@@ -44,6 +48,7 @@ pub(super) fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
     };
     make(store)?;
     refuse_others(store)?;
+    refuse_links(store)?;
     let format = store.join("format");
     let found = match fs::read(&format) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -157,6 +162,34 @@ fn refuse_others(store: &Path) -> Result<(), Error> {
                 store.display(),
                 name.to_string_lossy()
             )));
+        }
+    }
+    Ok(())
+}
+
+/// A store may have come with a stranger's directory. What a link in it leads to is not ours to empty as trash, or to write
+/// layers into; who opens a pipe waits for ever.
+///
+/// # Errors
+/// `Unsupported` with what it is that we cannot have made.
+fn refuse_links(store: &Path) -> Result<(), Error> {
+    let refuse = |path: &Path| {
+        Err(Error::Unsupported(format!(
+            "{} is a link or a pipe, which we do not make there: remove it, or the store with all that it holds",
+            path.display()
+        )))
+    };
+    if store.file_name() == Some(HIDDEN.as_ref())
+        && fs::symlink_metadata(store).at(store)?.is_symlink()
+    {
+        return refuse(store);
+    }
+    for entry in fs::read_dir(store).at(store)? {
+        let entry = entry.at(store)?;
+        let kind = entry.file_type().at(store)?;
+        let is_ours = OUR_LINKS.iter().any(|known| entry.file_name() == *known);
+        if kind.is_fifo() || (kind.is_symlink() && !is_ours) {
+            return refuse(&entry.path());
         }
     }
     Ok(())
@@ -277,6 +310,24 @@ impl KeptTimes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_is_followed_out_of_a_store_that_a_stranger_made() {
+        for name in ["trash", "layers", "history", "journal", "branches", "format", "lock", ""] {
+            let base = tempfile::tempdir().unwrap();
+            let (store, precious) = (base.path().join(".branching"), base.path().join("precious"));
+            fs::create_dir(&precious).unwrap();
+            fs::write(precious.join("file"), "kept").unwrap();
+            if !name.is_empty() {
+                fs::create_dir(&store).unwrap();
+            }
+            std::os::unix::fs::symlink(&precious, store.join(name).components().as_path()).unwrap();
+            let owner = fs::metadata(base.path()).map(|found| (found.uid(), found.gid())).unwrap();
+            let refused = make_store(&store, owner).unwrap_err();
+            assert!(matches!(refused, Error::Unsupported(_)), "{name}: {refused}");
+            assert_eq!(fs::read_dir(&precious).unwrap().count(), 1, "{name}");
+        }
+    }
 
     #[test]
     fn a_lock_that_was_given_back_is_free_though_a_child_still_has_its_descriptor() {
