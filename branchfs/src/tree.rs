@@ -5,7 +5,9 @@
 //! tree leads out of it. Parent descriptors are cached: a repeated call in one directory costs one system call, and paths
 //! longer than `PATH_MAX` work because a missing parent is opened from its own parent.
 //!
-//! The cache is keyed by path, as it is written: taking paths apart costs more than all else here. Whoever renames or removes a directory tells the tree ([`Tree::forget`]).
+//! The cache is keyed by path, as it is written: taking paths apart costs more than all else here. Whoever renames or removes a
+//! directory tells the tree ([`Tree::forget`]). Where others do so as well, as in the base ([`Tree::shared`]), each use of a
+//! cached descriptor first asks whether the path still leads there: one system call more.
 //!
 //! The root itself may come later ([`Tree::absent`]): until then there is nothing at any path.
 
@@ -43,8 +45,17 @@ pub(crate) struct DirectoryEntry {
 #[derive(Debug)]
 pub(crate) struct Tree {
     root: OnceLock<Arc<OwnedFd>>,
+    /// Others move and remove directories in it.
+    is_shared: bool,
     /// Leaf lock: nothing else is taken while it is held.
-    parents: Mutex<HashMap<OsString, Arc<OwnedFd>>>,
+    parents: Mutex<HashMap<OsString, Parent>>,
+}
+
+/// A directory that is kept open, and what tells it from another one: while it is open, no other gets its number.
+#[derive(Clone, Debug)]
+struct Parent {
+    directory: Arc<OwnedFd>,
+    identity: (u32, u32, u64),
 }
 
 impl Tree {
@@ -56,7 +67,12 @@ impl Tree {
 
     /// A tree whose root is not there yet.
     pub(crate) fn absent() -> Self {
-        Self { root: OnceLock::new(), parents: Mutex::default() }
+        Self { root: OnceLock::new(), is_shared: false, parents: Mutex::default() }
+    }
+
+    /// The same, where others work in it too.
+    pub(crate) fn shared(self) -> Self {
+        Self { is_shared: true, ..self }
     }
 
     /// The root is there from now on.
@@ -98,10 +114,14 @@ impl Tree {
             return Ok(Arc::clone(root));
         }
         let parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = parents.get(path.as_os_str()) {
-            return Ok(Arc::clone(found));
-        }
+        let known = parents.get(path.as_os_str()).cloned();
         drop(parents);
+        if let Some(known) = known {
+            if !self.is_shared || self.is_still(path, &known)? {
+                return Ok(known.directory);
+            }
+            self.forget(path);
+        }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = if path.as_os_str().len() < PATH_BYTES_MAX {
             rustix::fs::openat2(&**root, path, flags, Mode::empty(), beneath())?
@@ -109,13 +129,31 @@ impl Tree {
             let (parent, name) = self.parent(path)?;
             rustix::fs::openat2(&*parent, name, flags, Mode::empty(), beneath())?
         };
-        let opened = Arc::new(opened);
+        let identity = if self.is_shared { identity(&stat_of(&opened)?) } else { (0, 0, 0) };
+        let directory = Arc::new(opened);
         let mut parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
         if parents.len() >= CACHED_DIRECTORIES_MAX {
             parents.clear();
         }
-        parents.insert(path.as_os_str().to_os_string(), Arc::clone(&opened));
-        Ok(opened)
+        let known = Parent { directory: Arc::clone(&directory), identity };
+        parents.insert(path.as_os_str().to_os_string(), known);
+        Ok(directory)
+    }
+
+    /// Whether a path leads to a directory that was found there once. A symbolic link on the way that leads to the same
+    /// directory changes nothing: it was found beneath the root.
+    fn is_still(&self, path: &Path, known: &Parent) -> Result<bool> {
+        let found = if path.as_os_str().len() < PATH_BYTES_MAX {
+            stat_in(self.root()?, path.as_os_str())
+        } else {
+            let (parent, name) = self.parent(path)?;
+            stat_in(&parent, name)
+        };
+        match found {
+            Ok(stat) => Ok(identity(&stat) == known.identity),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => Ok(false), // opening it tells
+            Err(error) => Err(error),
+        }
     }
 
     fn parent<'p>(&self, path: &'p Path) -> Result<(Arc<OwnedFd>, &'p OsStr)> {
@@ -137,6 +175,11 @@ impl Tree {
 
     /// Opens an existing object; never follows a link, never creates.
     pub(crate) fn open(&self, path: &Path, flags: OFlags) -> Result<OwnedFd> {
+        let is_short = path.as_os_str().len() < PATH_BYTES_MAX;
+        if self.is_shared && is_short && !path.as_os_str().is_empty() {
+            let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            return rustix::fs::openat2(&**self.root()?, path, flags, Mode::empty(), beneath());
+        }
         let (parent, name) = self.parent(path)?;
         rustix::fs::openat(
             &*parent,
@@ -322,6 +365,11 @@ fn beneath() -> ResolveFlags {
 fn stat_in(directory: &OwnedFd, name: &OsStr) -> Result<Statx> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
     rustix::fs::statx(directory, name, flags, StatxFlags::BASIC_STATS)
+}
+
+/// Device and number.
+fn identity(stat: &Statx) -> (u32, u32, u64) {
+    (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino)
 }
 
 /// What an open object is now.

@@ -267,12 +267,12 @@ impl Workspace {
         places.pair(&base_path, owner)?;
         let Places { store: store_path, home: home_path, is_foreign } = places;
         let open = |path: &Path| Tree::open_root(path).at(path);
-        let writable = open(&base_path)?;
+        let writable = open(&base_path)?.shared();
         // Lower layers are reached through a read-only mount: a mistake would be EROFS, not a changed base.
         let root = writable.root().at(&base_path)?;
         let lower = match crate::sys::read_only_clone(root.as_fd()) {
-            Ok(root) => Tree::new(root),
-            Err(_) => open(&base_path)?, // without the privilege to mount; views never write lower layers by design
+            Ok(root) => Tree::new(root).shared(),
+            Err(_) => open(&base_path)?.shared(), // without the privilege to mount; views never write lower layers by design
         };
         let namespace = store::settle_marks(&store_path, probe::probe(&store_path, owner)?, owner)?;
         if home_path != store_path {

@@ -14,6 +14,53 @@ use common::{Mount, assert_same, refusal, shell, snapshot};
 
 /// S2: the parent as it was at the fork, and one's own changes.
 /// The kernel doubles the table when it is full, and a thread waits for that, 10 ms.
+/// Others work in the base while it is mounted: `git checkout` removes directories and makes them again.
+const REPLACEMENTS: [&str; 4] = [
+    "rm -r d; mkdir -p d/in; echo new >d/in/file",
+    "mv d old; mkdir -p d/in; echo new >d/in/file",
+    "mv d/in d/old; mkdir d/in; echo new >d/in/file",
+    "mkdir -p e/in; echo new >e/in/file; mv d f; mv e d",
+];
+
+fn with_a_directory() -> Mount {
+    Mount::over(|base| shell(base, "mkdir -p d/in; echo old >d/in/file"))
+}
+
+#[test]
+fn directories_that_others_replace_are_shown_as_they_are() {
+    for replacement in REPLACEMENTS {
+        let mount = with_a_directory();
+        let before = mount.create("before");
+        for root in [mount.mountpoint(), before] {
+            assert_eq!(fs::read_to_string(root.join("d/in/file")).unwrap(), "old\n");
+        }
+        shell(&mount.base(), replacement);
+        for root in [mount.mountpoint(), mount.create("after")] {
+            let file = fs::read_to_string(root.join("d/in/file")).unwrap();
+            assert_eq!(file, "new\n", "{replacement}");
+            let mut listed = fs::read_dir(root.join("d/in")).unwrap().flatten();
+            assert!(listed.all(|entry| entry.metadata().is_ok()), "{replacement}");
+        }
+        fs::write(mount.branch("after").join("d/in/branch"), "branch").unwrap();
+        mount.commit("after");
+        let written = fs::read_to_string(mount.base().join("d/in/branch")).unwrap();
+        assert_eq!(written, "branch", "{replacement}");
+    }
+}
+
+#[test]
+fn what_is_written_to_main_goes_where_its_path_leads_now() {
+    for replacement in REPLACEMENTS {
+        let mount = with_a_directory();
+        let directory = mount.mountpoint().join("d/in");
+        fs::write(directory.join("first"), "").unwrap();
+        shell(&mount.base(), replacement);
+        fs::write(directory.join("second"), "main").unwrap();
+        let written = fs::read_to_string(mount.base().join("d/in/second")).unwrap();
+        assert_eq!(written, "main", "{replacement}");
+    }
+}
+
 #[test]
 fn the_table_of_open_files_is_large_from_the_start() {
     let mount = Mount::new();

@@ -10,7 +10,9 @@ use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 
 use common::work::{Operation, Random, apply, operation};
-use common::{Content, Mount, Object, assert_same, refusal, shell, snapshot, snapshot_by_names};
+use common::{
+    Content, Mount, Object, assert_same, refusal, shell, snapshot, snapshot_by_names, succeed,
+};
 
 type Tree = BTreeMap<PathBuf, Object>;
 
@@ -201,6 +203,7 @@ impl Trial {
         self.work(&base, steps);
         self.restart();
         let (before, theirs) = (self.base(), outline(&base));
+        let has_renamed = self.has_renamed_directories();
         let choice = Choice::random(&mut self.random);
         let is_chosen = self.random.below(2) == 0;
         let mut options = if is_chosen { choice.options() } else { Vec::new() };
@@ -221,6 +224,9 @@ impl Trial {
                 [&origin, &ours, &theirs, &after].map(|tree| file(tree, path));
             let (is_ours, is_theirs) = (our != was, their != was);
             let takes = !is_chosen || choice.takes(path);
+            if is_chosen && has_renamed {
+                continue; // a renamed directory goes as a whole or not at all, whatever is in it
+            }
             let what = format!("{when}: {}", path.display());
             if is_theirs && (option == "--skip" || !takes || !is_ours && option.is_empty()) {
                 assert_eq!(now, their, "{what}: theirs is lost");
@@ -230,6 +236,29 @@ impl Trial {
             }
         }
         self.revert(&before, &when);
+    }
+}
+
+#[test]
+fn what_went_with_what_was_above_it_can_be_chosen() {
+    let cases = [
+        ("rm -r a", "a/e"),
+        ("rm -r a/b", "a/b/a"),
+        ("rm -r a; mkdir a", "a/e"),
+        ("rm -r a/b; mkdir a/b", "a/b/a"),
+        ("rm -r a; touch a", "a/e"),
+        ("rm -r a/b; ln -s e a/b", "a/b/a"),
+    ];
+    for (work, name) in cases {
+        let mount = Mount::over(fill);
+        let (base, branch) = (mount.base(), mount.create("work"));
+        let mut wanted = outline(&base);
+        shell(&branch, work);
+        succeed(&mount.run(&["commit", "--only", name, "work"], &[]));
+        assert!(wanted.remove(Path::new(name)).is_some());
+        assert_same(&outline(&base), &wanted, work);
+        succeed(&mount.run(&["undo"], &[]));
+        assert!(base.join(name).exists(), "{work}");
     }
 }
 

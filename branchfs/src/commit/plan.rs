@@ -226,7 +226,7 @@ impl Planner<'_> {
         let kind = kind_of(&stat);
         if kind != FileType::Directory {
             if !self.takes(path) {
-                return Ok(());
+                return found.map_or(Ok(()), |found| self.remove_taken(path, existing, &found));
             }
             self.refuse_partial(path, existing, found.as_ref())?;
             self.check(existing, found.as_ref())?;

@@ -297,7 +297,8 @@ pub fn snapshot(root: &Path) -> BTreeMap<PathBuf, Object> {
 
 fn visit(root: &Path, path: &Path, tree: &mut BTreeMap<PathBuf, Object>) {
     let full = if path.as_os_str().is_empty() { root.to_path_buf() } else { root.join(path) };
-    let metadata = fs::symlink_metadata(&full).unwrap();
+    let metadata =
+        fs::symlink_metadata(&full).unwrap_or_else(|error| panic!("{}: {error}", full.display()));
     let kind = metadata.file_type();
     let content = if kind.is_file() {
         Content::File(fs::read(&full).unwrap())

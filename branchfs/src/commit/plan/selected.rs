@@ -40,16 +40,20 @@ impl Planner<'_> {
     }
 
     fn takes_below(&self, path: &Path, place: &Place) -> Result<bool, Error> {
-        if self.disk.stat(place)?.is_none_or(|stat| kind_of(&stat) != FileType::Directory) {
-            return Ok(false);
-        }
-        for entry in self.disk.list(place)? {
-            let path = path.join(&entry.name);
-            if self.takes(&path) || self.takes_below(&path, &place.join(&entry.name))? {
-                return Ok(true);
+        let Some(stat) = self.disk.stat(place)? else { return Ok(false) };
+        let is_directory = kind_of(&stat) == FileType::Directory;
+        if is_directory {
+            for entry in self.disk.list(place)? {
+                let path = path.join(&entry.name);
+                if self.takes(&path) || self.takes_below(&path, &place.join(&entry.name))? {
+                    return Ok(true);
+                }
             }
         }
-        Ok(false)
+        // What the base has there goes with whatever the branch has in its place.
+        let is_hiding =
+            matches!(place, Place::Store(_)) && (!is_directory || self.is_opaque(place));
+        Ok(is_hiding && self.takes_below(path, &Place::Base(path.to_path_buf()))?)
     }
 
     /// Whether all of a tree is taken.
@@ -142,7 +146,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Of what the branch deleted, removes what is taken. A directory that keeps something stays.
+    /// Of what the branch deleted, or has something else in the place of, removes what is taken. A directory that keeps
+    /// something stays, and one that is not taken itself.
     pub(super) fn remove_taken(
         &mut self,
         path: &Path,
