@@ -194,13 +194,13 @@ impl Trial {
         let steps = 5 + self.random.below(15);
         self.work(&branch, steps);
         let ours = outline(&branch);
+        let has_renamed = self.has_renamed_directories();
         common::wait_for_the_clock(&self.mount.base());
         let base = self.mount.base();
         let steps = 1 + self.random.below(6);
         self.work(&base, steps);
         self.restart();
         let (before, theirs) = (self.base(), outline(&base));
-        let has_renamed = self.has_renamed_directories();
         let choice = Choice::random(&mut self.random);
         let is_chosen = self.random.below(2) == 0;
         let mut options = if is_chosen { choice.options() } else { Vec::new() };

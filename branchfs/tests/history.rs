@@ -51,6 +51,35 @@ fn an_undo_brings_everything_back_and_a_redo_does_it_again() {
     assert!(refusal(&mount.run(&["redo"], &[])).contains("no commit to redo"));
 }
 
+/// A directory from which another one was moved before it went has the time it had.
+#[test]
+fn what_went_after_something_had_left_it_comes_back_as_it_was() {
+    let removals =
+        ["rm -r outer", "rm -r outer; echo file >outer", "rm -r outer; mkdir -m 700 outer"];
+    for removal in removals {
+        let mount = Mount::over(|base| {
+            let rest = "find . -exec touch -h -d '2020-01-01 00:00:00.123456789' {} +";
+            shell(
+                base,
+                &format!("mkdir -p outer/middle/moved outer/other; echo file >outer/file; {rest}"),
+            );
+        });
+        let before = snapshot(&mount.base());
+        shell(
+            &mount.create("work"),
+            &format!("mv outer/middle/moved saved; mv outer/other saved; {removal}"),
+        );
+        mount.commit("work");
+        let after = snapshot(&mount.base());
+        for round in 0..2 {
+            undo(&mount);
+            assert_same(&snapshot(&mount.base()), &before, &format!("{removal}, round {round}"));
+            redo(&mount);
+            assert_same(&snapshot(&mount.base()), &after, &format!("{removal}, round {round}"));
+        }
+    }
+}
+
 #[test]
 fn the_history_is_undone_commit_by_commit_also_by_a_later_mount() {
     let mount = Mount::over(fill);

@@ -323,7 +323,7 @@ impl Planner<'_> {
             Some(found) => {
                 self.displace(found);
                 if kind_of(found) == FileType::Directory {
-                    self.list_deleted(path, existing)?;
+                    self.list_deleted(path, existing, &from)?;
                 }
                 let is_same_kind = kind_of(found) == kind;
                 self.change(
@@ -355,11 +355,11 @@ impl Planner<'_> {
         self.check(existing, Some(found))?;
         self.displace(found);
         let kind = kind_of(found);
+        let (from, to) = (Place::Base(path.to_path_buf()), self.aside());
         if kind == FileType::Directory {
-            self.list_deleted(path, existing)?;
+            self.list_deleted(path, existing, &to)?;
         }
         self.deleted(path, found);
-        let (from, to) = (Place::Base(path.to_path_buf()), self.aside());
         let directory = kind == FileType::Directory;
         self.plan.steps.push(Step::Rename { from, to, ino: found.stx_ino, directory });
         Ok(())
@@ -370,11 +370,13 @@ impl Planner<'_> {
         self.plan.displaced_bytes += stat.stx_blocks * BLOCK_BYTES;
     }
 
-    /// Everything below a removed directory is deleted too, and must be what the branch knew.
-    fn list_deleted(&mut self, path: &Path, existing: &Place) -> Result<(), Error> {
+    /// Everything below a removed directory is deleted too, and must be what the branch knew. `aside` is where it goes.
+    fn list_deleted(&mut self, path: &Path, existing: &Place, aside: &Place) -> Result<(), Error> {
+        let mut has_lost = false;
         for entry in self.disk.list(existing)? {
             let (path, place) = (path.join(&entry.name), existing.join(&entry.name));
             let Some(stat) = self.existing(&place)? else {
+                has_lost = true;
                 continue;
             };
             let kind = kind_of(&stat);
@@ -382,10 +384,28 @@ impl Planner<'_> {
             self.check(&place, Some(&stat))?;
             self.displace(&stat);
             if kind == FileType::Directory {
-                self.list_deleted(&path, &place)?;
+                self.list_deleted(&path, &place, &aside.join(&entry.name))?;
             }
             self.deleted(&path, &stat);
         }
+        if has_lost {
+            self.keep_aside(path, existing, aside)?;
+        }
+        Ok(())
+    }
+
+    /// A directory that goes away, and that another one leaves before: taken back, it has the time it had.
+    fn keep_aside(&mut self, path: &Path, existing: &Place, aside: &Place) -> Result<(), Error> {
+        let Some(found) = self.disk.stat(existing)? else { return Ok(()) };
+        let old = self.disk.metadata(existing)?;
+        let (path, before) = (aside.clone(), Place::Base(path.to_path_buf()));
+        self.metadata.push(Step::Metadata {
+            path,
+            before,
+            ino: found.stx_ino,
+            new: old.clone(),
+            old,
+        });
         Ok(())
     }
 
