@@ -10,7 +10,7 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::process::Command;
 use std::time::Duration;
 
-use common::{Mount, assert_same, refusal, shell, snapshot};
+use common::{Mount, assert_same, refusal, shell, snapshot, succeed, wait_for_the_clock};
 
 /// S2: the parent as it was at the fork, and one's own changes.
 /// The kernel doubles the table when it is full, and a thread waits for that, 10 ms.
@@ -45,6 +45,26 @@ fn directories_that_others_replace_are_shown_as_they_are() {
         mount.commit("after");
         let written = fs::read_to_string(mount.base().join("d/in/branch")).unwrap();
         assert_eq!(written, "branch", "{replacement}");
+    }
+}
+
+/// The files in it are older than the fork: only its place is new.
+#[test]
+fn a_directory_that_others_moved_into_one_that_the_branch_removed_is_not_lost() {
+    for (removed, target) in
+        [("rm -r d", "d/moved"), ("rm -r d", "d/in/moved"), ("rm -r d; mkdir d", "d/in/moved")]
+    {
+        let mount =
+            Mount::over(|base| shell(base, "mkdir -p d/in theirs/deep; echo x >theirs/deep/file"));
+        shell(&mount.create("work"), removed);
+        wait_for_the_clock(&mount.base());
+        shell(&mount.base(), &format!("mv theirs {target}"));
+        let before = snapshot(&mount.base());
+        let said = refusal(&mount.run(&["commit", "work"], &[]));
+        assert!(said.contains(target), "{removed}, {target}: {said}");
+        assert_same(&snapshot(&mount.base()), &before, target);
+        succeed(&mount.run(&["commit", "--force", "work"], &[]));
+        assert!(!mount.base().join(target).exists());
     }
 }
 

@@ -213,6 +213,9 @@ impl Trial {
             assert_same(&self.base(), &before, &format!("{when}: {}", refusal(&done)));
             return self.mount.abort("work");
         }
+        if has_renamed {
+            return self.revert(&before, &when); // such a directory takes along what others did in it, to another path
+        }
         let after = outline(&base);
         let file =
             |tree: &Tree, path: &PathBuf| tree.get(path).filter(|one| !is_directory(one)).cloned();
@@ -221,10 +224,6 @@ impl Trial {
                 [&origin, &ours, &theirs, &after].map(|tree| file(tree, path));
             let (is_ours, is_theirs) = (our != was, their != was);
             let takes = !is_chosen || choice.takes(path);
-            // A renamed directory goes as a whole or not at all, and with what others have left in it.
-            if has_renamed && (is_chosen || option == "--force") {
-                continue;
-            }
             let what = format!("{when}: {}", path.display());
             if is_theirs && (option == "--skip" || !takes || !is_ours && option.is_empty()) {
                 assert_eq!(now, their, "{what}: theirs is lost");

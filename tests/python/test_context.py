@@ -11,15 +11,17 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Mounted
+from support.branchfs import mounted
 
 import branching
 from branching import (
@@ -277,9 +279,13 @@ class TestInABranch:
         assert (real.base / "made").read_text() == "x"
         space.close()
 
-    def test_nobody_needs_to_be_root(self, place: Path, as_user: tuple[int, int]) -> None:
-        """3.5: namespaces that the kernel gives to everybody. By the system's own interpreter and
-        a copy of the library, which needs no packages: a checkout may be closed to others."""
+    @pytest.mark.parametrize("has_others", [False, True], ids=["alone", "beside root's mount"])
+    def test_nobody_needs_to_be_root(
+        self, place: Path, as_user: tuple[int, int], *, has_others: bool
+    ) -> None:
+        """3.5: namespaces that the kernel gives to everybody, also where root has a mount in a
+        directory of its own. By the system's own interpreter and a copy of the library, which
+        needs no packages: a checkout may be closed to others."""
         package = Path(branching.__file__).parent
         shutil.copytree(package, place / "branching", ignore=shutil.ignore_patterns("__pycache__"))
         work = place / "work"
@@ -296,17 +302,25 @@ class TestInABranch:
             "    print(*context.result.value)\n"
         )
         uid, gid = as_user
-        done = subprocess.run(
-            [
-                *("setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups"),
-                *(interpreter_of_everybody(), "-c", script, str(work)),
-            ],
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(place), "PYTHONPYCACHEPREFIX": "/"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        with ExitStack() as stack:
+            if has_others:  # nowhere in /tmp, which is covered as a whole
+                private = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/")))
+                stack.enter_context(mounted(private / "base", private / "mount"))
+            done = subprocess.run(
+                [
+                    *("setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups"),
+                    *(interpreter_of_everybody(), "-c", script, str(work)),
+                ],
+                env={
+                    "PATH": os.environ["PATH"],
+                    "PYTHONPATH": str(place),
+                    "PYTHONPYCACHEPREFIX": "/",
+                },
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
         assert done.returncode == 0, done.stderr
         seen_uid, seen_pid = done.stdout.split()
         assert int(seen_uid) == uid

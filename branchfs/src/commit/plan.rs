@@ -384,6 +384,7 @@ impl Planner<'_> {
             self.check(&place, Some(&stat))?;
             self.displace(&stat);
             if kind == FileType::Directory {
+                self.check_unseen_directory(&path, &stat);
                 self.list_deleted(&path, &place, &aside.join(&entry.name))?;
             }
             self.deleted(&path, &stat);

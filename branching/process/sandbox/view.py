@@ -177,6 +177,8 @@ class View:
         for place in places:
             # It lay below one of those, or others have removed it meanwhile.
             with suppress(FileNotFoundError, NotADirectoryError):
+                if _is_out_of_reach(place):
+                    continue
                 if os.path.isdir(place):
                     kernel.mount("tmpfs", place, "tmpfs", _SEALED, "mode=755,size=64k")
                     self._covers.append(place)
@@ -312,6 +314,15 @@ def _bind(descriptor: int, target: str, *, is_read_only: bool) -> None:
     flags = os.statvfs(target).f_flag & kernel.KEPT_FLAGS | kernel.MS_REMOUNT | kernel.MS_BIND
     flags |= _ORDINARY | (kernel.MS_RDONLY if is_read_only else 0)
     kernel.mount(None, target, None, flags)
+
+
+def _is_out_of_reach(place: str) -> bool:
+    """Whether we may not even look for it: then nobody in the sandbox may, who is nobody else."""
+    try:
+        os.lstat(place)
+    except PermissionError:
+        return True
+    return False
 
 
 def _seal(place: str) -> None:

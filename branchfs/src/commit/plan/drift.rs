@@ -62,6 +62,19 @@ impl Planner<'_> {
         }
         Ok(())
     }
+
+    /// A directory that goes with one which the branch removed, and that it never noted. Others may have moved it there since
+    /// the fork, with files in it that are older: its own ctime tells.
+    pub(super) fn check_unseen_directory(&mut self, path: &Path, stat: &Statx) {
+        let (found, traces) = (Identity::of(stat), &self.request.traces);
+        let is_as_forked =
+            |ctime: i64| ctime <= self.request.forked || traces.covers(ctime, i64::MIN);
+        if !self.request.seen.contains_key(path)
+            && !traces.same(found.ino, found.ctime).any(is_as_forked)
+        {
+            self.plan.drift.insert(path.to_path_buf());
+        }
+    }
 }
 
 /// A branch has what lies under a mount, and nothing can be moved there.
