@@ -294,8 +294,15 @@ def test_a_paused_branch_sends_no_request_and_hears_what_it_is_told_meanwhile() 
     coordinator = coordinated(agent)
     waits = asyncio.Event()
 
+    arrived = 0
+
     @agent.tool_plain
     async def wait() -> str:
+        nonlocal arrived
+        arrived += 1
+        if arrived < 2:  # both have sent a request before they are paused
+            await waits.wait()
+            return "waited"
         for branch in coordinator.branches.values():
             branch.pause.begin()
         waits.set()
