@@ -25,7 +25,7 @@ use super::spares::Spares;
 use super::{Completion, Driver, Ready, mount_table, open_files};
 use crate::error::{Context, Error};
 use crate::layer::times;
-use crate::scheduling::stand_back;
+use crate::scheduling::{let_answer_go, stand_back};
 use crate::tree::Tree;
 use crate::view::HIDDEN;
 use crate::workspace::{BranchId, SCRATCH, directory_name};
@@ -35,10 +35,6 @@ const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// How long a start waits for the end of what an earlier daemon had mounted.
 const EARLIER_WAIT_MAX: Duration = Duration::from_secs(30);
-
-/// How long whoever waits for the end of a branch has the processors for itself: the kernel gives none away in the midst of
-/// the end of a file system.
-const AFTER_DETACH: Duration = Duration::from_millis(1);
 
 /// How often a branch is settled anew because somebody renamed in it just then.
 const ROUNDS_MAX: usize = 5;
@@ -238,7 +234,7 @@ impl Driver for Overlay {
         // The last descriptor ends the file system, which syncs: nobody waits for that.
         let end = move || {
             stand_back();
-            thread::sleep(AFTER_DETACH);
+            let_answer_go();
             drop(presented);
         };
         let _ = thread::Builder::new().name("detach".to_owned()).spawn(end);

@@ -15,21 +15,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use super::kernel_mount::KernelMount;
 use super::overlay::mount_over;
 use crate::error::{Context, Error};
 use crate::layer::{Layer, LayerId, match_attributes};
 use crate::overlay::Namespace;
-use crate::scheduling::{let_others, stand_back};
+use crate::scheduling::{let_answer_go, let_others, stand_back};
 use crate::tree::Tree;
 
 /// Most spares at a time.
 const KEPT_MAX: usize = 8;
-
-/// How long the answer to a create has the processors for itself: the kernel gives none away in the midst of a mount.
-const AFTER_CREATE: Duration = Duration::from_millis(1);
 
 /// A layer in `directory`, and the kernel's file system over it.
 #[derive(Debug)]
@@ -116,7 +112,7 @@ impl Shared {
                 // A full disk, say: the next create asks again, and tells.
             }
             drop(self.changed.wait(pool).unwrap_or_else(PoisonError::into_inner));
-            thread::sleep(AFTER_CREATE);
+            let_answer_go();
             pool = self.lock();
         }
     }

@@ -4,15 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
-use std::time::Duration;
 
 use super::traces::Unlinker;
 use crate::filesystem::{Filesystem, Mounted};
-use crate::scheduling::stand_back;
+use crate::scheduling::{let_answer_go, stand_back};
 use crate::tree::Tree;
-
-/// How long the answer to whoever gave it something to do has the processors for itself.
-const AFTER_ANSWER: Duration = Duration::from_millis(1);
 
 /// Something to do.
 enum Job {
@@ -62,7 +58,7 @@ impl Background {
             let run = move || {
                 stand_back();
                 while let Ok(job) = jobs.recv() {
-                    thread::sleep(AFTER_ANSWER);
+                    let_answer_go();
                     std::iter::once(job).chain(jobs.try_iter()).for_each(Job::run);
                 }
             };

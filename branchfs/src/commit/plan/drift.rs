@@ -54,7 +54,7 @@ impl Planner<'_> {
                 }
                 Some(Expected::Absent) => false,
                 // Never noted: a directory's times change with its entries, which are compared by themselves.
-                None => now.is_directory() || ctime <= self.request.forked || is_ours,
+                None => now.is_directory() || self.is_of_the_fork(ctime),
             }
         };
         if !traces.same(found.ino, found.ctime).any(is_as_known) {
@@ -66,14 +66,17 @@ impl Planner<'_> {
     /// A directory that goes with one which the branch removed, and that it never noted. Others may have moved it there since
     /// the fork, with files in it that are older: its own ctime tells.
     pub(super) fn check_unseen_directory(&mut self, path: &Path, stat: &Statx) {
-        let (found, traces) = (Identity::of(stat), &self.request.traces);
-        let is_as_forked =
-            |ctime: i64| ctime <= self.request.forked || traces.covers(ctime, i64::MIN);
-        if !self.request.seen.contains_key(path)
-            && !traces.same(found.ino, found.ctime).any(is_as_forked)
-        {
+        let found = Identity::of(stat);
+        let mut ctimes = self.request.traces.same(found.ino, found.ctime);
+        let is_seen = self.request.seen.contains_key(path);
+        if !is_seen && !ctimes.any(|ctime| self.is_of_the_fork(ctime)) {
             self.plan.drift.insert(path.to_path_buf());
         }
+    }
+
+    /// Whether what was last changed at `ctime` is as it was at the fork, but for what our own work did to it.
+    fn is_of_the_fork(&self, ctime: i64) -> bool {
+        ctime <= self.request.forked || self.request.traces.covers(ctime, i64::MIN)
     }
 }
 
