@@ -25,7 +25,6 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::hash::RandomState;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -49,11 +48,9 @@ pub(crate) use open::OpenedFile;
 /// The store's directory in the base, hidden from every view.
 pub(crate) const HIDDEN: &str = ".branching";
 
-/// Hidden directories in the base begin with this: the store, and what a commit stages.
+/// Whether a path relative to the base is the store. No other name is reserved.
 pub(crate) fn is_hidden(base_path: &Path) -> bool {
-    let name = base_path.as_os_str();
-    name == HIDDEN
-        || (name.as_bytes().starts_with(b".branching-stage-") && !name.as_bytes().contains(&b'/'))
+    base_path.as_os_str() == HIDDEN
 }
 
 /// A branch's tree.

@@ -10,7 +10,9 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::process::Command;
 use std::time::Duration;
 
-use common::{Mount, assert_same, refusal, shell, snapshot, succeed, wait_for_the_clock};
+use common::{
+    Mount, assert_same, refusal, shell, snapshot, snapshot_by_names, succeed, wait_for_the_clock,
+};
 
 /// S2: the parent as it was at the fork, and one's own changes.
 /// The kernel doubles the table when it is full, and a thread waits for that, 10 ms.
@@ -151,6 +153,89 @@ fn a_record_that_the_power_emptied_is_a_branch_that_never_was() {
 }
 
 /// S5: also with nothing changed.
+/// Only `.branching` in the root is reserved, not what begins with it.
+#[test]
+fn names_that_resemble_the_stores_are_ordinary_names() {
+    const NAMES: [&str; 5] = [
+        ".branching-stage-1",
+        ".branching-stage-notes",
+        ".branching2",
+        ".branching.toml",
+        ".branch",
+    ];
+    let mount = Mount::over(|base| {
+        for name in NAMES {
+            fs::write(base.join(name), "base").unwrap();
+        }
+    });
+    let before = snapshot(&mount.base());
+    let branch = mount.create("branch");
+    assert_same(&snapshot(&branch), &before, "before a change");
+    for name in NAMES {
+        fs::write(branch.join(name), "changed").unwrap();
+        fs::write(branch.join(format!("{name}-file")), "new").unwrap();
+        fs::create_dir_all(branch.join(format!("{name}-directory/below"))).unwrap();
+    }
+    fs::remove_file(branch.join(NAMES[0])).unwrap();
+    let wanted = snapshot(&branch);
+    assert_eq!(wanted.len(), 4 * NAMES.len());
+    let diff = String::from_utf8(mount.run(&["diff", "branch"], &[]).stdout).unwrap();
+    for name in NAMES {
+        assert!(diff.contains(&format!("{name}\n")), "{name} in: {diff}");
+    }
+    mount.commit("branch");
+    assert_same(&snapshot(&mount.base()), &wanted, "committed");
+    succeed(&mount.run(&["undo"], &[]));
+    assert_same(&snapshot(&mount.base()), &before, "undone");
+}
+
+/// As `cp -al`, uv and pnpm make them, and as a commit leaves them that removed one of two names: the history has the other.
+#[test]
+fn a_file_with_a_hard_link_outside_of_the_base_is_committed_as_any_other() {
+    const CHANGES: [&str; 8] = [
+        "echo changed > f",
+        "chmod 600 f",
+        "rm f",
+        "echo changed > f; rm f",
+        "mv f d/g; echo more >> d/g",
+        "ln f g; echo more >> g; rm f",
+        "echo changed > in; rm in",
+        "echo changed > s; rm l; ln -s f new",
+    ];
+    const OPTIONS: [&[&str]; 4] = [&[], &["--force"], &["--exclude", "none"], &["remount"]];
+    let mount = Mount::over(|base| {
+        let outside = base.with_file_name("outside");
+        fs::create_dir(&outside).unwrap();
+        shell(
+            base,
+            "mkdir d; echo base > f; echo base > in; ln in d/in; echo base > s; ln s d/s; ln -s x l",
+        );
+        shell(&outside, "ln ../base/f f; ln -P ../base/l l");
+    });
+    let outside = mount.base().with_file_name("outside");
+    shell(&mount.create("earlier"), "rm d/s");
+    mount.commit("earlier");
+    let (base, untouched) = (snapshot_by_names(&mount.base()), snapshot_by_names(&outside));
+    for (change, options) in CHANGES.iter().zip(OPTIONS.iter().cycle()) {
+        let branch = mount.create("branch");
+        shell(&branch, change);
+        let wanted = snapshot_by_names(&branch);
+        let options = if *options == ["remount"] {
+            mount.unmount();
+            mount.mount();
+            assert_same(&snapshot_by_names(&branch), &wanted, change);
+            &[]
+        } else {
+            *options
+        };
+        succeed(&mount.run(&[&["commit"], options, &["branch"]].concat(), &[]));
+        assert_same(&snapshot_by_names(&mount.base()), &wanted, change);
+        assert_same(&snapshot_by_names(&outside), &untouched, change);
+        succeed(&mount.run(&["undo"], &[]));
+        assert_same(&snapshot_by_names(&mount.base()), &base, change);
+    }
+}
+
 #[test]
 fn an_empty_commit_wins_too() {
     let mount = Mount::new();

@@ -254,17 +254,13 @@ fn hostile_names_are_names_and_nothing_else() {
         fs::write(branch.join("nested").join(name).join(name), "deep").unwrap();
         fs::remove_file(branch.join("directory").join(name)).unwrap();
     }
-    // The store's own names belong to nobody.
-    for name in [".branching", ".branching-stage-1"] {
-        let refused = fs::write(branch.join(name), "").unwrap_err();
-        assert_eq!(refused.raw_os_error(), Some(libc::EPERM), "{name}");
-        assert_eq!(
-            fs::create_dir(branch.join(name)).unwrap_err().raw_os_error(),
-            Some(libc::EPERM)
-        );
-        let renamed = fs::rename(branch.join("file"), branch.join(name)).unwrap_err();
-        assert_eq!(renamed.raw_os_error(), Some(libc::EPERM), "{name}");
-    }
+    // The name of the store is reserved.
+    let store = branch.join(".branching");
+    let refused = fs::write(&store, "").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
+    assert_eq!(fs::create_dir(&store).unwrap_err().raw_os_error(), Some(libc::EPERM));
+    let renamed = fs::rename(branch.join("file"), &store).unwrap_err();
+    assert_eq!(renamed.raw_os_error(), Some(libc::EPERM));
     fs::create_dir(branch.join("nested/.branching")).unwrap();
     let diff = mount.run(&["diff", "branch"], &[]);
     common::succeed(&diff);

@@ -13,13 +13,13 @@
 //! The first three are done while the branch can still be written, then writing is stopped, then it is looked whether
 //! anything came in between: nothing is ever changed below the kernel that it would notice.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Mode, OFlags, Statx, XattrFlags};
+use rustix::fs::{FileType, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 
 use super::Completion;
@@ -51,8 +51,8 @@ pub(crate) fn settle_alone(
     base: &Path,
     name: &str,
 ) -> std::result::Result<(), Error> {
-    let unsettled = Unsettled::of(directory, &open_directory(base)?, Completion::Whole)?;
-    if unsettled.is_empty() {
+    let mut unsettled = Unsettled::of(directory, &open_directory(base)?, Completion::Whole)?;
+    if unsettled.is_empty() && unsettled.linked.is_empty() {
         return Ok(());
     }
     let (upper, work) = (directory.join("upper"), directory.join(WORK));
@@ -62,8 +62,9 @@ pub(crate) fn settle_alone(
             "branch {name} was written by the overlay driver, which cannot be used here to complete it ({error}): mount where it can be, or abort the branch there"
         ))
     })?;
-    let root = rustix::io::dup(mount.root()).at(directory)?;
-    unsettled.settle(directory, &Tree::new(root))
+    let branch = Tree::new(rustix::io::dup(mount.root()).at(directory)?);
+    unsettled.find_names(directory, &branch)?;
+    unsettled.settle(directory, &branch)
 }
 
 /// Ends the kernel's share in a layer whose content has been committed or made plain: its index holds one more link of
@@ -137,6 +138,15 @@ fn mark(tree: &Tree, path: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     }
 }
 
+/// An object of the base with several links. Some of them may be outside of the base, or in the history.
+#[derive(Debug)]
+enum Linked {
+    /// Every name in the branch must be a name in the layer.
+    Whole,
+    /// The layer has its attributes alone, which a commit sets on the object in the base: on all of its `links`.
+    Attributes { links: i64, names: Vec<PathBuf> },
+}
+
 /// What keeps others than the kernel from reading a layer.
 #[derive(Debug, Default)]
 pub(crate) struct Unsettled {
@@ -144,8 +154,10 @@ pub(crate) struct Unsettled {
     relative: Vec<(PathBuf, PathBuf)>,
     /// Files without content.
     incomplete: Vec<PathBuf>,
-    /// Inode numbers in the base of objects that have names which are not in the layer.
-    lacking: BTreeSet<u64>,
+    /// Objects of the base with several links, by inode number, that may have names which are not in the layer.
+    linked: BTreeMap<u64, Linked>,
+    /// Names in the branch of these objects that are not in the layer.
+    unlinked: Vec<PathBuf>,
 }
 
 impl Unsettled {
@@ -172,12 +184,12 @@ impl Unsettled {
             Ok(())
         });
         walked.at(directory)?;
-        unsettled.find_lacking(&directory.join(WORK).join("index"), base, completion)?;
+        unsettled.find_linked(&directory.join(WORK).join("index"), base, completion)?;
         Ok(unsettled)
     }
 
     /// The index names each copied-up object that has several names below; it holds one more link of it.
-    fn find_lacking(
+    fn find_linked(
         &mut self,
         index: &Path,
         base: &OwnedFd,
@@ -196,21 +208,71 @@ impl Unsettled {
                 continue;
             };
             let is_incomplete = mark(&tree, name, METACOPY_XATTR).at(index)?.is_some();
-            if is_incomplete && completion == Completion::ForCommit {
-                continue; // its attributes are set on the base's object, which keeps all its names
-            }
             let Ok(lower) = open_origin(base, &origin) else { continue };
             let below = crate::tree::stat_of(&lower).at(index)?;
             let here = tree.stat(name).at(index)?.stx_nlink;
-            if shown_links(&links, here, below.stx_nlink) > i64::from(here) - 1 {
-                self.lacking.insert(below.stx_ino);
+            let links = shown_links(&links, here, below.stx_nlink);
+            if is_incomplete && completion == Completion::ForCommit {
+                let linked = Linked::Attributes { links, names: Vec::new() };
+                self.linked.insert(below.stx_ino, linked);
+            } else if links > i64::from(here) - 1 {
+                self.linked.insert(below.stx_ino, Linked::Whole);
             }
         }
         Ok(())
     }
 
+    /// Finds the names that objects with several links have in `branch`, the mounted overlayfs. Walks the whole branch,
+    /// but only where there are such objects.
+    pub(crate) fn find_names(
+        &mut self,
+        directory: &Path,
+        branch: &Tree,
+    ) -> std::result::Result<(), Error> {
+        let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+        let mut pending = if self.linked.is_empty() { Vec::new() } else { vec![PathBuf::new()] };
+        while let Some(parent) = pending.pop() {
+            let entries = match branch.list(&parent) {
+                Err(Errno::NOENT | Errno::NOTDIR) => continue, // renamed or removed meanwhile
+                other => other.at(&parent)?,
+            };
+            for entry in entries {
+                let path = parent.join(&entry.name);
+                if entry.kind == FileType::Directory {
+                    pending.push(path);
+                } else {
+                    unless_gone(self.find_name(&path, &upper, branch)).at(&path)?;
+                }
+            }
+        }
+        for linked in std::mem::take(&mut self.linked).into_values() {
+            match linked {
+                // A link outside of the base keeps its attributes: the names in the branch get a copy.
+                Linked::Attributes { links, mut names } if links > names.len() as i64 => {
+                    self.incomplete.extend(names.pop());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn find_name(&mut self, path: &Path, upper: &Tree, branch: &Tree) -> Result<()> {
+        match self.linked.get_mut(&branch.stat(path)?.stx_ino) {
+            None => {}
+            Some(Linked::Attributes { names, .. }) => names.push(path.to_path_buf()),
+            Some(Linked::Whole) => match upper.stat(path) {
+                Ok(_) => {}
+                Err(Errno::NOENT | Errno::NOTDIR) => self.unlinked.push(path.to_path_buf()),
+                Err(error) => return Err(error),
+            },
+        }
+        Ok(())
+    }
+
+    /// Whether nothing has to be done, after [`Self::find_names`].
     pub(crate) fn is_empty(&self) -> bool {
-        self.relative.is_empty() && self.incomplete.is_empty() && self.lacking.is_empty()
+        self.relative.is_empty() && self.incomplete.is_empty() && self.unlinked.is_empty()
     }
 
     /// Brings the layer in `directory` into the form that others read, through `branch`, the mounted overlayfs.
@@ -225,28 +287,9 @@ impl Unsettled {
         for path in &self.incomplete {
             unless_gone(complete(branch, path)).at(path)?;
         }
-        if !self.lacking.is_empty() {
-            self.join_links(branch, Path::new("")).at(directory)?;
-        }
-        Ok(())
-    }
-
-    /// Touches every other name of the objects in question, so that the kernel links it in the layer too. Walks the
-    /// whole branch, but only where it changed an object one of whose names it never used.
-    fn join_links(&self, branch: &Tree, directory: &Path) -> Result<()> {
-        for entry in branch.list(directory)? {
-            let path = directory.join(&entry.name);
-            if entry.kind == FileType::Directory {
-                unless_gone(self.join_links(branch, &path))?;
-                continue;
-            }
-            match branch.stat(&path) {
-                Ok(stat) if stat.stx_nlink > 1 && self.lacking.contains(&stat.stx_ino) => {
-                    unless_gone(change_nothing(branch, &path, &stat))?;
-                }
-                Ok(_) | Err(Errno::NOENT) => {}
-                Err(error) => return Err(error),
-            }
+        // A change of nothing makes the kernel link the name in the layer too.
+        for path in &self.unlinked {
+            unless_gone(change_nothing(branch, path)).at(path)?;
         }
         Ok(())
     }
@@ -275,7 +318,8 @@ fn complete(branch: &Tree, path: &Path) -> Result<()> {
     rustix::fs::futimens(&file, &times(&before))
 }
 
-fn change_nothing(branch: &Tree, path: &Path, stat: &Statx) -> Result<()> {
+fn change_nothing(branch: &Tree, path: &Path) -> Result<()> {
+    let stat = branch.stat(path)?;
     if FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::Symlink {
         return branch.set_owner(path, Some(stat.stx_uid), Some(stat.stx_gid));
     }

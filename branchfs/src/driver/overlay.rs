@@ -117,13 +117,12 @@ impl Overlay {
             Ok(()) => error,
             Err(second) => Error::Corrupt(format!("{error}; the branch stays read-only: {second}")),
         };
-        let unsettled = Unsettled::of(&layer, base, completion).map_err(thaw)?;
+        let unsettled = unsettled(&layer, base, completion, mount).map_err(thaw)?;
         if unsettled.is_empty() {
             return Ok(true);
         }
         mount.set_read_only(false).at(&layer)?;
-        let root = rustix::io::dup(mount.root()).at(&layer)?;
-        unsettled.settle(&layer, &Tree::new(root))?;
+        unsettled.settle(&layer, &tree_of(mount).at(&layer)?)?;
         Ok(false)
     }
 
@@ -180,9 +179,8 @@ impl Driver for Overlay {
         };
         let layer = self.layer(branch);
         let base = open_directory(&self.base)?;
-        let unsettled = Unsettled::of(&layer, &base, Completion::ForCommit)?;
-        let root = rustix::io::dup(mount.root()).at(&layer)?;
-        unsettled.settle(&layer, &Tree::new(root))
+        let unsettled = unsettled(&layer, &base, Completion::ForCommit, &mount)?;
+        unsettled.settle(&layer, &tree_of(&mount).at(&layer)?)
     }
 
     fn freeze(&self, branch: BranchId, completion: Completion) -> Result<(), Error> {
@@ -267,6 +265,22 @@ impl Driver for Overlay {
     fn end(&self) {
         self.spares.end();
     }
+}
+
+/// What keeps others than the kernel from reading the layer in `layer`, which `mount` is over.
+fn unsettled(
+    layer: &Path,
+    base: &OwnedFd,
+    completion: Completion,
+    mount: &KernelMount,
+) -> Result<Unsettled, Error> {
+    let mut unsettled = Unsettled::of(layer, base, completion)?;
+    unsettled.find_names(layer, &tree_of(mount).at(layer)?)?;
+    Ok(unsettled)
+}
+
+fn tree_of(mount: &KernelMount) -> crate::tree::Result<Tree> {
+    rustix::io::dup(mount.root()).map(Tree::new)
 }
 
 /// Makes the kernel's file system over the layer in `layer`.
