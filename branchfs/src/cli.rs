@@ -3,11 +3,13 @@
 mod ask;
 mod diff;
 mod fsck;
+mod log;
 mod transfer;
 
 pub(crate) use ask::ask;
 pub(crate) use diff::{Diff, diff};
 pub(crate) use fsck::{Fsck, fsck};
+pub(crate) use log::log;
 pub(crate) use transfer::{Export, Import, export, import};
 
 use std::io::Write;

@@ -170,6 +170,7 @@ impl Service {
                 let _ = serve_connection(&stream, &self.workspace, &self.info);
             }
             Err(refusal) => {
+                tracing::warn!("a connection was refused: {refusal}");
                 // A refusal leaves nothing half-done.
                 let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
                 refused.tell(stream, &reply(Err(refusal)));
@@ -239,6 +240,20 @@ fn answer(
     if request.v != Some(VERSION) {
         return Err(Error::Usage(format!("this daemon speaks version {VERSION} of the protocol")));
     }
+    let verb = request.verb.clone();
+    let branch = request.branch.clone().map_or(String::new(), |branch| format!(" {branch}"));
+    carry_out(request, workspace, info, connection).inspect_err(|error| match error.kind() {
+        "io" | "corrupt" => tracing::error!("{verb}{branch} failed: {error}"),
+        _ => tracing::info!("{verb}{branch} was refused: {error}"),
+    })
+}
+
+fn carry_out(
+    request: Request,
+    workspace: &Workspace,
+    info: &MountInfo,
+    connection: &mut Connection<'_>,
+) -> Result<Value, Error> {
     match request.verb.as_str() {
         "info" => Ok(describe(workspace, info)),
         "unmount" => workspace.unmount(&info.mountpoint).map(|()| json!({})),

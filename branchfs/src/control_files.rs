@@ -98,7 +98,10 @@ impl ControlFiles {
             }
             Command::Switch(_) => return Err(Errno::INVAL),
         }
-        .map_err(|error| to_errno(&error))
+        .map_err(|error| {
+            tracing::info!("{command:?} by the control file was refused: {error}");
+            to_errno(&error)
+        })
     }
 
     /// The branch that the control file in this view's root means.

@@ -16,6 +16,7 @@ use crate::control_files::ControlFiles;
 use crate::driver::{self, Choice, Circumstances, Driver};
 use crate::kernel::handler::Handler;
 use crate::kernel::{Session, unmount};
+use crate::log::{self, LogLevel};
 use crate::scheduling::take_short_turns;
 use crate::workspace::{Policy, Settings, Workspace};
 
@@ -41,6 +42,8 @@ pub struct Options {
     pub passthrough: bool,
     /// What presents a branch as a directory.
     pub driver: Choice,
+    /// What is logged.
+    pub log_level: LogLevel,
 }
 
 /// Mounts and serves until the mount is gone. `ready` is called once everything answers.
@@ -48,6 +51,29 @@ pub struct Options {
 /// # Errors
 /// Whatever stood in the way, as one sentence; nothing is mounted then.
 pub fn run(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
+    log::begin(options.log_level);
+    tracing::info!(
+        "branchfs {} starts, process {}: base {}, mountpoint {}, driver {:?}, policy {}, history {}{}{}{}",
+        env!("CARGO_PKG_VERSION"),
+        std::process::id(),
+        options.base.display(),
+        options.mountpoint.display(),
+        options.driver,
+        options.policy.name(),
+        options.history_commits_max,
+        options
+            .store
+            .as_ref()
+            .map_or(String::new(), |store| format!(", store {}", store.display())),
+        if options.control_files { ", control files" } else { "" },
+        if options.passthrough { "" } else { ", no passthrough" },
+    );
+    run_logged(options, ready)
+        .inspect(|()| tracing::info!("unmounted"))
+        .inspect_err(|error| tracing::error!("the daemon ends: {error:#}"))
+}
+
+fn run_logged(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
     driver::clear_dead(&options.mountpoint)?;
     let mountpoint = std::fs::canonicalize(&options.mountpoint).with_context(|| {
         format!("the mountpoint {} cannot be used", options.mountpoint.display())
@@ -71,6 +97,7 @@ pub fn run(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
         Settings { policy: options.policy, history_commits_max: options.history_commits_max };
     let workspace = Arc::new(Workspace::open(&base, options.store.as_deref(), settings)?);
     for line in workspace.recovery() {
+        tracing::warn!("recovery: {line}");
         eprintln!("branchfs: {line}");
     }
     let circumstances = Circumstances {
@@ -86,6 +113,12 @@ pub fn run(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
             return Err(error.into());
         }
     };
+    let reason = &chosen.why_not;
+    if chosen.driver.name() == "fuse" && options.driver != Choice::Fuse {
+        tracing::warn!("the driver is fuse, not overlay: {reason}");
+    } else {
+        tracing::info!("the driver is {}: {reason}", chosen.driver.name());
+    }
     let control = Control::listen()?;
     let socket = control.path().to_path_buf();
     let info = MountInfo {
@@ -134,10 +167,11 @@ fn serve(
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let mounted_at = at.clone();
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        for _ in signals.forever() {
+        for signal in signals.forever() {
+            tracing::info!("signal {signal}: unmounting");
             if let Err(error) = unmount(&mounted_at, true) {
-                // Nobody is left to be told; the mount goes on.
-                eprintln!("branchfs: {} cannot be unmounted: {error}", mounted_at.display());
+                // The mount goes on.
+                tracing::error!("{} cannot be unmounted: {error}", mounted_at.display());
             }
         }
     })?;
@@ -147,7 +181,10 @@ fn serve(
         let presented = scope.spawn(|| {
             let presented = workspace.present(driver);
             match &presented {
-                Ok(()) => ready(),
+                Ok(()) => {
+                    tracing::info!("mounted at {}", at.display());
+                    ready();
+                }
                 Err(_) => unmount(&at, true)?,
             }
             anyhow::Ok(presented?)
@@ -226,7 +263,9 @@ pub fn announce() {
     let _ = output.write_all(b"1").and_then(|()| output.flush());
     if let Ok(null) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdout(&null);
-        let _ = rustix::stdio::dup2_stderr(&null);
+        if !log::take_stderr() {
+            let _ = rustix::stdio::dup2_stderr(&null);
+        }
     }
     let _ = std::env::set_current_dir("/"); // keeps no directory busy
 }
@@ -346,8 +385,14 @@ pub fn control_socket(mountpoint: &Path) -> Result<PathBuf> {
     let mut value = vec![0; 4096];
     let length =
         rustix::fs::getxattr(mountpoint, crate::filesystem::CONTROL_XATTR, value.as_mut_slice())
-            .map_err(|error| {
-                anyhow::anyhow!("{} is not a BranchFS mount ({error})", mountpoint.display())
+            .map_err(|error| match error {
+                rustix::io::Errno::NOTCONN => anyhow::anyhow!(
+                    "the daemon of {} is gone; its branches are kept in the store\nHint: 'branchfs log BASE' prints its log; mount the base again to recover",
+                    mountpoint.display()
+                ),
+                error => {
+                    anyhow::anyhow!("{} is not a BranchFS mount ({error})", mountpoint.display())
+                }
             })?;
     value.truncate(length);
     Ok(PathBuf::from(std::ffi::OsStr::from_bytes(&value)))

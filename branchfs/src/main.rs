@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use branchfs::{Choice, Options, Policy};
+use branchfs::{Choice, LogLevel, Options, Policy};
 use clap::{Parser, Subcommand};
 use serde_json::{Value, json};
 
@@ -54,6 +54,15 @@ enum Command {
         /// The published BranchFS's word for what is the default here
         #[arg(long, hide = true, conflicts_with = "no_passthrough")]
         passthrough: bool,
+        /// What the daemon writes to its log, `branchfs.log` in the store
+        #[arg(
+            long,
+            value_enum,
+            value_name = "LEVEL",
+            default_value = "info",
+            env = "BRANCHFS_LOG"
+        )]
+        log_level: LogLevel,
         /// Stay in the foreground
         #[arg(long)]
         foreground: bool,
@@ -137,6 +146,12 @@ enum Command {
     Import(cli::Import),
     /// Check a store that is not mounted: 0 clean, 1 repaired, 4 damaged, 8 not checked
     Fsck(cli::Fsck),
+    /// Print the log of the daemon, which it keeps in the store
+    Log {
+        /// A base, a store or a mountpoint
+        #[arg(default_value = ".")]
+        path: PathBuf,
+    },
     /// Take the last commit to main back
     Undo {
         #[command(flatten)]
@@ -226,6 +241,7 @@ fn run(command: Command) -> Result<()> {
             history,
             no_passthrough,
             passthrough: _,
+            log_level,
             foreground,
             mountpoint,
         } => {
@@ -241,6 +257,7 @@ fn run(command: Command) -> Result<()> {
                 control_files,
                 passthrough,
                 driver,
+                log_level,
             };
             mount(&options, foreground)
         }
@@ -309,6 +326,7 @@ fn run(command: Command) -> Result<()> {
         Command::Diff(arguments) => cli::diff(&arguments),
         Command::Export(arguments) => cli::export(&arguments),
         Command::Import(arguments) => cli::import(&arguments),
+        Command::Log { path } => cli::log(&path),
         Command::Fsck(_) => Ok(()), // its outcome is an exit code of its own, see `main`
     }
 }

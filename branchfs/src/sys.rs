@@ -6,6 +6,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, open_tree};
@@ -191,6 +193,80 @@ pub(crate) fn peer_groups(socket: &UnixStream) -> io::Result<Vec<u32>> {
         groups.resize(count, 0);
         if result == 0 {
             return Ok(groups);
+        }
+    }
+}
+
+/// Where the line about a fatal signal goes.
+static FATAL_SIGNAL_LOG: AtomicI32 = AtomicI32::new(libc::STDERR_FILENO);
+
+/// Writes a line to `file` when a fatal signal ends the process.
+pub(crate) fn set_fatal_signal_log(file: std::os::fd::RawFd) {
+    FATAL_SIGNAL_LOG.store(file, Ordering::Relaxed);
+}
+
+/// The signals that end a process because of a fault in it, with the line that is logged.
+const FATAL_SIGNALS: [(libc::c_int, &str); 5] = [
+    (libc::SIGABRT, "FATAL: SIGABRT ends the daemon\n"),
+    (libc::SIGBUS, "FATAL: SIGBUS ends the daemon\n"),
+    (libc::SIGFPE, "FATAL: SIGFPE ends the daemon\n"),
+    (libc::SIGILL, "FATAL: SIGILL ends the daemon\n"),
+    (libc::SIGSEGV, "FATAL: SIGSEGV ends the daemon\n"),
+];
+
+/// What these signals did before, in the same order: the Rust runtime reports stack overflows on two of them.
+static FORMER_ACTIONS: OnceLock<Vec<libc::sigaction>> = OnceLock::new();
+
+/// Logs a line when one of these signals comes; then it does what it did before.
+pub(crate) fn log_fatal_signals() {
+    let former = FATAL_SIGNALS.iter().map(|(signal, _)| {
+        // SAFETY: all zeros is a valid `sigaction`; the kernel writes it, and reads nothing.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(*signal, std::ptr::null(), &raw mut action);
+            action
+        }
+    });
+    if FORMER_ACTIONS.set(former.collect()).is_err() {
+        return;
+    }
+    let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = log_fatal;
+    for (signal, _) in FATAL_SIGNALS {
+        // SAFETY: the handler calls async-signal-safe functions alone, and runs on the stack that the runtime gives each
+        // thread for signals.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler as libc::sighandler_t;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+    }
+}
+
+extern "C" fn log_fatal(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _context: *mut libc::c_void,
+) {
+    let Some(known) = FATAL_SIGNALS.iter().position(|(number, _)| *number == signal) else {
+        return;
+    };
+    let line = FATAL_SIGNALS[known].1;
+    // SAFETY: write, sigaction and raise are async-signal-safe, and so is reading a `OnceLock`. The kernel hands a valid
+    // `siginfo_t` to a handler with SA_SIGINFO.
+    unsafe {
+        libc::write(FATAL_SIGNAL_LOG.load(Ordering::Relaxed), line.as_ptr().cast(), line.len());
+        let is_fault = (*info).si_code > 0;
+        match FORMER_ACTIONS.get() {
+            // The faulting instruction runs again when this returns, and the former handler sees it.
+            Some(former) if is_fault => {
+                libc::sigaction(signal, &raw const former[known], std::ptr::null_mut());
+            }
+            // A process sent it, or `abort`: it is delivered again when this returns.
+            _ => {
+                libc::signal(signal, libc::SIG_DFL);
+                libc::raise(signal);
+            }
         }
     }
 }

@@ -67,7 +67,7 @@ use elsewhere::Places;
 pub(crate) use probe::SCRATCH;
 pub(crate) use records::{DRAFT, LOG, is_cut_off};
 use records::{Line, Record, Records};
-pub(crate) use store::{FORMAT, written_part};
+pub(crate) use store::{FORMAT, store_at, written_part};
 use store::{KeptTimes, Lock, discard, give, lock_store, make_store};
 
 /// A branch's number; 0 is main. Never used twice.
@@ -303,7 +303,12 @@ impl Workspace {
             base_path,
             store_path,
         };
-        let mut recovery = workspace.recover(loaded)?;
+        let recovered = workspace.recover(loaded);
+        // After it: recovery may need the last block of a full disk.
+        if let Err(error) = crate::log::open(&workspace.store_path, owner) {
+            eprintln!("branchfs: the daemon has no log: {error}");
+        }
+        let mut recovery = recovered?;
         // A full disk has no room for the mark: the next start then says less, and this one goes on.
         if store::mark_in_use(&workspace.lock_file).unwrap_or(false) {
             recovery.insert(0, "the last mount ended without being unmounted".to_owned());
@@ -314,7 +319,6 @@ impl Workspace {
             }
         }
         workspace.recovery = recovery;
-        // After it: recovery may need the last block of a full disk.
         if partial::is_possible_in(&workspace.store_path) {
             workspace.filesystem.copy_in_part();
         }

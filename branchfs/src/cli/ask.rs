@@ -26,15 +26,21 @@ pub(crate) fn ask(
 ) -> Result<Reply> {
     request["v"] = 1.into();
     let socket = branchfs::control_socket(mountpoint)?;
-    let mut stream = UnixStream::connect(&socket)
-        .with_context(|| format!("the daemon does not answer at {}", socket.display()))?;
+    let mut stream = UnixStream::connect(&socket).with_context(|| {
+        format!(
+            "the daemon does not answer at {} ('branchfs log BASE' prints its log)",
+            socket.display()
+        )
+    })?;
     let line = format!("{request}\n");
     let sent = send(&stream, line.as_bytes(), descriptor)?;
     stream.write_all(&line.as_bytes()[sent..])?;
     let mut text = String::new();
     BufReader::new(stream).read_line(&mut text)?;
     if text.is_empty() {
-        bail!("the daemon ended before it answered: what it did is unknown");
+        bail!(
+            "the daemon exited before replying; the request may or may not have taken effect\nHint: 'branchfs log BASE' prints its log; mount the base again to recover"
+        );
     }
     let reply: Value = serde_json::from_str(&text.replace("\\udc", "\\\\udc"))
         .context("the daemon's reply cannot be read")?;

@@ -154,6 +154,7 @@ impl Workspace {
                 return Err(error);
             }
         }
+        tracing::debug!("created {name:?}");
         Self::info(&branches, id)
     }
 

@@ -20,8 +20,9 @@ impl Workspace {
         let branch = selector
             .find(&branches)?
             .ok_or_else(|| Error::Usage("main cannot be aborted".to_owned()))?;
-        let id = branch.record.id;
+        let (id, name) = (branch.record.id, branch.record.name.clone());
         self.abort_one(&mut branches, id)?;
+        tracing::debug!("aborted {name:?}");
         self.thaw_presented(&branches);
         drop(branches);
         self.empty_trash();

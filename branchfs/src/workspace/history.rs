@@ -168,6 +168,7 @@ impl Workspace {
         let kept = old.split_off(old.len().saturating_sub(keep));
         self.forget(&old, &kept, self.oldest_fork())?;
         self.empty_trash();
+        tracing::info!("{} commits were removed from the history", old.len());
         Ok((old.len(), old.iter().map(|past| past.header.displaced_bytes).sum()))
     }
 

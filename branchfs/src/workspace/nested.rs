@@ -113,6 +113,9 @@ impl Workspace {
         self.append_records(&branches, stale.iter().chain([&parent]))?;
         self.filesystem.invalidate_outdated(slot, &outdated);
         self.tell_stale(&branches, &stale);
+        let count = ours.changes.len();
+        let (name, into) = (&child.record.name, &above.record.name);
+        tracing::info!("committed {name:?} into {into:?}, {count} paths changed");
         Ok(Committed { changes: ours.changes, stale: names })
     }
 }

@@ -100,7 +100,7 @@ impl Workspace {
             if children_of(branches, id).is_empty() && !branches.is_held(id) {
                 // A branch that stays read-only says so to whoever writes there; the verb itself has succeeded.
                 if let Err(error) = self.driver().thaw(id) {
-                    eprintln!("branchfs: {error}");
+                    tracing::error!("a branch stays read-only: {error}");
                 }
             }
         }

@@ -128,11 +128,13 @@ pub(super) fn settle_marks(
 }
 
 /// What a store may have in it.
-const NAMES: [&str; 18] = [
+const NAMES: [&str; 20] = [
     ".gitignore",
     "agents",
     "base",
     "branches",
+    crate::log::FILES[0],
+    crate::log::FILES[1],
     "format",
     "forgotten",
     "forgotten.new",
@@ -241,6 +243,23 @@ impl Drop for Lock {
     fn drop(&mut self) {
         // Closing it is not enough: a process that is just being started has a copy of each descriptor until it runs.
         let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+    }
+}
+
+/// The store at `path`, or of the base at `path`: the part that has the lock and the branches.
+///
+/// # Errors
+/// `NotFound` where there is none.
+pub(crate) fn store_at(path: &Path) -> Result<PathBuf, Error> {
+    let inner = path.join(HIDDEN);
+    let store = if inner.is_dir() { inner } else { path.to_path_buf() };
+    let store = fs::read_link(store.join("store")).unwrap_or(store);
+    match fs::symlink_metadata(store.join("lock")) {
+        Ok(_) => Ok(store),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(Error::Usage(format!("there is no store at {}", path.display())))
+        }
+        Err(error) => Err(error).at(&store),
     }
 }
 

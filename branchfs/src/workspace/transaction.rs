@@ -58,6 +58,13 @@ impl Workspace {
     /// Where it may not be durable, or something is left for the next mount to settle; it has happened.
     pub(super) fn conclude(&self, disk: &Disk, happened: Happened<'_>) -> Result<Committed, Error> {
         let Happened { mut branches, gate, decided, veil } = happened;
+        let what = match decided.header.kind {
+            Kind::Commit { .. } => "committed",
+            Kind::Undo { .. } => "undone: the commit of",
+            Kind::Redo { .. } => "redone: the commit of",
+        };
+        let count = decided.changes.len();
+        tracing::info!("{what} {:?}, {count} paths changed", decided.header.name);
         for layer in [&self.base, &self.main_layer()] {
             layer.tree.forget_all();
         }
