@@ -54,6 +54,12 @@ impl Identity {
         self.kind == DIRECTORY
     }
 
+    /// Whether the content can be taken for the same: renames, links and other modes change the ctime alone.
+    pub(crate) fn has_content_of(&self, other: &Self) -> bool {
+        (self.kind, self.ino, self.size, self.mtime)
+            == (other.kind, other.ino, other.size, other.mtime)
+    }
+
     /// Whether `now` is what was seen. Of a directory only that it is the same one: its times change with its entries,
     /// which are compared by themselves.
     pub(crate) fn still(&self, now: &Self) -> bool {

@@ -34,14 +34,16 @@ use rustix::io::Errno;
 
 use crate::commit::Woven;
 use crate::kernel::handler::{Attributes, Time};
-use crate::layer::Layer;
-use crate::seen::Read;
+use crate::layer::{Layer, identity};
+use crate::seen::{Identity, Read};
 use crate::tree::Result;
 
 pub(crate) use attributes::kill_privileges_of;
 pub(crate) use change::{New, Owner};
+pub(crate) use copy_up::Content as CopiedContent;
 pub(crate) use handles::Handles;
 pub(crate) use in_part::Unfinished;
+use nodes::Node;
 pub(crate) use nodes::{At, Index, Nodes, Place, ROOT};
 pub(crate) use open::OpenedFile;
 
@@ -67,6 +69,15 @@ pub(crate) struct View {
     pub(crate) copies_in_part: Arc<AtomicBool>,
 }
 
+/// Why a view gets another stack of layers.
+#[derive(Clone, Copy)]
+pub(crate) enum Restacking<'w> {
+    /// A child was committed into the branch: its layers are the top.
+    Committed,
+    /// Layers below changed, and the view shows the same as before: only at these paths of the base if some are given.
+    Same(Option<&'w Woven>),
+}
+
 /// A node, and one of its names, that the kernel may hold an outdated answer for.
 pub(crate) type Outdated = (Index, Option<(Index, OsString)>);
 
@@ -77,6 +88,8 @@ pub(crate) struct Found {
     pub(crate) place: Place,
     /// Layer and inode number of the object itself (not of a directory).
     pub(crate) inode: Option<(crate::layer::LayerId, u64)>,
+    /// State of a regular file of a lower layer.
+    pub(crate) identity: Option<Identity>,
     pub(crate) attributes: Attributes,
 }
 
@@ -125,12 +138,51 @@ impl View {
         if let Some(index) = known.filter(|index| self.same(*index, &found)) {
             return index;
         }
-        let index = match found.inode.and_then(|inode| self.nodes.by_inode(inode)) {
-            Some(index) if self.nodes.get(index).is_ok_and(|node| node.kind == found.kind) => index,
-            _ => self.nodes.add(found.kind, found.place, found.inode),
+        let linked = found.inode.and_then(|inode| self.nodes.by_inode(inode));
+        let index = match linked.filter(|index| self.is_other_name(*index, &found)) {
+            Some(index) => index,
+            None => {
+                let index = self.nodes.add(found.kind, found.place, found.inode);
+                if let Ok(node) = self.nodes.get_mut(index) {
+                    node.identity = found.identity;
+                }
+                index
+            }
         };
+        if known.is_some_and(|known| known != index) {
+            self.supersede_name(parent, name);
+        }
         self.nodes.name(index, parent, name);
         index
+    }
+
+    /// Whether the node that has the inode of something found under another name is that object.
+    fn is_other_name(&self, index: Index, found: &Found) -> bool {
+        // In main others rename, remove and make files: an inode with one link has no other name any more.
+        let is_linked = !self.layers[0].is_base() || found.attributes.nlink > 1;
+        self.nodes.get(index).is_ok_and(|node| {
+            let is_known = node.names.is_empty() || is_linked;
+            node.kind == found.kind && node.identity == found.identity && is_known
+        })
+    }
+
+    /// A name of a file means another object now.
+    fn supersede_name(&mut self, parent: Index, name: &OsStr) {
+        let node = self.nodes.child(parent, name).and_then(|index| self.nodes.get(index).ok());
+        let Some(node) = node else { return };
+        let place = match &node.place {
+            Place::Lower(at) => Place::Lower(at.clone()),
+            _ => Place::Orphan,
+        };
+        self.nodes.supersede(parent, name, place);
+    }
+
+    /// Takes all names from a node whose object is not what they lead to any more.
+    pub(crate) fn supersede_names(&mut self, index: Index) {
+        let names = self.nodes.get(index).map(|node| node.names.clone()).unwrap_or_default();
+        for (parent, name) in names {
+            self.supersede_name(parent, &name);
+        }
     }
 
     fn same(&self, index: Index, found: &Found) -> bool {
@@ -148,7 +200,8 @@ impl View {
             Some(inode) => self.nodes.by_inode(inode) == Some(index),
             None => true,
         };
-        node.kind == found.kind && place_is_same && inode_is_same
+        let state_is_same = node.identity == found.identity;
+        node.kind == found.kind && place_is_same && inode_is_same && state_is_same
     }
 
     /// The layers that have a directory, with its path in each, top first.
@@ -259,10 +312,12 @@ impl View {
         let is_top = layer.id == self.layers[0].id;
         // Only linked objects need to be found again by inode; in the top layer any may be linked later.
         let inode = (is_top || stat.stx_nlink > 1).then_some((layer.origin, stat.stx_ino));
+        let is_lower_file = !is_top && kind == FileType::RegularFile;
         Found {
             kind,
             place: if is_top { Place::Upper } else { Place::Lower(at) },
             inode,
+            identity: is_lower_file.then(|| identity(stat)),
             attributes: self.object_attributes(stat, &layer),
         }
     }
@@ -299,14 +354,14 @@ impl View {
         node.handles.iter().find_map(|handle| self.handles.file(*handle).ok())
     }
 
-    /// Makes the stack `layers` the view's, after a commit into this branch, or below it (then only nodes whose path in
-    /// the base is in `changed` are looked up anew). Returns the nodes and names that were looked up: the kernel may hold
-    /// outdated answers for them.
+    /// Replaces the stack of layers. Returns the nodes and names that were looked up again: the kernel may hold outdated
+    /// answers for them. A name that means another object than before gets a new node when it is looked up next.
     pub(crate) fn restack(
         &mut self,
         layers: Vec<Arc<Layer>>,
-        changed: Option<&Woven>,
+        reason: Restacking<'_>,
     ) -> Vec<Outdated> {
+        let old_top = self.top();
         self.layers = layers;
         if let Ok(root) = self.nodes.get_mut(ROOT) {
             root.place = root_place(&self.layers);
@@ -318,34 +373,44 @@ impl View {
                 children.entry(*parent).or_default().push((index, name.clone()));
             }
         }
-        let mut pending = vec![ROOT];
-        while let Some(parent) = pending.pop() {
+        // A directory, its path in the old top layer, and whether it is still there.
+        let mut pending = vec![(ROOT, PathBuf::new(), true)];
+        while let Some((parent, directory, is_there)) = pending.pop() {
             for (index, name) in children.remove(&parent).unwrap_or_default() {
-                if changed.is_some_and(|changed| !self.is_over(index, changed)) {
-                    pending.push(index);
+                let old_path = directory.join(&name);
+                if matches!(reason, Restacking::Same(Some(changed)) if !self.is_over(index, changed))
+                {
+                    pending.push((index, old_path, is_there));
                     continue;
                 }
                 outdated.push((index, Some((parent, name.clone()))));
-                let found = self.find(parent, &name).ok().flatten();
-                let kind = self.nodes.get(index).map(|node| node.kind);
-                match found {
-                    Some(found) if Ok(found.kind) == kind => {
-                        let is_directory = found.kind == FileType::Directory;
+                let found = if is_there { self.find(parent, &name).ok().flatten() } else { None };
+                let Ok(node) = self.nodes.get(index) else { continue };
+                let is_directory = node.kind == FileType::Directory;
+                let before = match &node.place {
+                    Place::Upper => At { layer: Arc::clone(&old_top), path: old_path.clone() },
+                    // Found under another of its names above.
+                    Place::Lower(at) if at.layer.id == old_top.id => {
+                        At { layer: Arc::clone(&old_top), path: old_path.clone() }
+                    }
+                    Place::Lower(at) => at.clone(),
+                    Place::Directory { .. } | Place::Orphan => {
+                        At { layer: Arc::clone(&old_top), path: PathBuf::new() }
+                    }
+                };
+                match found.filter(|found| is_kept(node, &before, found, &reason)) {
+                    Some(found) => {
                         self.nodes.set_inode(index, found.inode);
                         if let Ok(node) = self.nodes.get_mut(index) {
-                            node.place = found.place;
+                            (node.place, node.identity) = (found.place, found.identity);
                             node.default_acl = None;
                         }
-                        if is_directory {
-                            pending.push(index);
-                        }
+                        pending.push((index, old_path, true));
                     }
-                    _ => {
-                        self.nodes.unname(parent, &name);
-                        self.nodes.set_inode(index, None);
-                        if let Ok(node) = self.nodes.get_mut(index) {
-                            node.place = Place::Orphan;
-                        }
+                    None => {
+                        let place = if is_directory { Place::Orphan } else { Place::Lower(before) };
+                        self.nodes.supersede(parent, &name, place);
+                        pending.push((index, old_path, false));
                     }
                 }
             }
@@ -377,6 +442,24 @@ impl View {
             },
             _ => Ok(()),
         }
+    }
+}
+
+/// Whether a node stays the node of its name, where `found` is what the name means now, and `before` was its object.
+fn is_kept(node: &Node, before: &At, found: &Found, reason: &Restacking<'_>) -> bool {
+    if node.kind != found.kind || node.kind == FileType::Directory {
+        return node.kind == found.kind;
+    }
+    match (reason, &found.place) {
+        (Restacking::Committed, Place::Lower(at)) => {
+            (at.layer.id, &at.path) == (before.layer.id, &before.path)
+        }
+        (Restacking::Committed, _) => false,
+        // Its content is the same, unless others changed it in the base.
+        (Restacking::Same(_), _) => match (node.identity, found.identity) {
+            (Some(before), Some(now)) => before.has_content_of(&now),
+            (before, now) => before == now,
+        },
     }
 }
 
@@ -420,6 +503,7 @@ impl Merged {
             kind: FileType::Directory,
             place: Place::Directory { upper: self.upper, lowers: self.lowers.into() },
             inode: None,
+            identity: None,
             attributes: self.attributes,
         }
     }

@@ -10,6 +10,7 @@ use super::Filesystem;
 use crate::content::Content;
 use crate::kernel::handler::{Answer, Handle, NodeId};
 use crate::quota::FileUse;
+use crate::view::CopiedContent;
 
 impl Filesystem {
     pub(super) fn file(&self, node: NodeId, handle: Handle) -> Answer<Arc<OwnedFd>> {
@@ -29,8 +30,10 @@ impl Filesystem {
         node: NodeId,
         handle: Handle,
     ) -> Answer<(Content, Option<Arc<FileUse>>)> {
-        let (mounted, _) = self.at(node)?;
-        let view = mounted.writable()?;
+        let (mounted, index) = self.at(node)?;
+        let mut view = mounted.writable()?;
+        // The commit of a child makes what was the top layer one of the lower layers.
+        view.copy_up(index, CopiedContent::Keep)?;
         let (file, partial) = (view.handles.file(handle.0)?, view.handles.partial(handle.0));
         Ok((Content { file, partial }, view.handles.file_use(handle.0)))
     }

@@ -1,9 +1,11 @@
 //! Attributes and extended attributes of a node.
 
 use std::ffi::OsStr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, Timespec, Timestamps, XattrFlags,
+};
 use rustix::io::Errno;
 
 use super::copy_up::Content;
@@ -40,7 +42,13 @@ impl View {
             }
             Place::Upper | Place::Lower(_) if !node.names.is_empty() => {
                 let at = self.locate(index)?;
-                let stat = at.layer.tree.stat(&at.path)?;
+                let mut stat = at.layer.tree.stat(&at.path)?;
+                if matches!(node.place, Place::Lower(_)) && !self.is_as_looked_up(index, &stat)? {
+                    // Others replaced or changed it in the base: who has it open has what it was.
+                    if let Some(file) = self.open_file_of(index) {
+                        stat = stat_file(&file)?;
+                    }
+                }
                 Ok(self.object_attributes(&stat, &at.layer))
             }
             _ => self.orphan_attributes(index),
@@ -56,7 +64,7 @@ impl View {
         let Some(file) = self.open_file_of(index) else {
             return last.ok_or(Errno::STALE);
         };
-        let stat = rustix::fs::statx(&*file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
+        let stat = stat_file(&file)?;
         let mut found = attributes(&stat, &self.layers[0]);
         found.ino = last.map_or(stat.stx_ino, |last| last.ino);
         if let Place::Lower(_) = self.nodes.get(index)?.place {
@@ -202,6 +210,10 @@ impl View {
             }
         }
     }
+}
+
+fn stat_file(file: &OwnedFd) -> Result<Statx> {
+    rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
 }
 
 /// Drops set-id bits and file capabilities, as a write by an unprivileged process does.

@@ -83,6 +83,11 @@ impl View {
         }
         let source = self.locate(index)?;
         let stat = source.layer.tree.stat(&source.path)?;
+        if !self.is_as_looked_up(index, &stat)? {
+            // The kernel may have pages of what it was: they must not become the copy's.
+            self.supersede_names(index);
+            return Err(Errno::STALE);
+        }
         self.note(&source.layer, &source.path, Expected::Present(identity(&stat)))?;
         let (top, path) = (self.top(), self.nodes.path(index)?);
         let copying = Copying::expect(&top, &stat, content)?;
@@ -102,7 +107,8 @@ impl View {
             let links = self.object_attributes(&stat, &source.layer).nlink;
             top.keep_link((source.layer.origin, stat.stx_ino), &path, made.stx_ino, links)?;
         }
-        self.nodes.get_mut(index)?.place = Place::Upper;
+        let node = self.nodes.get_mut(index)?;
+        (node.place, node.identity) = (Place::Upper, None);
         self.nodes.set_inode(index, Some((top.id, made.stx_ino)));
         self.link_other_names(index, &top, &path, &names[1..])?;
         self.reopen_handles(index, &top, &path)
@@ -194,7 +200,10 @@ impl View {
         if handles.is_empty() {
             return Ok(());
         }
-        let file = Arc::new(top.tree.open(path, OFlags::RDONLY)?);
+        // A file that was open for writing is in a lower layer once a child has been committed into the branch.
+        let is_written = self.handles.written().any(|written| written == index);
+        let access = if is_written { OFlags::RDWR } else { OFlags::RDONLY };
+        let file = Arc::new(top.tree.open(path, access)?);
         let (file_use, partial) = (self.file_use(index)?, self.partial_of(index)?);
         for handle in handles {
             let (file, account) = (Arc::clone(&file), file_use.clone());

@@ -9,7 +9,7 @@ use rustix::fs::{FileType, OFlags, Statx};
 use rustix::io::Errno;
 
 use super::copy_up::Content;
-use super::open::BIG_FILE_BYTES;
+use super::open::big_file_bytes;
 use super::{At, Index, Place, View};
 use crate::error::{Context, Error};
 use crate::layer::Layer;
@@ -110,7 +110,7 @@ impl View {
         self.copies_in_part.load(Ordering::Relaxed)
             && content == Content::Keep
             && FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::RegularFile
-            && stat.stx_size >= BIG_FILE_BYTES
+            && stat.stx_size >= big_file_bytes()
             && stat.stx_nlink == 1
             // Within a disk limit the whole copy is counted, and so it is made.
             && self.layers[0].ledger().is_none()

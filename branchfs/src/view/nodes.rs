@@ -4,6 +4,11 @@
 //! its parents' names, so renaming a directory moves everything below it for free. Where a node's content lies is its
 //! [`Place`]. A node is dropped when the kernel has forgotten it, nothing has it open and no child node hangs below it:
 //! the table is as large as the kernel's own cache.
+//!
+//! The kernel has one page cache for each node, which every open descriptor and mapping fills. So a file's node never
+//! changes from one object to another with different content: where a name comes to mean another object, it gets a new
+//! node ([`Nodes::supersede`]). The old node stays with the descriptors that have it open, and with the old object.
+//! Copy-up keeps the node, because the copy has the same content.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -17,6 +22,7 @@ use super::listing::Listed;
 use super::open::Backing;
 use crate::kernel::handler::Attributes;
 use crate::layer::{Layer, LayerId};
+use crate::seen::Identity;
 use crate::tree::Result;
 
 /// Index of a node within its view; 1 is the branch's root directory.
@@ -70,6 +76,10 @@ pub(crate) struct Node {
     pub(crate) listing: Option<Arc<[Listed]>>,
     /// The kernel may hold pages of the node that are older than what it wrote to the backing file.
     pub(crate) pages_outdated: bool,
+    /// State of a lower file when the kernel got its attributes; its pages are of that state too.
+    pub(crate) identity: Option<Identity>,
+    /// Its names lead to another object now: opening it by a path that the kernel resolved earlier answers ESTALE.
+    pub(crate) superseded: bool,
 }
 
 /// The table.
@@ -143,6 +153,8 @@ impl Nodes {
             was_opened: false,
             listing: None,
             pages_outdated: false,
+            identity: None,
+            superseded: false,
         };
         self.table.insert(index, node);
         if let Some(inode) = inode {
@@ -181,6 +193,20 @@ impl Nodes {
             self.by_name.remove(&parent);
         }
         index
+    }
+
+    /// Takes one name from a node: it means another object now, at once or when it is looked up next. Without any name
+    /// left, the node keeps the object at `place` for those who have it open.
+    pub(crate) fn supersede(&mut self, parent: Index, name: &OsStr, place: Place) {
+        let Some(index) = self.unname(parent, name) else {
+            return;
+        };
+        let Some(node) = self.table.get_mut(&index).filter(|node| node.names.is_empty()) else {
+            return;
+        };
+        (node.place, node.superseded) = (place, true);
+        self.set_inode(index, None);
+        self.drop_unused(index);
     }
 
     /// Exchanges two names.

@@ -24,20 +24,28 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
 use super::copy_up::Content;
-use super::{Index, Place, View};
+use super::{At, Index, Place, View};
 use crate::kernel::handler::{BackingId, Kernel};
-use crate::layer::LayerId;
+use crate::layer::{LayerId, identity};
 use crate::seen::Read;
 use crate::tree::Result;
 
-/// From this size on a file is big.
-pub(crate) const BIG_FILE_BYTES: u64 = 16 << 20;
+/// From this size on a file is big. `BRANCHFS_BIG_FILE_BYTES` in the daemon's environment sets another: tests need not
+/// move so much then.
+pub(crate) fn big_file_bytes() -> u64 {
+    const BIG_FILE_BYTES: u64 = 16 << 20;
+    static BYTES: OnceLock<u64> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let set = std::env::var("BRANCHFS_BIG_FILE_BYTES").ok();
+        set.and_then(|bytes| bytes.parse().ok()).unwrap_or(BIG_FILE_BYTES)
+    })
+}
 
 /// Up to this size a file is most likely read as a whole by whoever opens it.
 const SMALL_FILE_BYTES: usize = 32 << 10;
@@ -51,6 +59,8 @@ const SET_ID: u16 = 0o6000;
 /// A file that the kernel reads and writes, as long as its node is open.
 pub(crate) struct Backing {
     pub(crate) id: BackingId,
+    /// Where the file was, if it had a name.
+    at: Option<At>,
     /// The layer that the file was in.
     layer: LayerId,
     kernel: Arc<dyn Kernel>,
@@ -94,6 +104,9 @@ impl View {
         let access = flags & OFlags::RWMODE;
         let writable = matches!(access, OFlags::WRONLY | OFlags::RDWR);
         let truncate = flags.contains(OFlags::TRUNC);
+        if self.nodes.get(index)?.superseded {
+            return Err(Errno::STALE); // looked up again, the path leads to another node
+        }
         if truncate && !writable && self.is_executed(index)? {
             // The kernel asks us to truncate before it finds that the file must not be written to.
             return Err(Errno::TXTBSY);
@@ -109,6 +122,10 @@ impl View {
             self.note_read(&at.path, Read::Content)?;
         }
         let file = self.open_content(index, writable, truncate)?;
+        if !self.is_object(index, &file)? {
+            self.supersede_names(index);
+            return Err(Errno::STALE);
+        }
         let has_lost_privileges =
             truncate && kill_privileges && super::attributes::kill_privileges_of(&file)?;
         let mut opened = self.serve(index, file, access, kernel)?;
@@ -117,6 +134,24 @@ impl View {
             self.handles.mark_executed(opened.handle);
         }
         Ok(opened)
+    }
+
+    /// Whether a file that was opened by the node's path is the object that the kernel has attributes and pages of.
+    /// Others may have changed or replaced it in the base.
+    fn is_object(&self, index: Index, file: &OwnedFd) -> Result<bool> {
+        let node = self.nodes.get(index)?;
+        let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
+        Ok(match &node.place {
+            Place::Lower(_) => self.is_as_looked_up(index, &stat)?,
+            Place::Upper => self.nodes.inode(index).is_none_or(|(_, known)| known == stat.stx_ino),
+            Place::Orphan | Place::Directory { .. } => true,
+        })
+    }
+
+    /// Whether a lower file with these attributes is in the state in which the kernel knows it.
+    pub(super) fn is_as_looked_up(&self, index: Index, stat: &Statx) -> Result<bool> {
+        let known = self.nodes.get(index)?.identity;
+        Ok(known.is_none_or(|known| known == identity(stat)))
     }
 
     fn is_executed(&self, index: Index) -> Result<bool> {
@@ -176,13 +211,15 @@ impl View {
             let is_counted = layer == self.layers[0].id && self.layers[0].ledger().is_some();
             let is_whole = partial.as_ref().is_none_or(|partial| partial.is_filled());
             let backing = kernel
-                .filter(|_| writable || stat.stx_size >= BIG_FILE_BYTES)
+                .filter(|_| writable || stat.stx_size >= big_file_bytes())
                 .filter(|_| is_whole && !is_counted)
                 .filter(|_| !(writable && has_privileges(&file, &stat)))
                 // What the kernel does not take, for whatever reason, we serve.
                 .and_then(|kernel| Some((kernel, kernel.open_backing(file.as_fd()).ok()?)))
-                .map(|(kernel, id)| Backing { id, layer, kernel: Arc::clone(kernel) });
+                .map(|(kernel, id)| (id, Arc::clone(kernel)));
+            let at = self.locate(index).ok();
             let node = self.nodes.get_mut(index)?;
+            let backing = backing.map(|(id, kernel)| Backing { id, at, layer, kernel });
             if !writable && !node.was_opened && partial.is_none() {
                 let bytes = usize::try_from(stat.stx_size).unwrap_or(usize::MAX);
                 unread_bytes = Some(bytes).filter(|bytes| (1..=SMALL_FILE_BYTES).contains(bytes));
@@ -241,20 +278,16 @@ impl View {
             && node.backing.as_ref().is_some_and(|backing| backing.layer != layer))
     }
 
-    /// Gives a node's names and content to a new node; the old one stays with those who have it open.
+    /// Leaves a node to those who have it open; its names get a new node when they are looked up.
     fn supersede(&mut self, index: Index) -> Result<()> {
-        let node = self.nodes.get(index)?;
-        let (kind, place, names) = (node.kind, node.place.clone(), node.names.clone());
-        let inode = self.nodes.inode(index);
         let last = self.getattr(index).ok();
-        self.nodes.set_inode(index, None);
-        let new = self.nodes.add(kind, place, inode);
-        for (parent, name) in &names {
-            self.nodes.name(new, *parent, name);
-        }
         let node = self.nodes.get_mut(index)?;
-        node.place = Place::Orphan;
         node.last_attributes = last;
+        let before = node.backing.as_ref().and_then(|backing| backing.at.clone());
+        let place = before.map_or(Place::Orphan, Place::Lower);
+        for (parent, name) in node.names.clone() {
+            self.nodes.supersede(parent, &name, place.clone());
+        }
         Ok(())
     }
 

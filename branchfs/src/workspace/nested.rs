@@ -20,6 +20,7 @@ use crate::difference::{Moves, Pair, Side, Walked, rename_by_inode, walk};
 use crate::error::{Context, Error};
 use crate::layer::{Layer, copy_attributes};
 use crate::tree::{Tree, xattr_names};
+use crate::view::Restacking;
 
 impl Workspace {
     pub(super) fn parent_of(&self, branch: &Branch) -> Result<Branch, Error> {
@@ -92,7 +93,7 @@ impl Workspace {
         let gate = self.filesystem.close_gate();
         self.settle_stale(&mut branches, &stale);
         let mounted = self.filesystem.mounted(slot).at(&self.base_path)?;
-        let outdated = mounted.lock().restack(stack.clone(), None);
+        let outdated = mounted.lock().restack(stack.clone(), Restacking::Committed);
         drop(gate);
         let names = names_of(&branches, &stale);
         if let Some(above) = branches.get_mut(&parent) {

@@ -11,6 +11,7 @@ use crate::driver::{self, Completion, Driver, Fuse};
 use crate::error::{Context, Error};
 use crate::quota::Quota;
 use crate::seen::{Expected, Identity};
+use crate::view::Restacking;
 
 impl Workspace {
     /// The driver; the FUSE view alone until there is one.
@@ -82,7 +83,7 @@ impl Workspace {
             }
         }
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
-        mounted.lock().restack(branch.stack.clone(), None);
+        mounted.lock().restack(branch.stack.clone(), Restacking::Same(None));
         Ok(())
     }
 

@@ -18,6 +18,7 @@ use crate::commit::{self, Change, Decided, Disk, Header, Woven};
 use crate::error::{Context, Error};
 use crate::layer::{Layer, LayerId};
 use crate::seen::{Read, ReadSet};
+use crate::view::Restacking;
 
 /// What a transaction on main means to the branches that are open.
 #[derive(Debug, Default)]
@@ -106,7 +107,7 @@ impl Workspace {
             let lowest = branch.stack.len() - 1;
             branch.stack.insert(lowest, Arc::clone(layer));
             let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
-            mounted.lock().restack(branch.stack.clone(), Some(woven));
+            mounted.lock().restack(branch.stack.clone(), Restacking::Same(Some(woven)));
         }
         for id in &header.unveiled {
             let (Some(branch), Some(lifted)) = (branches.get_mut(id), header.lifted) else {
@@ -115,7 +116,7 @@ impl Workspace {
             branch.record.below.retain(|layer| *layer != lifted);
             branch.stack.retain(|layer| layer.id.0 != lifted);
             let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
-            mounted.lock().restack(branch.stack.clone(), None);
+            mounted.lock().restack(branch.stack.clone(), Restacking::Same(None));
         }
         Ok(())
     }

@@ -30,6 +30,8 @@ pub struct Mount {
     pub directory: tempfile::TempDir,
     /// On another file system than the base, for `tests/elsewhere.rs`.
     elsewhere: Option<tempfile::TempDir>,
+    /// From this size on a file is big, where it is not 16 MiB.
+    big_file_bytes: Option<u64>,
 }
 
 impl Mount {
@@ -57,11 +59,17 @@ impl Mount {
         let directory = tempfile::tempdir().unwrap();
         let is_elsewhere = module_path!().starts_with("elsewhere::");
         let elsewhere = is_elsewhere.then(|| tempfile::tempdir_in("/dev/shm").unwrap());
-        let mount = Self { directory, elsewhere };
+        let mount = Self { directory, elsewhere, big_file_bytes: None };
         fs::create_dir(mount.base()).unwrap();
         fs::create_dir(mount.mountpoint()).unwrap();
         fill(&mount.base());
         mount
+    }
+
+    /// Lets the daemon take files of this size for big ones (semantics.md) at the next mount.
+    pub fn with_big_files_from(mut self, bytes: u64) -> Self {
+        self.big_file_bytes = Some(bytes);
+        self
     }
 
     pub fn base(&self) -> PathBuf {
@@ -170,6 +178,9 @@ impl Mount {
     pub fn run(&self, words: &[&str], paths: &[&Path]) -> Output {
         let mut command = Command::new(PROGRAM);
         command.args(words).args(paths).arg(self.mountpoint()).stdin(Stdio::null());
+        if let Some(bytes) = self.big_file_bytes {
+            command.env("BRANCHFS_BIG_FILE_BYTES", bytes.to_string());
+        }
         command.output().unwrap()
     }
 
