@@ -277,7 +277,15 @@ fn carry_out(
                 selection: Selection::new(&request.only, &request.exclude)?,
             };
             let committed = workspace.commit(&branch, &options)?;
-            Ok(json!({ "changes": changes(&committed.changes), "stale": committed.stale }))
+            let forgotten = committed.forgotten.iter();
+            let forgotten: Vec<Value> = forgotten
+                .map(|commit| json!({ "id": commit.id, "branch": commit.branch }))
+                .collect();
+            Ok(json!({
+                "changes": changes(&committed.changes),
+                "stale": committed.stale,
+                "forgotten": forgotten,
+            }))
         }
         "abort" => workspace.abort(&branch_of(request.branch.as_ref())?).map(|()| json!({})),
         "list" => {

@@ -161,6 +161,17 @@ pub(crate) struct BranchInfo {
 pub(crate) struct Committed {
     pub(crate) changes: Vec<Change>,
     pub(crate) stale: Vec<String>,
+    /// Earlier commits that the history drops for this one: they can no longer be undone.
+    pub(crate) forgotten: Vec<Forgotten>,
+}
+
+/// A commit that the history has dropped, or would drop.
+#[derive(Clone, Debug)]
+pub(crate) struct Forgotten {
+    /// Its number.
+    pub(crate) id: u64,
+    /// Name of the branch it was.
+    pub(crate) branch: String,
 }
 
 /// The base, its store and its branches.

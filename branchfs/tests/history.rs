@@ -9,6 +9,8 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
+use serde_json::json;
+
 use common::{Mount, assert_same, refusal, shell, snapshot, succeed, wait_for_the_clock};
 
 fn fill(base: &Path) {
@@ -246,6 +248,30 @@ fn the_history_keeps_what_it_is_told_to() {
     refusal(&mount.run(&["undo"], &[]));
     mount.unmount();
     assert!(!mount.base().join(".branching").exists(), "a store that keeps nothing goes");
+}
+
+/// A deleted file of more than the history's limit of 1 GiB.
+#[test]
+fn the_last_commit_can_be_undone_whatever_its_size_and_says_which_commits_it_pushes_out() {
+    let mount = Mount::over(|base| {
+        fs::write(base.join("file"), "old").unwrap();
+        shell(base, "fallocate -l 1100M big");
+    });
+    fs::write(mount.create("small").join("file"), "new").unwrap();
+    mount.commit("small");
+    fs::remove_file(mount.create("large").join("big")).unwrap();
+    let commit = |dry_run: bool| {
+        mount.request(&json!({"v": 1, "verb": "commit", "branch": "large", "dry_run": dry_run}))
+    };
+    let branches = |reply: &serde_json::Value| {
+        let forgotten = reply["forgotten"].as_array().unwrap().iter();
+        forgotten.map(|commit| commit["branch"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(branches(&commit(true)), ["small"], "told before the commit");
+    assert_eq!(branches(&commit(false)), ["small"], "told after the commit");
+    undo(&mount);
+    assert_eq!(fs::metadata(mount.base().join("big")).unwrap().len(), 1100 << 20);
+    assert!(refusal(&mount.run(&["undo"], &[])).contains("no commit to undo"));
 }
 
 #[test]

@@ -159,7 +159,7 @@ fn a_branch_that_is_stale_meanwhile_can_be_aborted_before_the_commit_is_durable(
     let mount = Mount::over(|base| fs::write(base.join("file"), "old\n").unwrap());
     shell(&mount.create("one"), "echo new > file");
     for name in ["kept", "gone"] {
-        mount.create(name);
+        shell(&mount.create(name), "echo mine > mine");
     }
     let mut hold = Hold::new(&mount, &mount.base());
     let commit = start(&mount, &["commit", "one"]);

@@ -243,6 +243,7 @@ impl Family {
         let (name, parent) = (self.member(at).name.clone(), self.member(at).parent);
         let above = parent.map_or_else(|| self.main(), |at| self.member(at).tree.clone());
         let before = if parent.is_none() { Some(self.copy(&above)) } else { None };
+        let commits = self.history();
         let done = self.mount.run(&["commit", &name], &[]);
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         let (ours, theirs, origin) =
@@ -264,8 +265,11 @@ impl Family {
                 (None, _) => drop(wanted.remove(path)),
             }
         }
+        let changes_nothing = &ours == origin;
         self.members[at] = None;
-        if self.policy == "first-winner" {
+        if changes_nothing {
+            assert_eq!(self.history(), commits, "seed {}: a commit of nothing", self.seed);
+        } else if self.policy == "first-winner" {
             self.drop_below(parent);
         }
         let now = match parent {
@@ -281,12 +285,18 @@ impl Family {
                 fs::remove_dir_all(&tree).unwrap();
                 fs::rename(merged, tree).unwrap();
             }
+            None if changes_nothing => {}
             None => {
                 self.past.extend(before);
                 self.future.clear();
                 self.replace_main(&merged);
             }
         }
+    }
+
+    /// The numbers of the commits that can be undone, and of those that can be done again.
+    fn history(&self) -> Vec<serde_json::Value> {
+        self.mount.ask("history")["entries"].as_array().unwrap().clone()
     }
 
     fn abort(&mut self) {

@@ -349,7 +349,7 @@ fn a_name_made_and_removed_again_below_a_branch_hides_nothing_of_a_sibling() {
         let mount = mounted("snapshot");
         let parent = mount.create("parent");
         let (one, two) = (mount.create_below("parent", "one"), mount.create_below("parent", "two"));
-        shell(&two, work);
+        shell(&two, &format!("{work}; echo 2 >apart/mine"));
         shell(&mount.create_below("two", "three"), grandchild);
         mount.commit("three");
         shell(&one, &format!("echo 1 >{path}"));

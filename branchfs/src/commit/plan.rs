@@ -81,6 +81,13 @@ pub(crate) struct Plan {
     pub(crate) displaced_bytes: u64,
 }
 
+impl Plan {
+    /// Whether the base would be as before but for the times of directories. The root's attributes are in the steps alone.
+    pub(crate) fn changes_nothing(&self) -> bool {
+        self.changes.is_empty() && self.steps.iter().all(Step::sets_times_alone)
+    }
+}
+
 /// A directory of one of the branch's layers: where it is now, and where it will be when its children are moved.
 #[derive(Clone, Debug)]
 struct Source {
@@ -179,9 +186,7 @@ impl Planner<'_> {
         if !names.is_empty() && !is_root {
             refuse_folding(self.disk, existing)?;
         }
-        if !names.is_empty() || !is_root {
-            self.plan_metadata(path, &sources[0], existing)?;
-        }
+        self.plan_metadata(path, &sources[0], existing)?;
         self.note_left_out(path, names.keys());
         for (name, position) in names {
             self.plan_name(&path.join(&name), &name, &sources[position..], &existing.join(&name))?;

@@ -83,6 +83,11 @@ impl Metadata {
         Self { atime: other.atime, ..self.clone() } == *other
     }
 
+    /// Whether all but the times is the same.
+    fn is_but_for_times(&self, other: &Self) -> bool {
+        Self { atime: other.atime, mtime: other.mtime, ..self.clone() } == *other
+    }
+
     /// Where these attributes are those of `then`, takes those of `now`: what others changed since stays.
     pub(super) fn keep_changes(&mut self, then: &Self, now: &Self) {
         if self.mode == then.mode {
@@ -252,6 +257,11 @@ impl Step {
             Self::Strip { .. } => "unmark",
             Self::Metadata { .. } => "attributes",
         }
+    }
+
+    /// Whether the step does no more than set the times of a directory, which follow from its entries.
+    pub(super) fn sets_times_alone(&self) -> bool {
+        matches!(self, Self::Metadata { new, old, .. } if new.is_but_for_times(old))
     }
 
     /// Says of what the operating system refused which step it was.

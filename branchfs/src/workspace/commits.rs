@@ -42,9 +42,12 @@ impl Workspace {
         let _frozen = if options.dry_run { None } else { self.await_writers(selector)? };
         let _turn = self.take_turn();
         let held = self
-            .hold(selector, may_be_committed)?
+            .hold(selector, has_no_live_children)?
             .ok_or_else(|| Error::Usage("main has no parent to commit to".to_owned()))?;
         let branch = &held.branch;
+        if branch.record.is_stale {
+            return self.commit_stale(branch, options);
+        }
         let (id, parent) = (branch.record.id, branch.record.parent);
         if parent != MAIN_BRANCH && (options.skip || !options.selection.is_all()) {
             return Err(Error::Unsupported(
@@ -59,18 +62,21 @@ impl Workspace {
             ));
         }
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
-        // A commit of nothing is one too: what follows knows no branch without a layer.
-        mounted.lock().make_layer().at(&self.base_path)?;
+        if !branch.stack[0].is_made() && branch.record.layers.len() == 1 {
+            return self.commit_nothing(branch, options);
+        }
+        mounted.lock().make_layer().at(&self.base_path)?; // what follows expects the top layer on disk
         if options.dry_run && parent != MAIN_BRANCH {
             let above = self.parent_of(branch)?;
             let (ours, theirs) = (Work::of(branch)?, Work::since(&above, branch)?);
             self.refuse_nested(branch, (&ours, &theirs), options)?;
-            return Ok(Committed { changes: ours.changes, stale: Vec::new() });
+            return Ok(Committed { changes: ours.changes, ..Committed::default() });
         }
         if options.dry_run {
             let _staged = self.stage(id, &branch.record)?;
-            let plan = self.checked_plan(branch, options);
-            return Ok(Committed { changes: plan?.changes, stale: Vec::new() });
+            let plan = self.checked_plan(branch, options)?;
+            let forgotten = self.forgotten_by(&plan)?;
+            return Ok(Committed { changes: plan.changes, stale: Vec::new(), forgotten });
         }
         mounted.freeze();
         let closed = self
@@ -100,6 +106,9 @@ impl Workspace {
         mounted.lock().join_all_links().at(&self.base_path)?;
         let staged = self.stage(id, &branch.record)?;
         let plan = self.checked_plan(branch, options)?;
+        if plan.changes_nothing() {
+            return self.commit_nothing(branch, options);
+        }
         let disk = self.disk()?;
         for litter in &plan.litter {
             disk.remove_file(litter)?;
@@ -116,6 +125,30 @@ impl Workspace {
             }
         })?;
         self.conclude(&disk, happened)
+    }
+
+    /// Ends a branch whose commit would change nothing: the parent, the history and the siblings stay as they are.
+    pub(super) fn commit_nothing(
+        &self,
+        branch: &Branch,
+        options: &CommitOptions,
+    ) -> Result<Committed, Error> {
+        if !options.dry_run {
+            let mut branches = self.lock();
+            self.abort_one(&mut branches, branch.record.id)?;
+            self.thaw_presented(&branches);
+            drop(branches);
+            self.empty_trash();
+        }
+        Ok(Committed::default())
+    }
+
+    /// A stale branch can be committed only if it changed nothing.
+    fn commit_stale(&self, branch: &Branch, options: &CommitOptions) -> Result<Committed, Error> {
+        if Work::of(branch)?.is_empty()? {
+            return self.commit_nothing(branch, options);
+        }
+        Err(too_late(&branch.record.name))
     }
 
     /// Takes a branch out of the table whose commit to the base has happened.
@@ -143,11 +176,8 @@ impl Workspace {
     }
 }
 
-fn may_be_committed(branches: &Branches, branch: &Branch) -> Result<(), Error> {
+fn has_no_live_children(branches: &Branches, branch: &Branch) -> Result<(), Error> {
     let name = &branch.record.name;
-    if branch.record.is_stale {
-        return Err(too_late(name));
-    }
     let children = children_of(branches, branch.record.id);
     if children.is_empty() {
         return Ok(());

@@ -8,8 +8,8 @@ use std::fs;
 
 use super::branches::Branches;
 use super::planning::header;
-use super::{BranchId, Committed, HISTORY_BYTES_MAX, Record, Workspace};
-use crate::commit::{self, Decided, Disk, Kind, Outline, Past, Reversal};
+use super::{BranchId, Committed, Forgotten, HISTORY_BYTES_MAX, Record, Workspace};
+use crate::commit::{self, Decided, Disk, Kind, Outline, Past, Plan, Reversal};
 use crate::error::{Context, Error};
 
 /// A commit of the history as it is reported.
@@ -121,7 +121,7 @@ impl Workspace {
         }
         let entry = PastInfo::of(past);
         if dry_run {
-            let committed = Committed { changes: plan.changes, stale: Vec::new() };
+            let committed = Committed { changes: plan.changes, ..Committed::default() };
             return Ok(Reverted { entry, committed });
         }
         let header = header(plan.transaction, kind, past.commit.header.name.clone());
@@ -178,29 +178,51 @@ impl Workspace {
     }
 
     /// Takes a transaction that happened into the history. What a new commit has undone for good goes, and what is over
-    /// the limits. `oldest` is when the oldest live branch was forked.
+    /// the limits; returns the latter. `oldest` is when the oldest live branch was forked.
     pub(super) fn keep(
         &self,
         disk: &Disk,
         decided: &Decided,
         oldest: Option<i64>,
-    ) -> Result<(), Error> {
+    ) -> Result<Vec<Forgotten>, Error> {
         let number = decided.header.transaction;
         decided.finish(disk, &self.trash_name("tx", number))?;
         if !matches!(decided.header.kind, Kind::Commit { .. }) {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        let (mut gone, mut kept): (Vec<_>, Vec<_>) =
+        let (undone, mut kept): (Vec<_>, Vec<_>) =
             commit::outline(disk)?.into_iter().partition(|past| past.undone.is_some());
+        let sizes: Vec<u64> = kept.iter().map(|past| past.header.displaced_bytes).collect();
+        let mut gone: Vec<Outline> = kept.drain(..self.count_over_limits(&sizes)).collect();
+        let number_of = |past: &Outline| past.header.transaction;
+        let forgotten = forgotten(gone.iter().filter(|past| number_of(past) != number));
+        gone.extend(undone);
+        self.forget(&gone, &kept, oldest)?;
+        Ok(forgotten)
+    }
+
+    /// The commits that a commit by this plan would push out of the history.
+    pub(super) fn forgotten_by(&self, plan: &Plan) -> Result<Vec<Forgotten>, Error> {
+        if plan.changes_nothing() {
+            return Ok(Vec::new());
+        }
+        let mut kept = commit::outline(&self.disk()?)?;
+        kept.retain(|past| past.undone.is_none());
+        let sizes = kept.iter().map(|past| past.header.displaced_bytes);
+        let sizes: Vec<u64> = sizes.chain([plan.displaced_bytes]).collect();
+        Ok(forgotten(kept.iter().take(self.count_over_limits(&sizes))))
+    }
+
+    /// How many of the oldest commits are over the limits of the history, given the bytes that each keeps on disk, oldest
+    /// first. The newest is within them whatever its size, unless no history is wanted.
+    fn count_over_limits(&self, sizes: &[u64]) -> usize {
         let mut bytes = 0;
-        let fits = |past: &&Outline| {
-            bytes += past.header.displaced_bytes;
+        let fits = |size: &&u64| {
+            bytes += **size;
             bytes <= HISTORY_BYTES_MAX
         };
-        let newest = kept.iter().rev().take(self.settings.history_commits_max);
-        let count = newest.take_while(fits).count();
-        gone.extend(kept.drain(..kept.len() - count));
-        self.forget(&gone, &kept, oldest)
+        let count = sizes.iter().rev().take_while(fits).count();
+        sizes.len() - count.max(1).min(self.settings.history_commits_max).min(sizes.len())
     }
 
     /// Moves commits out of the history; `kept` are those that stay.
@@ -218,6 +240,14 @@ impl Workspace {
         }
         Ok(())
     }
+}
+
+fn forgotten<'o>(gone: impl Iterator<Item = &'o Outline>) -> Vec<Forgotten> {
+    let forgotten = |past: &Outline| Forgotten {
+        id: past.header.transaction,
+        branch: past.header.name.clone(),
+    };
+    gone.map(forgotten).collect()
 }
 
 /// When the oldest of these branches was forked that is not stale.

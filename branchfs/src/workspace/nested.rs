@@ -63,6 +63,9 @@ impl Workspace {
         let (id, parent) = (child.record.id, child.record.parent);
         let above = &self.parent_of(child)?; // its layers do not change: that takes a commit
         let (ours, theirs) = (Work::of(child)?, Work::since(above, child)?);
+        if ours.is_empty()? {
+            return self.commit_nothing(child, options);
+        }
         self.refuse_nested(child, (&ours, &theirs), options)?;
         ours.take_attributes(&theirs)?;
         let mounted = self.filesystem.mounted(above.slot).at(&self.base_path)?;
@@ -117,7 +120,7 @@ impl Workspace {
         let count = ours.changes.len();
         let (name, into) = (&child.record.name, &above.record.name);
         tracing::info!("committed {name:?} into {into:?}, {count} paths changed");
-        Ok(Committed { changes: ours.changes, stale: names })
+        Ok(Committed { changes: ours.changes, stale: names, forgotten: Vec::new() })
     }
 }
 
@@ -153,6 +156,12 @@ impl Work {
             changes.extend(change(pair)?);
         }
         Ok(Self { walked, changes })
+    }
+
+    /// Whether these layers change nothing of those below them.
+    pub(super) fn is_empty(&self) -> Result<bool, Error> {
+        // The root's attributes are no change of a path.
+        Ok(self.changes.is_empty() && changed_directories(&self.walked.pairs)?.is_empty())
     }
 
     pub(super) fn theirs(&self) -> Theirs {

@@ -39,6 +39,9 @@ impl Workspace {
             Policy::Serializable => self.reads(record)?,
             Policy::FirstWinner | Policy::Snapshot => Vec::new(),
         };
+        if !theirs.is_empty() && !options.force && Work::of(branch)?.is_empty()? {
+            return Ok(Plan::default());
+        }
         if policy == Policy::FirstWinner && !theirs.is_empty() && !options.force {
             return Err(too_late(&record.name));
         }

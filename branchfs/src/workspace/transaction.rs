@@ -85,12 +85,12 @@ impl Workspace {
             self.records.sync()?;
         }
         self.drop_lifted(&self.lock(), header)?;
-        self.keep(disk, &decided, self.oldest_fork())?;
+        let forgotten = self.keep(disk, &decided, self.oldest_fork())?;
         self.tell_stale(&self.lock(), &header.stale);
         self.filesystem.invalidate_main();
         self.empty_trash();
         synced.map_err(|error| Error::NotDurable(error.to_string()))?;
-        Ok(Committed { stale, changes: decided.changes })
+        Ok(Committed { stale, changes: decided.changes, forgotten })
     }
 
     /// Under the gate: the steps, and the veil over them. When either fails, all is taken back.
