@@ -31,7 +31,8 @@ use crate::seen::{Expected, Identity, Read, ReadSet, WriteSet};
 use crate::tree::{Result, Tree};
 
 pub(crate) use copy::{
-    copy_attributes, copy_content, copy_metadata, copy_range, match_attributes, times,
+    copy_attributes, copy_content, copy_metadata, copy_range, drop_inherited_acls,
+    match_attributes, times,
 };
 use links::parse_link;
 pub(crate) use part::give_as_layer;

@@ -5,9 +5,12 @@
 
 pub(crate) mod common;
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::json;
 
@@ -336,4 +339,51 @@ fn a_commit_that_was_taken_back_stands_in_nobodys_way() {
     undo(&mount);
     undo(&mount);
     assert_same(&snapshot(&mount.base()), &before, "both are undone");
+}
+
+/// Type, mode and extended attributes, which hold the ACLs, of every object.
+fn access(root: &Path) -> BTreeMap<PathBuf, (u32, BTreeMap<OsString, Vec<u8>>)> {
+    snapshot(root).into_iter().map(|(path, object)| (path, (object.mode, object.xattrs))).collect()
+}
+
+/// A default ACL is for what is made in its directory. The store lies in the base's root, and files are built in the store.
+#[test]
+fn nothing_inherits_an_acl_that_it_would_not_inherit_natively() {
+    const BASE: &str = "mkdir plain given moved; for d in plain given; do for n in 1 2 3 4 5 6; do echo $n >$d/$n; chmod 640 $d/$n; done; mkdir -m 750 $d/sub; done
+        echo root >file; chmod 640 file; mkdir -m 770 moved/in; echo in >moved/in/file; chmod 660 moved/in/file
+        setfacl -d -m u:1000:rwx .; setfacl -d -m u:1000:rwx,m::r,o::- given";
+    const WORK: &str = "for d in plain given; do cd $d; echo more >>1; chmod 664 2; rm 3; echo new >3; mv 4 four; ln 5 five; echo new >new; echo x >sub/x
+        rm 6; mkdir 6; echo in >6/in; mkfifo pipe; rm -r sub; mkdir sub; echo y >sub/y; touch -d 2001-01-01 2; echo z >z; setfacl -b z; chmod 660 z; cd ..; done
+        echo more >>file; mv moved gone; echo more >>gone/in/file; umask 0; echo open >open; rm plain/1; echo open >plain/1; rm given/1; echo open >given/1";
+    const CHILD: &str = "umask 077; echo child >>plain/2; echo child >>given/2; rm gone/in/file; echo child >gone/in/file; echo child >given/child";
+    let native = tempfile::tempdir().unwrap();
+    let mount = Mount::over(|base| shell(base, BASE));
+    shell(native.path(), &format!("chmod {:o} .; {BASE}", 0o755));
+    shell(&mount.base(), "chmod 755 .");
+    let before = access(&mount.base());
+    assert_eq!(before, access(native.path()));
+    let branch = mount.create("branch");
+    assert_eq!(access(&branch), before);
+    shell(&branch, WORK);
+    shell(native.path(), WORK);
+    let wanted = access(native.path());
+    assert_eq!(access(&branch), wanted, "after the first changes");
+    shell(&mount.create_below("branch", "child"), CHILD);
+    shell(native.path(), CHILD);
+    let wanted = access(native.path());
+    assert_eq!(access(&mount.branch("child")), wanted, "in the child");
+    mount.commit("child");
+    assert_eq!(access(&branch), wanted, "after the child's commit");
+    let archive = mount.directory.path().join("branch.tar");
+    succeed(&mount.run(&["export", "-o", archive.to_str().unwrap(), "branch"], &[]));
+    let mut import = Command::new(common::PROGRAM);
+    import.args(["import", "imported"]).arg(mount.mountpoint());
+    succeed(&import.stdin(fs::File::open(&archive).unwrap()).output().unwrap());
+    assert_eq!(access(&mount.branch("imported")), wanted, "imported");
+    mount.commit("branch");
+    assert_eq!(access(&mount.base()), wanted, "committed");
+    succeed(&mount.run(&["undo"], &[]));
+    assert_eq!(access(&mount.base()), before, "undone");
+    succeed(&mount.run(&["redo"], &[]));
+    assert_eq!(access(&mount.base()), wanted, "redone");
 }

@@ -455,3 +455,18 @@ fn an_undo_and_a_redo_are_commits_to_those_who_live_on() {
     let said = refusal(&mount.run(&["commit", "late"], &[]));
     assert!(said.lines().any(|line| line.trim() == "file"), "{said}");
 }
+
+#[test]
+fn a_snapshot_of_a_removed_directory_has_no_acl_that_the_directory_did_not_have() {
+    let mount = Mount::with(&["--policy", "snapshot"], |base| {
+        shell(
+            base,
+            "mkdir -p gone/below/deeper; chmod 750 gone/below gone/below/deeper; setfacl -d -m u:1000:rwx gone",
+        );
+    });
+    let sibling = mount.create("sibling");
+    let before = seen(&sibling);
+    shell(&mount.create("work"), "rm -r gone");
+    mount.commit("work");
+    assert_same(&seen(&sibling), &before, "after the commit");
+}

@@ -21,7 +21,7 @@ use tar::{Archive, EntryType, Header};
 use super::{OPAQUE, WHITEOUT, XATTR};
 use crate::difference::{Side, find_below};
 use crate::error::{Context, Error};
-use crate::layer::{Layer, copy_attributes, times};
+use crate::layer::{Layer, copy_attributes, drop_inherited_acls, times};
 use crate::overlay::{DEVICE_XATTR, is_private_xattr};
 use crate::peer::Peer;
 
@@ -400,6 +400,8 @@ impl Import<'_> {
         }
         self.make_directories(path.parent().unwrap_or(Path::new("")))?;
         self.layer.tree.make_directory(path, 0o755).at(path)?;
+        drop_inherited_acls(&self.layer.tree, path, |_| false).at(path)?;
+        self.layer.tree.set_mode(path, 0o755).at(path)?;
         self.unpacked.granted.insert(path.to_path_buf());
         let (uid, gid) = match self.rights {
             Rights::Given(uid, gid) => (*uid, *gid),
@@ -481,6 +483,10 @@ impl Import<'_> {
             }
         };
         tree.set_owner(path, Some(uid), Some(gid)).at(path)?;
+        drop_inherited_acls(tree, path, |name| {
+            member.xattrs.iter().any(|(given, _)| given == name.as_bytes())
+        })
+        .at(path)?;
         for (name, value) in &member.xattrs {
             let name = OsStr::from_bytes(name);
             let is_free = name.as_bytes().starts_with(b"user.")

@@ -1,6 +1,8 @@
 //! Copying objects: their attributes, and their content without its holes.
 
+use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{FileType, SeekFrom, Statx, StatxTimestamp, Timespec, Timestamps, XattrFlags};
@@ -38,8 +40,27 @@ pub(crate) fn match_attributes(from: (&Tree, &Path, &Statx), to: (&Tree, &Path))
     copy_metadata(from, to)
 }
 
+/// Removes the ACLs that a new object has inherited from the directory it was made in, except those that it is to have.
+pub(crate) fn drop_inherited_acls(
+    tree: &Tree,
+    path: &Path,
+    is_kept: impl Fn(&OsStr) -> bool,
+) -> Result<()> {
+    let list = match tree.list_xattrs(path) {
+        Err(Errno::OPNOTSUPP) => return Ok(()),
+        other => other?,
+    };
+    for name in xattr_names(&list) {
+        if name.as_bytes().starts_with(b"system.posix_acl_") && !is_kept(name) {
+            tree.remove_xattr(path, name)?;
+        }
+    }
+    Ok(())
+}
+
 /// Copies owner, extended attributes, mode and times of `from` to the object `to` (in this order: a change of owner
-/// clears set-id bits and capabilities, and everything before the times touches them).
+/// clears set-id bits and capabilities, and everything before the times touches them). ACLs that `from` does not have
+/// are removed: a new object may have inherited them, and with them others would have access.
 pub(crate) fn copy_metadata(from: (&Tree, &Path, &Statx), to: (&Tree, &Path)) -> Result<()> {
     let (source, path, stat) = from;
     let (target, new) = to;
@@ -47,6 +68,7 @@ pub(crate) fn copy_metadata(from: (&Tree, &Path, &Statx), to: (&Tree, &Path)) ->
     if (made.stx_uid, made.stx_gid) != (stat.stx_uid, stat.stx_gid) {
         target.set_owner(new, Some(stat.stx_uid), Some(stat.stx_gid))?;
     }
+    drop_inherited_acls(target, new, |name| source.get_xattr(path, name).is_ok())?;
     match source.list_xattrs(path) {
         Ok(list) => {
             for name in xattr_names(&list).filter(|name| !overlay::is_private_xattr(name)) {

@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt}
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Timespec, Timestamps};
+use rustix::io::Errno;
 
 use crate::error::{Context, Error};
 use crate::overlay::Namespace;
@@ -42,9 +43,16 @@ pub(super) fn write_private(path: &Path, content: &[u8]) -> Result<(), Error> {
 }
 
 pub(super) fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
-    let make = |path: &Path| match fs::DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        other => other.at(path).and_then(|()| give(path, owner)),
+    let make = |path: &Path| {
+        match fs::DirBuilder::new().mode(0o700).create(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            other => other.at(path).and_then(|()| give(path, owner))?,
+        }
+        // The base's default ACL would be inherited by all that is made in the store.
+        match rustix::fs::lremovexattr(path, "system.posix_acl_default") {
+            Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+            Err(error) => Err(error).at(path),
+        }
     };
     make(store)?;
     refuse_others(store)?;

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::Above;
 use crate::kernel::handler::Attributes;
-use crate::layer::Layer;
+use crate::layer::{Layer, Scratch};
 use crate::overlay::DEVICE_XATTR;
 use crate::tree::Result;
 use crate::view::copy_up::Content;
@@ -110,17 +110,13 @@ impl View {
         self.note_absent(parent, name)?;
         let hides = above == Above::Whiteout;
         let file = if hides || (is_device_zero(&new) && !top.is_base()) {
-            let scratch = top.scratch();
+            let room = Scratch::new(&top);
+            self.make_room(parent, &top, &room)?;
+            let scratch = room.join("new");
             let file = new.make(top.work()?, &scratch)?;
             self.finish(parent, &top, Target::Scratch(&scratch), &new, owner, hides)?;
-            top.place(
-                &scratch,
-                &path,
-                if hides { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE },
-            )?;
-            if hides {
-                top.work()?.remove_all(&scratch)?;
-            }
+            let flags = if hides { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
+            top.place(&scratch, &path, flags)?;
             file
         } else {
             let file = new.make(&top.tree, &path)?;
@@ -196,6 +192,18 @@ impl View {
         Ok(known)
     }
 
+    /// Makes a scratch directory in which new objects inherit the ACL that `parent` gives.
+    fn make_room(&mut self, parent: Index, top: &Layer, room: &Path) -> Result<()> {
+        const DEFAULT_ACL: &str = "system.posix_acl_default";
+        top.work()?.make_directory(room, 0o700)?;
+        if !self.has_default_acl(parent)? {
+            return Ok(());
+        }
+        let at = self.locate(parent)?;
+        let acl = at.layer.tree.get_xattr(&at.path, OsStr::new(DEFAULT_ACL))?;
+        top.work()?.set_xattr(room, OsStr::new(DEFAULT_ACL), &acl, XattrFlags::empty())
+    }
+
     /// True where new entries of a directory get its group (set-group-id).
     fn gives_group(&self, top: &Layer, directory: &Path) -> Result<bool> {
         Ok(u32::from(top.tree.stat(directory)?.stx_mode) & 0o2000 != 0)
@@ -224,10 +232,6 @@ impl View {
             _ => owner.gid,
         };
         let mut mode = u32::from(stat.stx_mode) & 0o7777;
-        if matches!(target, Target::Scratch(_)) {
-            mode = new.mode();
-            self.inherit_acl(top, &directory, path, new)?;
-        }
         if gives_group && new.kind() == FileType::Directory {
             mode |= 0o2000;
         }
@@ -247,34 +251,6 @@ impl View {
             tree.set_xattr(path, OsStr::new(DEVICE_XATTR), b"0:0", XattrFlags::empty())?;
         }
         Ok(())
-    }
-
-    /// What is built in scratch does not inherit the default ACL of the directory it will stand in.
-    fn inherit_acl(
-        &self,
-        top: &Layer,
-        directory: &Path,
-        scratch: &Path,
-        new: &New<'_>,
-    ) -> Result<()> {
-        let default = match top.tree.get_xattr(directory, OsStr::new("system.posix_acl_default")) {
-            Ok(value) if new.kind() != FileType::Symlink => value,
-            _ => return Ok(()),
-        };
-        if new.kind() == FileType::Directory {
-            top.work()?.set_xattr(
-                scratch,
-                OsStr::new("system.posix_acl_default"),
-                &default,
-                XattrFlags::empty(),
-            )?;
-        }
-        top.work()?.set_xattr(
-            scratch,
-            OsStr::new("system.posix_acl_access"),
-            &default,
-            XattrFlags::empty(),
-        )
     }
 }
 
