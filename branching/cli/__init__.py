@@ -42,7 +42,9 @@ def _open_standard_streams() -> None:
     """Opens those that we were started without (`<&-`): the next file would get their number, and
     who reads its input would wait for what is none.
     """
+    from branching.standard_streams import open_closed
+
+    open_closed()
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))

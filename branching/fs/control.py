@@ -18,6 +18,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from branching.standard_streams import open_closed
+
 VERSION = 1
 CONNECT_SECONDS_MAX = 10
 """The daemon accepts at once; this long only when it is stopped or gone wrong."""
@@ -134,6 +136,7 @@ class _Connection:
     """One stream to the daemon. What has arrived of a line is kept, so reading can be resumed."""
 
     def __init__(self, path: str) -> None:
+        open_closed()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._buffer = b""
         try:

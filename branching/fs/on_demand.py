@@ -33,6 +33,7 @@ from branching.fs.branchfs import BranchFS, read_control_path
 from branching.fs.locks import is_locked
 from branching.fs.mounts import read_mounts
 from branching.interrupts import deferred
+from branching.standard_streams import open_closed
 
 PROGRAM = "branchfs"
 PROGRAM_VARIABLE = "BRANCHFS"
@@ -278,6 +279,7 @@ def _mounts_of(base: Path) -> Iterator[Path]:
 
 def _lease(point: Path) -> int | None:
     """Locks the mount's root for sharing. None if it is a mount no more."""
+    open_closed()
     try:
         lease = os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -298,6 +300,7 @@ def _lease(point: Path) -> int | None:
 @contextmanager
 def _turn(base: Path) -> Iterator[None]:
     """Waits until nobody else mounts or unmounts `base`."""
+    open_closed()
     try:
         lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:

@@ -35,6 +35,7 @@ from branching.process.sandbox import Sandbox
 from branching.process.sandbox.client import Refused
 from branching.process.sandboxed import SandboxedProcess
 from branching.process.terminal import Terminal
+from branching.standard_streams import NUMBERS, is_stream, open_closed
 
 if TYPE_CHECKING:
     from branching.process.own_terminal import OwnTerminal
@@ -105,6 +106,7 @@ class Command:
         is not there or not executable is no exception: it ends with 127 or 126.
         """
         started = time.monotonic()
+        open_closed()
         with ExitStack() as stack:
             pipes = stack.enter_context(Pipes(self._sinks, self._owner, self._score))
             stack.enter_context(self._attendance)
@@ -155,12 +157,13 @@ class Command:
 
     def _start_sandboxed(self, sandbox: Sandbox, pipes: Pipes) -> SandboxedProcess | Ended:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        descriptors = {0: 0 if self._inherit_stdin else nothing}
+        own = {number: number if is_stream(number) else nothing for number in NUMBERS}
+        descriptors = {0: own[0] if self._inherit_stdin else nothing}
         if self._own_terminal is not None and self._own_terminal.takes_keys:
             descriptors[0] = self._own_terminal.slave
         for number in (1, 2):
             end = pipes.child_end(number)
-            descriptors[number] = number if end is None else end
+            descriptors[number] = own[number] if end is None else end
         if pipes.score is not None:
             descriptors[SCORE_FD] = pipes.score
         try:

@@ -28,13 +28,13 @@ from branching.process import courier, enforce, homeway
 from branching.process.attendance import Attendance
 from branching.process.end import EXIT_CANNOT_EXECUTE, Ended
 from branching.process.environment import environment_for
-from branching.process.inheritance import passed_on
 from branching.process.limits import ResourceLimits
 from branching.process.owner import Owner
 from branching.process.pipes import Pipes, Sink
 from branching.process.sandbox import Isolation, Sandbox, check_walls
 from branching.process.sandbox.client import Refused
 from branching.process.sandboxed import SandboxedProcess
+from branching.standard_streams import NUMBERS, is_stream, open_closed
 
 R = TypeVar("R")
 Target = Callable[[Path], object] | Sequence[str]
@@ -67,13 +67,14 @@ class BranchContext:
 
     It sees the workspace at `seen_at`, by default at the root of the branch's mount. With
     `isolation="none"` there is no sandbox: the process works in the directory itself and can
-    reach all that its user can. `close_fds=True` closes what files this program has open, which a
-    target may otherwise use by number; directories, and connections to servers on this machine,
-    never get into a sandbox. `env` adds to the environment, `clean_env` starts from an almost
-    empty one. `hide` lists globs of files that cannot be read. `stdout` and `stderr` take a
-    descriptor, or a function that is handed the bytes while `wait()` runs. `accept` names classes
-    whose instances may come back though they are of installed packages, or are made in a way of
-    their own (`__reduce__`, `__setstate__`). `isolate` has no effect: it always is.
+    reach all that its user can. The process has the standard streams of this program open, and of
+    its other files only the pipes whose file objects (`open(number, "wb")`) the target names; a
+    number means nothing there. `close_fds=True` refuses these, too. `env` adds to the environment,
+    `clean_env` starts from an almost empty one. `hide` lists globs of files that cannot be read.
+    `stdout` and `stderr` take a descriptor, or a function that is handed the bytes while `wait()`
+    runs. `accept` names classes whose instances may come back though they are of installed
+    packages, or are made in a way of their own (`__reduce__`, `__setstate__`). `isolate` has no
+    effect: it always is.
 
     `limits` hold from before the target starts; `parent_cgroup` is a group to be limited in.
     """
@@ -258,6 +259,7 @@ class BranchContext:
         return Contexts(targets, workspaces, options)
 
     def _start(self, stack: ExitStack) -> None:
+        open_closed()
         try:
             place = Path(os.path.realpath(self._workspace, strict=True))
             owner = stack.enter_context(Owner.of(place.stat().st_uid, place.stat().st_gid))
@@ -279,10 +281,16 @@ class BranchContext:
         descriptors = self._descriptors(stack)
         options: dict[str, Any] = {}
         if callable(self._target):
-            call, self._originals = courier.pack(self._target, sandbox.at, *self._arguments)
+            packed = courier.pack(
+                self._target, sandbox.at, *self._arguments, passes_files=not self._close_fds
+            )
+            for file in packed.files:
+                stack.callback(os.close, file)
+            self._originals = packed.originals
+            descriptors |= enumerate(packed.files, courier.FIRST_FILE)
             number = max(descriptors) + 1
             descriptors[number] = self._result_file
-            options = {"call": call, "result": number, "path": sys.path}
+            options = {"call": packed.data, "result": number, "path": sys.path}
         else:
             options = {"argv": self._target}
         limits = self._limits
@@ -321,13 +329,9 @@ class BranchContext:
         found = {}
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         stack.callback(os.close, nothing)
-        for number in (0, 1, 2):
+        for number in NUMBERS:
             end = self._pipes.child_end(number) if number else None
-            found[number] = end if end is not None else number if _is_open(number) else nothing
-        if callable(self._target) and not self._close_fds:
-            ours = set(self._pipes.readable())
-            named = courier.named_values(self._target)
-            found |= {number: number for number in passed_on(named, ours)}
+            found[number] = end if end is not None else number if is_stream(number) else nothing
         return found
 
     def _abandon(self) -> None:
@@ -419,11 +423,3 @@ async def _entered(manager: AbstractContextManager[R]) -> R:
         if is_entered:
             await finished(lambda: manager.__exit__(None, None, None))
         raise
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True

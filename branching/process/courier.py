@@ -6,7 +6,9 @@ module's variables that it names, as they are at this moment. So lambdas and nes
 arrive, also those of a script or a test module that nobody could import, and they see the values a
 fork would have shown them: copies. A lock arrives unlocked.
 
-What cannot be copied (a socket, a generator, a thread) is an error that names the variable.
+What cannot be copied (a socket, a generator, a thread) is an error that names the variable. A file
+object over a pipe is passed on: its descriptor is sent along. No other descriptor is: a number is
+a number, whatever file has it here.
 
 A class or function that was sent comes home as itself, not as a copy of the copy: both sides
 number what was sent by value (`originals`).
@@ -18,10 +20,13 @@ import builtins
 import dataclasses
 import dis
 import enum
+import fcntl
 import importlib
 import io
 import marshal
+import os
 import pickle
+import stat
 import sys
 import sysconfig
 import threading
@@ -44,6 +49,8 @@ _SENTINELS = {
 """Objects that are compared by identity: sent by name."""
 _NAMELESS = {kind: name for name, kind in vars(types).items() if isinstance(kind, type)}
 """Types that no module has under their own name."""
+_FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.TextIOWrapper)
+_STANDARD_STREAMS = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
 _NOT_CARRIED = frozenset({"__dict__", "__weakref__", "_abc_impl", "__annotations__"})
 _ENUM_OWN = frozenset(
     {"_member_names_", "_member_map_", "_value2member_map_", "_member_type_", "__new__"}
@@ -52,39 +59,50 @@ _ENUM_OWN = frozenset(
 )
 
 
-def pack(function: Callable[..., object], *arguments: object) -> tuple[bytes, list[object]]:
-    """Returns a function with its arguments as bytes, and what of it was sent by value.
+FIRST_FILE = 3
+"""The number that the first of the files sent has in the receiving process."""
 
-    Raises ForkError that names what cannot be sent.
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """A function with its arguments, as it is sent."""
+
+    data: bytes
+    originals: list[object]
+    """The functions and classes that were sent by value."""
+    files: list[int]
+    """Duplicates of the descriptors of the pipes it names. The receiver must have them open as
+    FIRST_FILE and following."""
+
+
+def pack(function: Callable[..., object], *arguments: object, passes_files: bool = False) -> Packed:
+    """Returns a function with its arguments as bytes, and what belongs to them.
+
+    With `passes_files`, file objects over pipes are sent, too. Raises ForkError that names what
+    cannot be sent.
     """
     buffer = io.BytesIO()
-    packer = _Packer(buffer)
+    packer = _Packer(buffer, passes_files=passes_files)
     try:
         packer.dump((function, arguments))
-    except Exception as error:  # whatever some object's __reduce__ raises
-        culprit = _culprit(function, arguments)
+    except BaseException as error:
+        packer.close_files()
+        if not isinstance(error, Exception):
+            raise
+        # Whatever an object's __reduce__ raises.
+        culprit = _culprit(function, arguments, passes_files=passes_files)
         raise ForkError(
             f"{_name_of(function)} cannot be sent to a process of its own{culprit}: {error}; "
             "nothing ran",
             hint="make it, or import it, inside the function",
         ) from error
-    return buffer.getvalue(), packer.originals
+    return Packed(buffer.getvalue(), packer.originals, packer.files)
 
 
 def unpack(data: bytes) -> tuple[Callable[..., object], tuple[object, ...]]:
     """Returns what was packed, in the receiving process."""
     function, arguments = pickle.loads(data)
     return function, arguments
-
-
-def named_values(function: Any) -> list[object]:
-    """Lists what a function names: the content of its closure, its module's variables it uses."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return []
-    found = [value for cell in function.__closure__ or () for value in _content(cell)]
-    space = function.__globals__
-    return found + [space[name] for name in _names_in(code) if name in space]
 
 
 received: dict[int, int] = {}
@@ -108,9 +126,15 @@ def is_own_code(module_name: str | None) -> bool:
 
 
 class _Packer(pickle.Pickler):
-    def __init__(self, buffer: io.BytesIO) -> None:
+    def __init__(self, buffer: io.BytesIO, *, passes_files: bool = False) -> None:
         super().__init__(buffer, protocol=5)
         self.originals: list[object] = []
+        self.files: list[int] = []
+        self._passes_files = passes_files
+
+    def close_files(self) -> None:
+        while self.files:
+            os.close(self.files.pop())
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, types.FunctionType):
@@ -123,7 +147,28 @@ class _Packer(pickle.Pickler):
             )
         if isinstance(thing, types.ModuleType):
             return _module, (thing.__name__, getattr(thing, "__file__", None))
+        if isinstance(thing, _FILES) and self._passes_files and not _is_standard(thing):
+            return self._file(thing)
         return _plain(thing)
+
+    def _file(self, file: Any) -> Any:
+        """Sends a file object over a pipe. Nothing else that is open: a directory leads out of a
+        sandbox, a connection acts outside of it, and a file would be written there.
+        """
+        if not stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+            raise TypeError(f"{file!r} is not a pipe: of open files only pipes are passed on")
+        mode, buffering, encoding, errors = "", 0, None, None
+        if isinstance(file, io.TextIOWrapper):
+            buffering = 1 if file.line_buffering else -1
+            encoding, errors = file.encoding, file.errors
+            file = file.buffer
+        elif not isinstance(file, io.FileIO):
+            buffering = -1
+        raw = getattr(file, "raw", file)
+        mode = raw.mode if encoding is None else raw.mode.replace("b", "")
+        self.files.append(fcntl.fcntl(file.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_FILE))
+        number = FIRST_FILE + len(self.files) - 1
+        return open, (number, mode, buffering, encoding, errors)
 
     def _numbered(self, thing: object) -> int:
         self.originals.append(thing)
@@ -192,11 +237,17 @@ def _plain(thing: Any) -> Any:
         return type(thing), (thing.__func__,)
     if id(thing) in _SENTINELS:
         return _SENTINELS[id(thing)]
-    if isinstance(thing, io.TextIOWrapper):
-        for name in ("stdin", "stdout", "stderr"):
-            if thing is getattr(sys, name):
-                return getattr, (sys, name)
+    if isinstance(thing, io.TextIOWrapper) and (name := _standard_name(thing)):
+        return getattr, (sys, name)
     return NotImplemented
+
+
+def _standard_name(file: object) -> str | None:
+    return next((name for name in _STANDARD_STREAMS if file is getattr(sys, name)), None)
+
+
+def _is_standard(file: object) -> bool:
+    return _standard_name(file) is not None
 
 
 def _is_by_name(thing: Any) -> bool:
@@ -309,7 +360,7 @@ def _note(thing: object, number: int) -> None:
 # Telling what is wrong.
 
 
-def _culprit(function: Any, arguments: tuple[object, ...]) -> str:
+def _culprit(function: Any, arguments: tuple[object, ...], *, passes_files: bool) -> str:
     """Names the variable that cannot be sent, if it is one."""
     code = getattr(function, "__code__", None)
     suspects: list[tuple[str, object]] = []
@@ -324,10 +375,13 @@ def _culprit(function: Any, arguments: tuple[object, ...]) -> str:
         ]
     suspects += [("an argument", argument) for argument in arguments]
     for what, value in suspects:
+        packer = _Packer(io.BytesIO(), passes_files=passes_files)
         try:
-            _Packer(io.BytesIO()).dump(value)
+            packer.dump(value)
         except Exception:
             return f" ({what})"
+        finally:
+            packer.close_files()
     return ""
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from decimal import Decimal
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -396,28 +397,42 @@ class TestWhatReachesIt:
         ):
             pass
 
-    def test_a_pipe_that_it_names_is_passed_on_unless_closed(self, place: Path) -> None:
-        """3.1: close_fds"""
+    @pytest.mark.parametrize(
+        ("mode", "buffering"), [("wb", 0), ("wb", -1), ("w", 1)], ids=["raw", "buffered", "text"]
+    )
+    def test_a_file_object_over_a_pipe_is_passed_on_unless_closed(
+        self, place: Path, mode: str, buffering: int
+    ) -> None:
         reader, writer = os.pipe()
-        try:
-            value_of(lambda path: os.write(writer, b"x"), place)
-            assert os.read(reader, 9) == b"x"
-            error = failure_of(lambda path: os.write(writer, b"x"), place, close_fds=True)
-            assert isinstance(error.__cause__, OSError)
-        finally:
-            os.close(reader)
-            os.close(writer)
+        with FileIO(reader) as ours, os.fdopen(writer, mode, buffering) as pipe:
+            word = b"word" if "b" in mode else "wörd"
 
-    def test_directories_and_files_are_not_passed_on(self, place: Path) -> None:
-        directory = os.open("/", os.O_RDONLY)
-        os.set_inheritable(directory, True)
-        try:
-            with Path("/etc/hostname").open() as file:
-                found = value_of(lambda path: os.listdir("/proc/self/fd"), place)  # noqa: PTH208
-                assert str(directory) not in found
-                assert str(file.fileno()) not in found
-        finally:
-            os.close(directory)
+            def write(path: Path) -> None:
+                pipe.write(word)
+                pipe.flush()
+
+            value_of(write, place)
+            assert ours.read(9) == (word if isinstance(word, bytes) else word.encode())
+            with (
+                pytest.raises(ForkError, match=r"its variable 'pipe'.*nothing ran"),
+                BranchContext(write, place, close_fds=True),
+            ):
+                pass
+
+    def test_a_file_object_over_a_pipe_can_be_read(self, place: Path) -> None:
+        reader, writer = os.pipe()
+        with os.fdopen(reader, "rb") as pipe, FileIO(writer, "wb") as ours:
+            ours.write(b"word")
+            ours.close()
+            assert value_of(lambda path: pipe.read(), place) == b"word"
+
+    def test_of_open_files_only_pipes_can_be_sent(self, place: Path) -> None:
+        with (
+            Path("/etc/hostname").open() as file,
+            pytest.raises(ForkError, match=r"its variable 'file'.*is not a pipe.*nothing ran"),
+            BranchContext(lambda path: file.read(), place),
+        ):
+            pass
 
     def test_environment(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Must 2"""

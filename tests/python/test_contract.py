@@ -178,7 +178,7 @@ ROWS = {
     ],
     "3.1": [
         "test_context.py::TestContract::test_the_published_options_are_taken",
-        "test_context.py::TestWhatReachesIt::test_a_pipe_that_it_names_is_passed_on_unless_closed",
+        "test_context.py::TestWhatReachesIt::test_a_file_object_over_a_pipe_is_passed_on_unless_closed",
         "test_contract.py::test_a_branch_context_takes_what_the_contract_has",
     ],
     "3.2": [

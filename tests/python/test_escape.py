@@ -6,6 +6,7 @@ ordinary user, and in a user namespace, and prints ESCAPED if it got anywhere.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -18,10 +19,13 @@ from pathlib import Path
 import pytest
 from conftest import Mounted
 from support.cell import Cell
+from support.sandbox import run_in
 from support.traces import processes_in
 
 from branching import BranchContext, ProcessBranchError, ResourceLimits, Workspace
 from branching.process.cgroup import Scope
+from branching.process.sandbox import view
+from branching.process.sandbox.options import PRIVATE_XATTR
 
 MIB = 1 << 20
 LONG = 300.0
@@ -283,6 +287,53 @@ def test_a_socket_that_a_container_was_given_is_hidden(cell: Cell, outside: Path
             subprocess.run(["umount", str(place)], check=True)
     assert "ESCAPED" not in said.text
     assert "Permission denied" in said.text
+
+
+FORGED = "0000000000000000: 00000002 00000000 00010000 0001 01 12345"
+"""What a line of /proc/net/unix has before a name."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["\0a\nx /usr", f"\0a\n{FORGED} /usr", f"\0a\n{FORGED} /proc/self/fd/3", "\0\n /usr/bin/env"],
+    ids=["a line", "a whole line", "a descriptor", "a program"],
+)
+def test_the_name_of_a_socket_hides_no_file(place: Path, name: str) -> None:
+    """Anybody may bind any abstract name, a sandboxed process too."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(name)
+        said = run_in(place, "ls /usr && /usr/bin/env true && echo whole")
+    assert said.lines[-1:] == ["whole"], said.text
+    assert "bin" in said.lines
+
+
+def test_a_socket_with_a_newline_in_its_name_is_hidden(place: Path, outside: Path) -> None:
+    path = outside / "a\n b"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        path.chmod(0o777)
+        said = run_in(
+            place,
+            f"""python3 -c '
+import socket
+try: socket.socket(socket.AF_UNIX).connect({json.dumps(str(path))}); print("ESCAPED")
+except OSError as error: print(error)
+'""",
+        )
+    assert "Permission denied" in said.text, said.text
+    assert "ESCAPED" not in said.text
+
+
+def test_of_another_mount_only_stores_and_sockets_are_taken_for_private(
+    real: Mounted, outside: Path
+) -> None:
+    """Any user's file system may call itself a BranchFS, and any path private."""
+    told = [os.fsdecode(path) for path in os.getxattr(real.root, PRIVATE_XATTR).split(b"\0")]
+    assert [view._is_store_or_socket(path) for path in told] == [False, True, True]
+    (outside / "format").touch()
+    for path in ("/usr", "/", "/etc/passwd", "/usr/bin/python3", str(outside)):
+        assert not view._is_store_or_socket(path)
 
 
 def test_a_directory_is_no_input(place: Path) -> None:

@@ -20,13 +20,25 @@ ARROWS: dict[str, set[str]] = {
     "awaited": set(),
     "interrupts": set(),
     "editors": set(),
-    "fs": {"awaited", "errors", "interrupts"},
-    "process": {"awaited", "errors"},
+    "standard_streams": set(),
+    "fs": {"awaited", "errors", "interrupts", "standard_streams"},
+    "process": {"awaited", "errors", "standard_streams"},
     "patterns": {"awaited", "errors", "interrupts", "fs", "process"},
-    "agent": {"awaited", "errors", "fs", "process", "patterns"},
+    "agent": {"awaited", "errors", "standard_streams", "fs", "process", "patterns"},
     "mcp": {"awaited", "errors", "fs", "process", "patterns"},
     "tui": {"awaited", "editors", "errors", "fs", "process", "patterns", "agent"},
-    "cli": {"awaited", "errors", "fs", "process", "patterns", "agent", "editors", "mcp", "tui"},
+    "cli": {
+        "awaited",
+        "errors",
+        "standard_streams",
+        "fs",
+        "process",
+        "patterns",
+        "agent",
+        "editors",
+        "mcp",
+        "tui",
+    },
 }
 """Which layer may import which. `branching` itself (its version) may be named by the command."""
 
@@ -84,12 +96,21 @@ def test_the_version_is_the_distributions() -> None:
     [
         ("import branching", set()),
         ("from branching import BranchingError, ConflictError", {"errors"}),
-        ("from branching import Workspace", {"awaited", "errors", "interrupts", "fs"}),
+        (
+            "from branching import Workspace",
+            {"awaited", "errors", "interrupts", "standard_streams", "fs"},
+        ),
         ("import branching.process", {"process"}),
-        ("from branching import BranchContext", {"awaited", "errors", "process"}),
+        (
+            "from branching import BranchContext",
+            {"awaited", "errors", "standard_streams", "process"},
+        ),
         (
             "from branching import Speculate",
-            {"awaited", "errors", "interrupts", "fs", "process", "patterns"},
+            {
+                *("awaited", "errors", "interrupts", "standard_streams"),
+                *("fs", "process", "patterns"),
+            },
         ),
     ],
 )

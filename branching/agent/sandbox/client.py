@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from branching.agent.sandbox.frames import BadFrame, read_frame, write_frame
 from branching.awaited import finished
 from branching.errors import BranchingError, ProcessBranchError
 from branching.process import BranchContext, Isolation, ResourceLimits
+from branching.standard_streams import open_closed
 
 OUTPUT_BYTES_MAX = 10 << 20
 """Of one command, both streams together."""
@@ -144,12 +146,16 @@ class BranchSandbox:
                 raise self._gone()
             if self._context is not None:
                 return
+            open_closed()
             requests, our_requests = os.pipe2(os.O_CLOEXEC)
             our_replies, replies = os.pipe2(os.O_CLOEXEC)
             nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             try:
                 context = BranchContext(
-                    _server(requests, replies),
+                    _server(
+                        FileIO(requests, "rb", closefd=False),
+                        FileIO(replies, "wb", closefd=False),
+                    ),
                     self.directory,
                     stdout=nothing,
                     stderr=nothing,
@@ -221,13 +227,13 @@ class BranchSandbox:
         )
 
 
-def _server(requests: int, replies: int) -> Callable[[Path], object]:
-    """Returns what runs in the sandbox. Pipes that it names are passed on."""
+def _server(requests: FileIO, replies: FileIO) -> Callable[[Path], object]:
+    """Returns the function that runs in the sandbox. The pipes that it names are passed on."""
 
     def target(_: Path) -> None:
         from branching.agent.sandbox.server import serve
 
-        serve(requests, replies)
+        serve(requests.fileno(), replies.fileno())
 
     return target
 

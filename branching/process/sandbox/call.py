@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 from typing import NoReturn
 
 from branching.process.sandbox.request import Request
@@ -33,6 +34,7 @@ def _call(request: Request) -> int:
     sys.path[:] = request.path
     os.environ.clear()
     os.environ.update(request.environment)
+    time.tzset()  # the C library has read TZ before
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
     from branching.process import courier, homeway

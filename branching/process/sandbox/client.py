@@ -134,7 +134,7 @@ def start(
             hint='use isolation="none" to run without one',
         )
     if request.is_sandboxed:
-        _refuse_directories(request.numbers, descriptors)
+        _refuse_ways_out(request, descriptors)
     for is_last_try in (False, True):
         try:
             return _start(request, descriptors, admit)
@@ -148,13 +148,32 @@ def start(
     raise AssertionError("both tries return or raise")
 
 
-def _refuse_directories(numbers: Sequence[int], descriptors: Sequence[int]) -> None:
-    for number, descriptor in zip(numbers, descriptors, strict=True):
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+def _refuse_ways_out(request: Request, descriptors: Sequence[int]) -> None:
+    private = {os.fsencode(path) for path in request.sandbox.private}
+    for number, descriptor in zip(request.numbers, descriptors, strict=True):
+        mode = os.fstat(descriptor).st_mode
+        what = None
+        if stat.S_ISDIR(mode):
+            what = "a directory"
+        elif stat.S_ISSOCK(mode) and _peer(descriptor) in private:
+            what = "a connection to the workspace's control socket"
+        if what is not None:
             raise NamespaceError(
-                f"descriptor {number} is a directory, which leads out of the sandbox; nothing ran",
+                f"descriptor {number} is {what}, which leads out of the sandbox; nothing ran",
                 hint="redirect it from a file or /dev/null",
             )
+
+
+def _peer(descriptor: int) -> bytes | None:
+    """Returns the path of the server that a Unix socket is connected to, if it has one."""
+    with socket.socket(fileno=os.dup(descriptor)) as copy:
+        if copy.family != socket.AF_UNIX:
+            return None
+        try:
+            name = copy.getpeername()
+        except OSError:
+            return None  # not connected
+    return os.fsencode(name)
 
 
 def _start(

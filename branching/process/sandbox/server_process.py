@@ -22,6 +22,9 @@ from branching.process.sandbox import parcel, server
 
 _BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP}
 
+_NEEDED_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LD_PRELOAD")
+"""How names are encoded, and where the loader finds libraries."""
+
 
 class ServerGone(Exception):
     """The server ended before it heard us."""
@@ -50,6 +53,7 @@ class _Server:
             self._process = subprocess.Popen(
                 argv,
                 cwd="/",
+                env=_environment(),
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -70,6 +74,13 @@ class _Server:
     def send(self, message: bytes, descriptors: Sequence[int]) -> None:
         """Sends one request. OSError when it is gone."""
         parcel.send(self.socket, message, descriptors)
+
+
+def _environment() -> dict[str, str]:
+    """Returns what the interpreter itself needs. Functions run in forks of the server, so they
+    could read all of its environment, whatever theirs is.
+    """
+    return {name: os.environ[name] for name in _NEEDED_VARIABLES if name in os.environ}
 
 
 def _identity() -> tuple[object, ...]:

@@ -11,12 +11,15 @@
     hidden files             there, but nobody can read them
 
 The order matters: what must stay visible is opened before it is covered, and bound again from the
-open descriptor. `pivot_root`, the usual way, is refused by Docker's default system call filter.
+open descriptor. The private directories are covered after that, wherever they lie: a directory that
+stays visible may contain them. Only what the branch itself has of a private directory is shown in
+its place. `pivot_root`, the usual way, is refused by Docker's default system call filter.
 Nobody inside can take a cover away: that needs a capability which none can get (`privileges`).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -31,8 +34,12 @@ _SEALED = _ORDINARY | kernel.MS_NOEXEC
 _REPLACED = ("/tmp", "/var/tmp", "/run")
 _OF_RUN = ("systemd/resolve", "resolvconf", "NetworkManager", "connman", "current-system")
 """Below /run: where /etc/resolv.conf may lead; and where one distribution has all its programs."""
-_SOCKET = re.compile(rb" (/.*)$", re.MULTILINE)
-"""The end of a line of /proc/net/unix."""
+_SOCKET_FACTS = re.compile(
+    rb"^[^\s:]+: [0-9A-F]{8} [0-9A-F]{8} [0-9A-F]{8} [0-9A-F]{4} [0-9A-F]{2} +\d+", re.MULTILINE
+)
+"""What comes before the name in /proc/net/unix. A name may contain newlines."""
+_STORE_FILES = ("format", "layers")
+"""What every store has in it."""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
     "fd": "/proc/self/fd",
@@ -91,8 +98,10 @@ class View:
             self.step = "making /dev"
             self._make_devices(devices)
             self.step = "hiding what belongs to others"
+            self._replace()
+            self._show([each for each in kept if not self._is_private(each[1])])
             self._cover(covered)
-            self._show([*kept, *beside])
+            self._show([*(each for each in kept if self._is_private(each[1])), *beside])
             self.step = f"showing the branch at {self._at}"
             os.makedirs(self._at, exist_ok=True)
             _bind(branch, self._at, is_read_only=own.is_read_only)
@@ -120,13 +129,13 @@ class View:
         """
         paths = list(map(str, self._sandbox.private))
         # Read-only or not, a socket can be connected to.
-        paths += filter(os.path.lexists, self._sockets)
+        paths += filter(_is_socket_file, self._sockets)
         paths += [mount.point for mount in self._table if _is_socket(mount)]
         needed = [self._at, *(str(path) for path, _ in self._sandbox.beside)]
         needed.append(str(self._sandbox.view))
         for mount in self._table:
             if mount.has_branches:
-                paths += _told(mount.point)[1:]
+                paths += filter(_is_store_or_socket, _told(mount.point)[1:])
                 is_needed = any(mounts.is_beneath(path, mount.point) for path in needed)
                 if is_needed or not mounts.detach(mount):
                     paths.append(mount.point)
@@ -139,20 +148,18 @@ class View:
     def _kept(self) -> Iterator[list[tuple[int, str]]]:
         """Opens what lies below a directory that is covered and must be seen all the same."""
         kept: list[tuple[int, str]] = []
-        private = [*map(str, self._sandbox.private)]
-        covers = [*_REPLACED, *private]
         wanted = {*(f"/run/{name}" for name in _OF_RUN), *self._sandbox.keep}
         try:
             for path in sorted(wanted):
-                is_covered = any(path.startswith(f"{cover}/") for cover in covers)
-                if not is_covered and path not in private:
+                is_replaced = any(path.startswith(f"{cover}/") for cover in _REPLACED)
+                if not is_replaced and not self._is_private(path):
                     continue
                 if any(mounts.is_beneath(path, place) for _, place in kept):
                     continue
                 if mounts.is_beneath(path, self._at):
                     continue
                 try:
-                    descriptor = os.open(self._in_branch(path), os.O_PATH | os.O_CLOEXEC)
+                    descriptor = self._open_kept(path)
                 except OSError:
                     continue  # gone meanwhile, or the branch has not got it
                 kept.append((descriptor, path))
@@ -161,29 +168,52 @@ class View:
             for descriptor, _ in kept:
                 os.close(descriptor)
 
-    def _in_branch(self, path: str) -> str:
-        """Of what lies in the base, the branch's version is shown."""
-        for private in map(str, self._sandbox.private):
-            if path == private or path.startswith(f"{private}/"):
-                return os.path.normpath(f"{self._sandbox.view}/{os.path.relpath(path, private)}")
-        return path
+    def _is_private(self, path: str) -> bool:
+        return any(mounts.is_beneath(path, str(private)) for private in self._sandbox.private)
 
-    def _cover(self, places: Iterable[str]) -> None:
+    def _open_kept(self, path: str) -> int:
+        """Opens what is to stay visible: of a private directory, what the branch has of it.
+
+        No symbolic link is followed. The path has none; whoever has put one there since could show
+        any directory.
+        """
+        for private in map(str, self._sandbox.private):
+            if mounts.is_beneath(path, private):
+                return _open_exactly(str(self._sandbox.view), path[len(private) :])
+        return _open_exactly("/", path)
+
+    def _replace(self) -> None:
         for place in _REPLACED:
             if os.path.isdir(place) and not os.path.islink(place):
                 mode = "mode=755" if place == "/run" else "mode=1777"
                 kernel.mount("tmpfs", place, "tmpfs", _ORDINARY, mode)
         self._covers.append("/run")
+
+    def _cover(self, places: Iterable[str]) -> None:
+        sockets = frozenset(self._sockets)
         for place in places:
-            # It lay below one of those, or others have removed it meanwhile.
+            # It lay below a directory that was replaced, or others have removed it meanwhile.
             with suppress(FileNotFoundError, NotADirectoryError):
                 if _is_out_of_reach(place):
                     continue
-                if os.path.isdir(place):
+                if place in sockets:
+                    self._cover_socket(place)
+                elif os.path.isdir(place):
                     kernel.mount("tmpfs", place, "tmpfs", _SEALED, "mode=755,size=64k")
                     self._covers.append(place)
                 else:
                     self._cover_file(place)
+
+    def _cover_socket(self, place: str) -> None:
+        """Covers a file, if it is a socket. Anybody can have a name listed that is none, or put
+        something else there meanwhile.
+        """
+        descriptor = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                self._cover_file(f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
 
     def _show(self, kept: list[tuple[int, str]]) -> None:
         for descriptor, path in kept:
@@ -260,15 +290,48 @@ class View:
 
 
 def bound_sockets() -> list[str]:
-    """Lists the sockets of this network that have a name in the file system, where no directory
-    of our own will take its place.
+    """Lists the names in the file system of this network's sockets, but for those in /run.
+
+    Whoever binds a socket chooses its name: it need not be that of a socket.
     """
-    replaced = tuple(f"{place}/" for place in _REPLACED)
+    replaced: tuple[str, ...] = ("/run/",)
     if os.path.islink("/var/run"):  # to /run
         replaced += ("/var/run/",)
     with open("/proc/net/unix", "rb") as table:
-        paths = dict.fromkeys(map(os.fsdecode, _SOCKET.findall(table.read())))
+        names = [name[1:-1] for name in _SOCKET_FACTS.split(table.read())[1:]]
+    paths = dict.fromkeys(os.fsdecode(name) for name in names if name.startswith(b"/"))
     return [path for path in paths if not path.startswith(replaced)]
+
+
+def _is_socket_file(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return False  # gone, or out of reach
+
+
+def _is_store_or_socket(path: str) -> bool:
+    """Returns whether a path is what another workspace's mount calls private. Any user's file
+    system may call itself a BranchFS, and name any path.
+    """
+    if all(os.path.lexists(f"{path}/{name}") for name in _STORE_FILES):
+        return True
+    return _is_socket_file(path)
+
+
+def _open_exactly(top: str, path: str) -> int:
+    """Opens a path below `top` without following symbolic links (ELOOP, ENOTDIR)."""
+    descriptor = os.open(top, os.O_PATH | os.O_CLOEXEC)
+    for name in filter(None, path.split("/")):
+        above = descriptor
+        try:
+            descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+        finally:
+            os.close(above)
+    if stat.S_ISLNK(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    return descriptor
 
 
 def _is_socket(mount: mounts.Mount) -> bool:
