@@ -12,9 +12,12 @@
 mod change;
 #[cfg(test)]
 mod crash_tests;
+#[cfg(test)]
+mod generated_tests;
 mod history;
 mod journal;
 mod plan;
+mod progress;
 mod recovery;
 mod reverse;
 mod step;

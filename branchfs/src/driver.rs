@@ -22,6 +22,8 @@ pub(crate) use fuse::Fuse;
 pub(crate) use kernel_layer::{drop_index, is_by_kernel, make_plain, seen, settle_alone};
 pub(crate) use mount_table::{clear_dead, covers, users_elsewhere};
 pub(crate) use overlay::Overlay;
+#[cfg(test)]
+pub(crate) use overlay::write_for_tests;
 
 /// Which driver is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]

@@ -14,7 +14,7 @@ use super::recovery::recover;
 use super::step::Direction;
 use super::{Disk, Plan, Step};
 use crate::view::{Index, New, Owner, ROOT, View};
-use crate::workspace::{Selector, Settings, Workspace};
+use crate::workspace::{Selector, Settings, Towards, Workspace};
 
 /// A base with one of everything, and a branch that changes it in every way a plan knows.
 struct Scenario {
@@ -156,7 +156,7 @@ fn visit(root: &Path, path: &Path, tree: &mut BTreeMap<PathBuf, String>) {
     tree.insert(path.to_path_buf(), format!("{mode:o} {links} {seconds}.{nanoseconds} {content}"));
 }
 
-fn parent(view: &mut View, path: &str) -> (Index, String) {
+pub(super) fn parent(view: &mut View, path: &str) -> (Index, String) {
     let mut at = ROOT;
     let mut parts: Vec<&str> = path.split('/').collect();
     let name = parts.pop().unwrap().to_owned();
@@ -167,20 +167,20 @@ fn parent(view: &mut View, path: &str) -> (Index, String) {
     (at, name)
 }
 
-fn find(view: &mut View, path: &str) -> Index {
+pub(super) fn find(view: &mut View, path: &str) -> Index {
     let (parent, name) = parent(view, path);
     let found = view.lookup(parent, OsStr::new(&name)).unwrap().unwrap().0;
     view.nodes.remember(found);
     found
 }
 
-fn make(view: &mut View, path: &str, new: New<'_>) {
+pub(super) fn make(view: &mut View, path: &str, new: New<'_>) {
     let (parent, name) = parent(view, path);
     let (index, _, _) = view.create(parent, OsStr::new(&name), new, 0, OWNER).unwrap();
     view.nodes.remember(index);
 }
 
-fn write(view: &mut View, path: &str, content: &str) {
+pub(super) fn write(view: &mut View, path: &str, content: &str) {
     let (parent, name) = parent(view, path);
     if view.lookup(parent, OsStr::new(&name)).unwrap().is_none() {
         make(view, path, New::File { mode: 0o644 });
@@ -193,7 +193,7 @@ fn write(view: &mut View, path: &str, content: &str) {
     view.close(opened.handle);
 }
 
-fn unlink(view: &mut View, path: &str) {
+pub(super) fn unlink(view: &mut View, path: &str) {
     let (parent, name) = parent(view, path);
     view.unlink(parent, OsStr::new(&name)).unwrap();
 }
@@ -212,7 +212,7 @@ fn remove_tree(view: &mut View, path: &str) {
     view.rmdir(parent, OsStr::new(&name)).unwrap();
 }
 
-fn rename(view: &mut View, from: &str, to: &str) {
+pub(super) fn rename(view: &mut View, from: &str, to: &str) {
     let (source, target) = (parent(view, from), parent(view, to));
     view.rename(
         (source.0, OsStr::new(&source.1)),
@@ -332,7 +332,7 @@ fn undo_decided(place: Store) -> (Scenario, Disk, Decided, BTreeMap<PathBuf, Str
     scenario.restart();
     let after = scenario.snapshot();
     let workspace = scenario.open();
-    let (disk, header, plan) = workspace.plan_undo_for_tests().unwrap();
+    let (disk, header, plan) = workspace.plan_revert_for_tests(Towards::Past).unwrap();
     assert!(plan.drift.is_empty(), "{:?}", plan.drift);
     let undo = Prepared::new(&disk, plan).unwrap().decide(&disk, header).unwrap();
     (scenario, disk, undo, after)

@@ -10,7 +10,6 @@
 //! as they were when it was written; [`Decided::read`] names them as they are now.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -20,6 +19,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::history::interval;
+use super::progress::{Progress, progress};
 use super::step::{Direction, Disk, Place};
 use super::traces::Interval;
 use super::{Change, Plan, Step};
@@ -260,15 +260,16 @@ impl Decided {
         Ok(times)
     }
 
-    /// How many steps were done. They are done in order, and the file systems we know make renames durable in order, so
-    /// the last one that is found done tells; steps after it that can be repeated are repeated.
-    pub(super) fn done(&self, disk: &Disk) -> Result<usize, Error> {
-        for (position, step) in self.steps.iter().enumerate().rev() {
-            if step.is_done(disk)? == Some(true) {
-                return Ok(position + 1);
-            }
-        }
-        Ok(0)
+    /// How far the steps got before a crash.
+    pub(super) fn progress(&self, disk: &Disk) -> Result<Progress, Error> {
+        progress(disk, &self.steps).map_err(|error| match error {
+            Error::Corrupt(why) => Error::Corrupt(format!(
+                "transaction {} was interrupted, and how far it got cannot be determined: {why}; {} is kept, nothing was changed",
+                self.header.transaction,
+                self.directory.display()
+            )),
+            other => other,
+        })
     }
 
     pub(super) fn roll_back(&self, disk: &Disk, done: usize) -> Result<(), Error> {
@@ -299,7 +300,12 @@ impl Decided {
     }
 
     pub(super) fn mark_rollback(&self, disk: &Disk) -> Result<(), Error> {
-        write_durably(disk, &self.directory, ROLLBACK, b"")
+        let mark = self.directory.join(ROLLBACK);
+        if disk.stat(&Place::Store(mark.clone()))?.is_none() {
+            create(disk, &mark)?;
+        }
+        // With all steps before it: syncing the file alone may make it durable ahead of them (btrfs).
+        Self::sync(disk)
     }
 
     /// Makes the outcome durable. After this the journal entry may go.
@@ -420,21 +426,4 @@ fn create(disk: &Disk, path: &Path) -> Result<std::fs::File, Error> {
 fn give(disk: &Disk, path: &Path) -> Result<(), Error> {
     let owner = disk.store.stat(Path::new("")).at(path)?;
     disk.store.set_owner(path, Some(owner.stx_uid), Some(owner.stx_gid)).at(path)
-}
-
-/// Writes a file so that after a crash it is there whole or not at all.
-fn write_durably(disk: &Disk, directory: &Path, name: &str, content: &[u8]) -> Result<(), Error> {
-    let path = directory.join(name);
-    let mut draft = directory.join(name).into_os_string();
-    draft.push(OsStr::new(".new"));
-    let draft = PathBuf::from(draft);
-    match disk.store.remove_file(&draft) {
-        Ok(()) | Err(Errno::NOENT) => {}
-        Err(error) => return Err(error).at(&draft),
-    }
-    let mut file = create(disk, &draft)?;
-    file.write_all(content).at(&draft)?;
-    file.sync_all().at(&draft)?;
-    disk.store.rename(&draft, &path, RenameFlags::empty()).at(&path)?;
-    sync_directory(disk, directory)
 }

@@ -26,11 +26,12 @@ pub(crate) fn recover(disk: &Disk) -> Result<Vec<Recovered>, Error> {
             continue;
         };
         let is_committed = disk.stat(&Place::Store(directory.join(ROLLBACK)))?.is_none();
-        let done = decided.done(disk)?;
+        let progress = decided.progress(disk)?;
         if is_committed {
-            decided.steps[done..].iter().try_for_each(|step| step.run(disk, Direction::Forward))?;
+            let left = &decided.steps[progress.forward..];
+            left.iter().try_for_each(|step| step.run(disk, Direction::Forward))?;
         } else {
-            decided.roll_back(disk, done)?;
+            decided.roll_back(disk, progress.back)?;
         }
         Decided::sync(disk)?;
         recovered.push(Recovered { decided, is_committed });

@@ -315,6 +315,19 @@ impl Moves {
         }
     }
 
+    /// Adds the reverse of a step.
+    pub(super) fn add_reversed(&mut self, step: &Step) {
+        match step {
+            Step::Rename { from, to, ino, directory } => self.add(&Step::Rename {
+                from: to.clone(),
+                to: from.clone(),
+                ino: *ino,
+                directory: *directory,
+            }),
+            other => self.add(other),
+        }
+    }
+
     /// Those of the base.
     pub(super) fn of_base(self) -> BTreeMap<PathBuf, Option<Place>> {
         let base = |(place, origin)| match place {
@@ -351,7 +364,7 @@ impl Moves {
     }
 
     /// Where what will be at `place` is now.
-    fn origin(&self, place: &Place) -> Option<Place> {
+    pub(super) fn origin(&self, place: &Place) -> Option<Place> {
         for root in place.path().ancestors() {
             let key = match place {
                 Place::Base(_) => Place::Base(root.to_path_buf()),

@@ -134,7 +134,8 @@ impl Disk {
     pub(crate) fn stat(&self, place: &Place) -> Result<Option<Statx>, Error> {
         match self.tree(place).stat(place.path()) {
             Ok(stat) => Ok(Some(stat)),
-            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            // Others may have put a symbolic link in the place of a directory on the way.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
             Err(error) => Err(error).at(place.path()),
         }
     }
@@ -351,21 +352,6 @@ impl Step {
                 }
                 Ok(())
             }
-        }
-    }
-
-    /// Whether the step was done, as the inodes tell. `None` for steps that may be done again at any time. A later step
-    /// may have moved the object on: what counts is the last step that was done.
-    pub(crate) fn is_done(&self, disk: &Disk) -> Result<Option<bool>, Error> {
-        let is_at = |place: &Place, ino: u64| {
-            Ok::<_, Error>(disk.stat(place)?.is_some_and(|stat| stat.stx_ino == ino))
-        };
-        match self {
-            Self::Rename { to, ino, .. } => is_at(to, *ino).map(Some),
-            Self::Exchange { one, other, ino_one, ino_other, .. } => {
-                Ok(Some(is_at(one, *ino_other)? && is_at(other, *ino_one)?))
-            }
-            Self::Strip { .. } | Self::Metadata { .. } => Ok(None),
         }
     }
 }

@@ -42,18 +42,9 @@ pub(crate) fn weave(disk: &Disk, decided: &Decided, veil: &Layer) -> Result<Wove
     let mut moves = Moves::default();
     let mut attributes = BTreeMap::new();
     for step in decided.steps.iter().rev() {
-        match step {
-            Step::Rename { from, to, ino, directory } => moves.add(&Step::Rename {
-                from: to.clone(),
-                to: from.clone(),
-                ino: *ino,
-                directory: *directory,
-            }),
-            Step::Exchange { .. } => moves.add(step),
-            Step::Metadata { before: Place::Base(path), old, .. } => {
-                attributes.insert(path.clone(), old.clone());
-            }
-            Step::Strip { .. } | Step::Metadata { .. } => {}
+        moves.add_reversed(step);
+        if let Step::Metadata { before: Place::Base(path), old, .. } = step {
+            attributes.insert(path.clone(), old.clone());
         }
     }
     let mut weaver = Weaver {

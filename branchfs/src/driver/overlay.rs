@@ -299,6 +299,21 @@ pub(super) fn mount_over(
     Ok(mount)
 }
 
+/// Lets the kernel write a layer, at a path that is valid meanwhile, and completes it for a commit.
+#[cfg(test)]
+pub(crate) fn write_for_tests(base: &Path, layer: &Path, write: impl FnOnce(&Path)) {
+    let mount = mount_over(base, layer, false).unwrap();
+    write(&crate::tree::descriptor_path(mount.root()));
+    let base = open_directory(base).unwrap();
+    loop {
+        let unsettled = Unsettled::of(layer, &base, Completion::ForCommit).unwrap();
+        if unsettled.is_empty() {
+            return;
+        }
+        unsettled.settle(layer, &Tree::new(rustix::io::dup(mount.root()).unwrap())).unwrap();
+    }
+}
+
 /// Gives the owner what the kernel has made there as root's, closed to everyone: the store must be his to remove.
 fn give_work(work: &Path, owner: &fs::Metadata) -> Result<(), Error> {
     for directory in ["work", "index"].map(|name| work.join(name)) {

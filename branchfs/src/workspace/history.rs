@@ -130,20 +130,25 @@ impl Workspace {
         Ok(Reverted { entry, committed })
     }
 
-    /// The undo of the last commit, as it would be decided.
+    /// The undo or redo of the only commit, as it would be decided.
     #[cfg(test)]
-    pub(crate) fn plan_undo_for_tests(
+    pub(crate) fn plan_revert_for_tests(
         &self,
+        towards: Towards,
     ) -> Result<(Disk, commit::Header, commit::Plan), Error> {
         let disk = self.disk()?;
         let history = commit::history(&disk)?;
         let past = history.last().ok_or(Error::NothingKept("undo"))?;
-        let transaction = self.next_number();
+        let commit = past.commit.header.transaction;
+        let (decided, (_, finished), kind) = match (towards, &past.undone) {
+            (Towards::Past, _) => (&past.commit, past.done, Kind::Undo { commit }),
+            (Towards::Future, None) => return Err(Error::NothingKept("redo")),
+            (Towards::Future, Some((undo, interval))) => (undo, *interval, Kind::Redo { commit }),
+        };
         let traces = self.traces(&disk)?;
-        let reversal =
-            Reversal { past: &past.commit, finished: past.done.1, traces: &traces, transaction };
+        let transaction = self.next_number();
+        let reversal = Reversal { past: decided, finished, traces: &traces, transaction };
         let plan = commit::reverse(&disk, &reversal)?;
-        let kind = Kind::Undo { commit: past.commit.header.transaction };
         let name = past.commit.header.name.clone();
         Ok((disk, header(transaction, kind, name), plan))
     }

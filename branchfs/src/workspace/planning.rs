@@ -132,6 +132,7 @@ impl Workspace {
             .ok_or_else(|| Error::NotFound(name.to_owned()))?;
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
         mounted.lock().make_layer().at(&self.base_path)?;
+        mounted.lock().join_all_links().at(&self.base_path)?;
         self.stage(branch.record.id, &branch.record)?.hand_over();
         let plan = self.plan(branch, Selection::default())?;
         Ok((self.disk()?, commit_header(branch, &plan), plan))
