@@ -492,3 +492,51 @@ fn what_a_killed_daemon_had_made_ahead_is_no_damage_and_goes() {
     mount.commit("next");
     assert!(!mount.store().join("lost").exists());
 }
+
+/// S6 and S8.
+#[test]
+fn siblings_live_on_when_a_commit_asks_for_the_policy_snapshot() {
+    let mount = Mount::over(|base| {
+        shell(base, "mkdir d; echo old >f; echo old >d/g; echo old >d/h; echo old >m; ln f link")
+    });
+    let (one, two, three) = (mount.create("one"), mount.create("two"), mount.create("three"));
+    for name in ["one", "two", "three"] {
+        assert!(is_covered(&mount, name));
+    }
+    shell(&two, "echo two >d/h; chmod 600 m; mv f moved; mkdir new2; echo two >new2/two");
+    shell(&three, "echo three >d/g; chmod 640 m");
+    shell(&one, "echo one >d/g; mkdir new; echo one >new/one");
+    let commit = |name: &str| mount.run(&["commit", "--policy", "snapshot", name], &[]);
+    succeed(&commit("one"));
+    shell(&two, "test \"$(cat d/h moved)\" = $'two\\nold'; echo more >>d/h");
+    succeed(&commit("two"));
+    for round in ["mounted", "mounted again"] {
+        let said = refusal(&commit("three"));
+        for path in ["d/g", "m"] {
+            assert!(said.lines().any(|line| line.trim() == path), "{round}, {path}: {said}");
+        }
+        assert_eq!(fs::read_to_string(three.join("d/g")).unwrap(), "three\n", "{round}");
+        mount.unmount();
+        mount.mount();
+    }
+    assert_eq!(fs::read_to_string(three.join("f")).unwrap(), "old\n", "its snapshot");
+    succeed(&mount.run(&["commit", "--policy", "snapshot", "--skip", "three"], &[]));
+    shell(
+        &mount.base(),
+        "test \"$(cat d/g d/h moved new/one new2/two)\" = $'one\\ntwo\\nmore\\nold\\none\\ntwo'
+         test ! -e f; test \"$(stat -c %a m)\" = 600",
+    );
+    for _ in 0..2 {
+        succeed(&mount.run(&["undo"], &[]));
+    }
+    shell(&mount.base(), "test \"$(cat f d/g d/h m)\" = $'old\\nold\\nold\\nold'; test ! -e new");
+}
+
+#[test]
+fn a_commit_cannot_ask_for_the_policy_serializable() {
+    let mount = Mount::new();
+    fs::write(mount.create("one").join("f"), "").unwrap();
+    let said = refusal(&mount.run(&["commit", "--policy", "serializable", "one"], &[]));
+    assert!(said.contains("does not record what a branch reads"), "{said}");
+    mount.commit("one");
+}

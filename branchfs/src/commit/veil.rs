@@ -3,14 +3,16 @@
 //!
 //! It is the undo of a transaction in the overlay format. Of what the transaction replaced or deleted it holds hard links
 //! to the before-images in the journal entry; over what it brought, whiteouts; a directory that it moved is redirected to
-//! where the base has it now; a directory of the base that differs comes with the attributes it had. Nothing is copied
+//! where the base has it now; a directory of the base that differs comes with the attributes it had; a file whose
+//! attributes alone were set, in place, is copied. Else nothing is copied
 //! but directories and devices 0:0; the cost follows the changed names, and the names in deleted directories.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Statx, XattrFlags};
+use rustix::fs::{AtFlags, FileType, OFlags, Statx, XattrFlags};
 use rustix::io::Errno;
 
 use super::journal::Decided;
@@ -18,7 +20,7 @@ use super::plan::kind_of;
 use super::reverse::{Moves, with_rest};
 use super::step::{Disk, Metadata, Place, Step, set_metadata};
 use crate::error::{Context, Error};
-use crate::layer::{Layer, copy_metadata};
+use crate::layer::{Layer, copy_content, copy_metadata};
 use crate::overlay::{DEVICE_XATTR, may_be_whiteout};
 
 /// Where a view of the base changes when a veil goes over it.
@@ -80,7 +82,7 @@ impl Weaver<'_> {
         for path in keys.cloned().collect::<BTreeSet<PathBuf>>() {
             match self.moves.get(&path).cloned() {
                 Some(origin) => self.put(&path, origin.as_ref())?,
-                None => self.directory(&path)?,
+                None => self.put_attributed(&path)?,
             }
         }
         // Who has no layer of its own yet sees the veil's root.
@@ -169,6 +171,26 @@ impl Weaver<'_> {
         rustix::fs::linkat(&*source, name(from.path()), &*target, name(path), flags).at(path)?;
         let links = *self.links.entry(stat.stx_ino).or_insert(stat.stx_nlink);
         self.veil.set_links(stat.stx_ino, links).at(path)
+    }
+
+    /// An object whose attributes the transaction set in place: a directory merges, a file is copied, as its content has
+    /// not moved and a link would share the new attributes.
+    fn put_attributed(&mut self, path: &Path) -> Result<(), Error> {
+        let from = Place::Base(path.to_path_buf());
+        let Some(stat) = self.disk.stat(&from)? else { return Ok(()) };
+        if kind_of(&stat) == FileType::Directory {
+            return self.directory(path);
+        }
+        self.directory(path.parent().unwrap_or(Path::new("")))?;
+        self.woven.paths.insert(path.to_path_buf());
+        let (base, tree) = (self.disk.tree(&from), &self.veil.tree);
+        let source = base.open(path, OFlags::RDONLY | OFlags::NONBLOCK).at(path)?;
+        let target = tree.create_file(path, 0o600).at(path)?;
+        copy_content(source.as_fd(), target.as_fd(), stat.stx_size).at(path)?;
+        copy_metadata((base, path, &stat), (tree, path)).at(path)?;
+        let made = tree.stat(path).at(path)?;
+        self.veil.set_origin(made.stx_ino, stat.stx_ino).at(path)?;
+        self.veil.set_links(made.stx_ino, stat.stx_nlink).at(path)
     }
 
     /// A directory of the base on the way to something: the veil's merges with it.

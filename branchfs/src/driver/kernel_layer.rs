@@ -15,7 +15,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use super::Completion;
 use super::kernel_mount::{KernelMount, Layers};
 use crate::error::{Context, Error};
-use crate::layer::{Layer, times};
+use crate::layer::{Layer, copy_content, times};
 use crate::overlay::{METACOPY_XATTR, Namespace, is_private_xattr};
 use crate::seen::{Expected, Identity};
 use crate::tree::{Result, Tree, xattr_names};
@@ -285,7 +285,10 @@ impl Unsettled {
             unless_gone(upper.set_xattr(path, name, &value, XattrFlags::empty())).at(path)?;
         }
         for path in &self.incomplete {
-            unless_gone(complete(branch, path)).at(path)?;
+            match complete(branch, path) {
+                Err(Errno::STALE) => complete_from_origin(directory, &upper, path)?,
+                other => unless_gone(other).at(path)?,
+            }
         }
         // A change of nothing makes the kernel link the name in the layer too.
         for path in &self.unlinked {
@@ -316,6 +319,29 @@ fn complete(branch: &Tree, path: &Path) -> Result<()> {
     let before = branch.stat(path)?;
     let file = branch.open(path, OFlags::WRONLY | OFlags::NONBLOCK)?;
     rustix::fs::futimens(&file, &times(&before))
+}
+
+/// Completes a file whose object in the base has been replaced since: the kernel does not find its content by name any
+/// more, but the object is still there for as long as a snapshot layer or the history has it.
+fn complete_from_origin(
+    directory: &Path,
+    upper: &Tree,
+    path: &Path,
+) -> std::result::Result<(), Error> {
+    let copy = || {
+        let origin = mark(upper, path, ORIGIN_XATTR)?.ok_or(Errno::STALE)?;
+        let opened = open_directory(directory).map_err(|_| Errno::STALE)?;
+        let handle = open_origin(&opened, &origin)?;
+        let through = format!("/proc/self/fd/{}", handle.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let source = rustix::fs::open(through, flags, Mode::empty())?;
+        let before = upper.stat(path)?;
+        let target = upper.open(path, OFlags::WRONLY | OFlags::NONBLOCK)?;
+        copy_content(source.as_fd(), target.as_fd(), before.stx_size)?;
+        upper.remove_xattr(path, OsStr::new(METACOPY_XATTR))?;
+        rustix::fs::futimens(&target, &times(&before))
+    };
+    copy().at(path)
 }
 
 fn change_nothing(branch: &Tree, path: &Path) -> Result<()> {

@@ -55,9 +55,9 @@ impl Workspace {
                     .to_owned(),
             ));
         }
-        if self.policy(options) != Policy::FirstWinner && self.driver().name() != "fuse" {
+        if self.policy(options) == Policy::Serializable && self.driver().name() != "fuse" {
             return Err(Error::Unsupported(
-                "the overlay driver serves the policy first-winner alone; mount with --driver fuse"
+                "the overlay driver does not record what a branch reads, which the policy serializable needs; mount with --driver fuse"
                     .to_owned(),
             ));
         }
@@ -81,7 +81,7 @@ impl Workspace {
         mounted.freeze();
         let closed = self
             .refuse_writers(branch)
-            .and_then(|()| self.driver().freeze(id, Completion::ForCommit));
+            .and_then(|()| self.driver().freeze(id, self.completion_for(branch, options)));
         let outcome = closed.and_then(|()| match parent {
             MAIN_BRANCH => self.commit_to_base(branch, options),
             _ => self.commit_to_branch(branch, options),
@@ -92,6 +92,19 @@ impl Workspace {
         drop(held);
         self.thaw_presented(&self.lock());
         outcome
+    }
+
+    /// Files of which only the attributes changed stand for those of the base, unless siblings live on: their snapshot
+    /// would need a copy of each, made while all requests wait.
+    fn completion_for(&self, branch: &Branch, options: &CommitOptions) -> Completion {
+        let id = branch.record.id;
+        let has_siblings =
+            self.lock().children(branch.record.parent).any(|one| one.record.id != id);
+        if has_siblings && self.policy(options) != Policy::FirstWinner {
+            Completion::Whole
+        } else {
+            Completion::ForCommit
+        }
     }
 
     fn commit_to_base(&self, branch: &Branch, options: &CommitOptions) -> Result<Committed, Error> {

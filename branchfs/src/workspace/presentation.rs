@@ -48,9 +48,11 @@ impl Workspace {
         Ok(())
     }
 
-    /// Only a branch of main with a single layer can be a kernel mount.
+    /// Only a branch of main with a single layer can be a kernel mount, and only the base below it: the kernel cannot mount
+    /// a snapshot layer, whose files are those of the base.
     fn is_presented(&self, branch: &Branch, is_by_kernel: bool) -> bool {
         branch.record.layers == [branch.record.id]
+            && branch.record.below.is_empty()
             && self.may_present(branch.record.parent, branch.quota.as_ref())
             && self.driver().is_for(Some(is_by_kernel))
     }
