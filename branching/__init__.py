@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         MountError,
         NamespaceError,
         ProcessBranchError,
+        RecoveryError,
         SetupError,
     )
     from branching.fs import (
@@ -74,6 +75,7 @@ __all__ = [
     "MountError",
     "NamespaceError",
     "ProcessBranchError",
+    "RecoveryError",
     "Reflexion",
     "ResourceLimits",
     "Reversal",

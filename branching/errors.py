@@ -7,7 +7,8 @@
     │   ├── BranchNotFoundError     there is no such branch (any more)
     │   ├── CommitError             the commit did not happen; parent and branch are as before
     │   │   └── ConflictError       … because it would overwrite what others did
-    │   └── AbortError              the branch could not be dropped; it is still there
+    │   ├── AbortError              the branch could not be dropped; it is still there
+    │   └── RecoveryError           a commit, undo or redo was applied but not completed
     ├── ProcessBranchError          a process in a branch failed or could not be run as asked
     │   ├── ForkError               the process could not be made
     │   ├── NamespaceError          the sandbox could not be set up; nothing ran
@@ -89,6 +90,15 @@ class ConflictError(CommitError):
 
 class AbortError(BranchError):
     """The branch could not be dropped: it is still there, its parent untouched."""
+
+
+class RecoveryError(BranchError):
+    """A commit, undo or redo failed in its last part: recovery has to run.
+
+    Usually it was applied and only needs completion: do not repeat it. Where even its rollback
+    failed, the base directory may be partly old and partly new. The message says which. No other
+    commit is accepted until recovery has run: at the next change, or at the next mount.
+    """
 
 
 class ProcessBranchError(BranchingError):

@@ -29,9 +29,9 @@ pub(crate) use change::Change;
 #[cfg(test)]
 pub(crate) use change::ObjectKind;
 pub(crate) use history::{Outline, Past, history, outline};
-pub(crate) use journal::{Decided, Header, Kind, Prepared, VERSION};
+pub(crate) use journal::{Decided, Header, Kind, Prepared, VERSION, discard};
 pub(crate) use plan::{Plan, Request, plan};
-pub(crate) use recovery::recover;
+pub(crate) use recovery::{recover, unfinished};
 pub(crate) use reverse::{Reversal, reverse};
 pub(crate) use step::Disk;
 pub(crate) use traces::{Traces, Unlinking};

@@ -176,11 +176,11 @@ fn to_errno(error: &Error) -> Errno {
         | Error::MountInUse
         | Error::Changed(_) => Errno::BUSY,
         Error::Unsupported(_) => Errno::OPNOTSUPP,
-        Error::NotDurable(_) => Errno::IO,
-        Error::Io { source, .. } | Error::Step { source, .. } => {
-            Errno::from_io_error(source).unwrap_or(Errno::IO)
-        }
-        Error::Corrupt(_) => Errno::UCLEAN,
+        Error::Incomplete { .. } | Error::InDoubt { .. } | Error::Stopped(_) => Errno::IO,
+        Error::Io { source, .. }
+        | Error::Step { source, .. }
+        | Error::NotDurable { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::IO),
+        Error::Corrupt(_) | Error::SeveralUnfinished { .. } => Errno::UCLEAN,
     }
 }
 

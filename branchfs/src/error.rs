@@ -107,7 +107,7 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
-    /// A step of a commit, an undo or a redo failed; all is as before.
+    /// A step of a commit, an undo or a redo failed; everything is as before.
     #[error("cannot access {}: {source}", path.display())]
     Step {
         /// What was being done.
@@ -117,9 +117,48 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
-    /// A commit was carried out, but the disk did not say that it would survive a loss of power.
-    #[error("the commit was carried out, but it may not survive a loss of power: {0}")]
-    NotDurable(String),
+    /// Syncing failed: what was written may not survive a power loss, and a later sync that succeeds proves nothing.
+    #[error("cannot sync {}: {source}; it may not survive a power loss", path.display())]
+    NotDurable {
+        /// What was synced.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// A transaction was applied, but its last part (syncing, the branch records, the history) failed.
+    #[error("the {what} was applied, but completing it failed: {source}")]
+    Incomplete {
+        /// "commit", "undo" or "redo".
+        what: &'static str,
+        /// What failed.
+        source: Box<Error>,
+    },
+    /// A transaction failed, and undoing its steps failed too.
+    #[error(
+        "the transaction failed ({failed}), and it was not rolled back completely ({rollback}): the base directory may be partly old and partly new until recovery has run"
+    )]
+    InDoubt {
+        /// Why the transaction failed.
+        failed: Box<Error>,
+        /// Why the rollback failed.
+        rollback: Box<Error>,
+    },
+    /// An earlier error left the store in doubt.
+    #[error(
+        "nothing was changed: no transaction is accepted before an earlier one is recovered: {0}"
+    )]
+    Stopped(String),
+    /// The journal holds more than one decided transaction.
+    #[error(
+        "{} holds {} unfinished transactions ({}), of which only the last can be recovered: applying an older one would overwrite later changes. Nothing was changed",
+        journal.display(), transactions.len(), list(transactions)
+    )]
+    SeveralUnfinished {
+        /// The journal directory.
+        journal: PathBuf,
+        /// Their numbers, oldest first.
+        transactions: Vec<u64>,
+    },
     /// The store is damaged.
     #[error("the store is damaged: {0}")]
     Corrupt(String),
@@ -143,8 +182,11 @@ impl Error {
             | Self::MountInUse
             | Self::Changed(_) => "busy",
             Self::Unsupported(_) => "unsupported",
-            Self::Io { .. } | Self::Step { .. } | Self::NotDurable(_) => "io",
-            Self::Corrupt(_) => "corrupt",
+            Self::Io { .. } | Self::Step { .. } | Self::NotDurable { .. } => "io",
+            Self::Incomplete { .. } => "incomplete",
+            Self::InDoubt { .. } => "in_doubt",
+            Self::Stopped(_) => "stopped",
+            Self::Corrupt(_) | Self::SeveralUnfinished { .. } => "corrupt",
         }
     }
 
@@ -167,7 +209,22 @@ impl Error {
             Self::Busy { .. } => "end the processes that write there, then commit again",
             Self::Written { .. } => "close them, or end the processes that write there",
             Self::Changed(_) => "end what writes there, then try again",
-            Self::NotDurable(_) => "look after the disk, and run sync",
+            Self::NotDurable { .. } => "check the disk, then try again",
+            Self::Incomplete { source, .. } if matches!(**source, Self::NotDurable { .. }) => {
+                "do not repeat it; check the disk, then unmount and mount again, which recovers it"
+            }
+            Self::Incomplete { .. } => {
+                "do not repeat it; fix the cause: the next commit, or else the next mount, completes it"
+            }
+            Self::InDoubt { .. } => {
+                "fix the cause, then unmount and mount again: the mount recovers the base directory"
+            }
+            Self::Stopped(_) => {
+                "fix the cause and try again; if that is still refused, unmount and mount again, which runs the recovery"
+            }
+            Self::SeveralUnfinished { .. } => {
+                "back up the base directory and its store, move all but the last of these directories out of the journal, then mount again"
+            }
             Self::Corrupt(_) => "keep the store as it is and look at it before anything is removed",
             Self::Step { .. } => "see to what stands in its way there, then try again",
             Self::Usage(_)
@@ -185,7 +242,11 @@ impl Error {
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Self::Io { path, .. } | Self::Step { path, .. } => Some(path),
+            Self::Io { path, .. } | Self::Step { path, .. } | Self::NotDurable { path, .. } => {
+                Some(path)
+            }
+            Self::Incomplete { source, .. } => source.path(),
+            Self::InDoubt { rollback, .. } => rollback.path(),
             _ => None,
         }
     }
@@ -197,6 +258,11 @@ impl Error {
             Self::Step { step, .. } => Some(step),
             _ => None,
         }
+    }
+
+    /// Whether the transaction that failed has left nothing behind: main and branch are as before.
+    pub(crate) fn is_as_before(&self) -> bool {
+        !matches!(self, Self::Incomplete { .. } | Self::InDoubt { .. })
     }
 
     /// The paths the error is about.
@@ -211,10 +277,25 @@ impl Error {
     }
 }
 
+fn list(numbers: &[u64]) -> String {
+    numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// Gives an error of the operating system its path.
 pub(crate) trait Context<T> {
     /// "cannot access PATH: …"
     fn at(self, path: impl AsRef<Path>) -> Result<T, Error>;
+
+    /// "cannot sync PATH: …", the error of a sync.
+    fn or_not_durable(self, path: impl AsRef<Path>) -> Result<T, Error>
+    where
+        Self: Sized,
+    {
+        self.at(path).map_err(|error| match error {
+            Error::Io { path, source } => Error::NotDurable { path, source },
+            other => other,
+        })
+    }
 }
 
 impl<T> Context<T> for Result<T, Errno> {

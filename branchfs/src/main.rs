@@ -224,6 +224,11 @@ fn main() -> ExitCode {
         Ok(()) => Exit::Success.into(),
         Err(error) => {
             eprintln!("branchfs: {error:#}");
+            if let Some(hint) =
+                error.downcast_ref::<branchfs::Error>().and_then(branchfs::Error::hint)
+            {
+                eprintln!("Hint: {hint}");
+            }
             Exit::Failure.into()
         }
     }

@@ -20,6 +20,7 @@ mod crash_tests;
 mod differences;
 mod elsewhere;
 mod ending;
+mod fail_stop;
 #[cfg(test)]
 mod folding_tests;
 mod held;
@@ -47,7 +48,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
-use crate::commit::{Change, Disk};
+use crate::commit::{Change, Decided, Disk};
 use crate::driver::Driver;
 use crate::error::{Context, Error};
 use crate::filesystem::{Filesystem, Slot};
@@ -64,6 +65,7 @@ pub(crate) use selector::{Selector, directory_name};
 use background::Background;
 use branches::Branches;
 use elsewhere::Places;
+pub(crate) use fail_stop::FailStop;
 pub(crate) use probe::SCRATCH;
 pub(crate) use records::{DRAFT, LOG, is_cut_off};
 use records::{Line, Record, Records};
@@ -201,6 +203,9 @@ pub(crate) struct Workspace {
     settings: Settings,
     driver: OnceLock<Box<dyn Driver>>,
     background: Background,
+    pub(crate) fail_stop: Arc<FailStop>,
+    /// A transaction that was applied and is not complete; taken with the turn held.
+    pending: Mutex<Option<Decided>>,
     /// The last number given to a branch, a layer or a transaction.
     last_number: AtomicU64,
 }
@@ -310,6 +315,8 @@ impl Workspace {
             settings,
             driver: OnceLock::new(),
             background: Background::default(),
+            fail_stop: Arc::default(),
+            pending: Mutex::default(),
             last_number: AtomicU64::new(0),
             base_path,
             store_path,
@@ -462,6 +469,9 @@ impl Workspace {
         let _turn = self.take_turn();
         self.driver().end();
         store::mark_closed(&self.lock_file).at(&self.store_path)?;
+        if self.fail_stop.check().is_err() {
+            return Ok(()); // recovery needs all of it
+        }
         let keeps = |root: &Path, name: &str| match fs::read_dir(root.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             entries => entries.at(root).map(|mut entries| entries.next().is_some()),

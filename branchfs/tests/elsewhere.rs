@@ -4,6 +4,8 @@
 #![allow(clippy::duplicate_mod, reason = "each module of the suite brings its own `common`")]
 
 // The conformance suite: these modules find out by their path that they are here, see `common::Mount`.
+#[path = "fail_stop.rs"]
+mod fail_stop;
 #[path = "history.rs"]
 mod history;
 #[path = "model.rs"]

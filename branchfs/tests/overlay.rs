@@ -6,6 +6,8 @@
 // The conformance suite: these modules find out by their path that they are here, see `common::driver`.
 #[path = "branches.rs"]
 mod branches;
+#[path = "fail_stop.rs"]
+mod fail_stop;
 #[path = "history.rs"]
 mod history;
 #[path = "model.rs"]

@@ -28,6 +28,7 @@ from branching.errors import (
     BranchNotFoundError,
     BranchStaleError,
     ConflictError,
+    RecoveryError,
     add_note,
 )
 from branching.fs.backend import Backend, BranchRecord, Change, Policy
@@ -142,20 +143,25 @@ class Branch:
         `exclude` leave nothing of what was changed the commit is refused: the work would be lost.
 
         Raises ConflictError when a sibling was committed first, or others changed the same paths,
-        and CommitError when the file system refused. Parent and branch are then as before.
+        and CommitError when the file system refused. Parent and branch are then as before. Raises
+        RecoveryError when the commit was applied but not completed; the branch is then closed.
         """
         record = self._opened()
         if self._ended is not None:
             return []
-        changes = self._backend.commit(
-            record,
-            force=force,
-            skip=skip,
-            only=only,
-            exclude=exclude,
-            policy=policy,
-            dry_run=dry_run,
-        )
+        try:
+            changes = self._backend.commit(
+                record,
+                force=force,
+                skip=skip,
+                only=only,
+                exclude=exclude,
+                policy=policy,
+                dry_run=dry_run,
+            )
+        except RecoveryError:
+            self._ended = "committed"  # an abort at the end of the `with` must not follow
+            raise
         if not dry_run:
             self._ended = "committed"
         return changes

@@ -19,6 +19,7 @@ from branching.errors import (
     CommitError,
     ConflictError,
     MountError,
+    RecoveryError,
 )
 from branching.fs.backend import BranchRecord, Change, CommitRecord, Policy, Reversal
 from branching.fs.control import ControlSocket, DaemonGone, Fields, Refused
@@ -242,6 +243,9 @@ _BY_KIND: dict[str, type[BranchingError]] = {
 }
 """Refusals that mean the same whatever was asked. All others are the failure of the call."""
 
+_NOT_COMPLETED = ("incomplete", "in_doubt")
+"""After all other errors nothing was changed."""
+
 
 @contextmanager
 def _translated(
@@ -253,6 +257,10 @@ def _translated(
     except Refused as refused:
         if refused.kind == "name":
             raise ValueError(refused.message) from refused
+        if refused.kind in _NOT_COMPLETED:
+            raise RecoveryError(
+                refused.message, hint=refused.hint, branch=branch, path=refused.path
+            ) from refused
         kind = _BY_KIND.get(refused.kind, failure)
         if issubclass(failure, CommitError):
             # A commit that came second is a lost race; every other refusal is a commit error too.

@@ -17,6 +17,7 @@ PARENTS = {
     "CommitError": "BranchError",
     "ConflictError": "CommitError",
     "AbortError": "BranchError",
+    "RecoveryError": "BranchError",
     "ProcessBranchError": "BranchingError",
     "ForkError": "ProcessBranchError",
     "NamespaceError": "ProcessBranchError",

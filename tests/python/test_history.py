@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 from conftest import NAME_FROM, Mounted
 from support.command import branching
 
-from branching import CommitError, ConflictError, Workspace
+from branching import CommitError, ConflictError, RecoveryError, Workspace
 
 
 @pytest.fixture
@@ -51,6 +52,27 @@ class TestWorkspace:
         assert caught.value.paths == ("made",)
         assert (real.base / "made").read_text() == "mine"
         real_workspace.undo(force=True)
+        assert not (real.base / "made").exists()
+
+    def test_a_commit_that_was_applied_and_not_completed_says_so_until_it_is_completed(
+        self, real: Mounted, real_workspace: Workspace
+    ) -> None:
+        """S9"""
+        history = real.base / ".branching/history"
+        subprocess.run(["chattr", "+i", history], check=True)
+        try:
+            with (
+                pytest.raises(RecoveryError, match=r"^the commit was applied") as caught,
+                real_workspace.branch("made") as branch,
+            ):
+                (branch.path / "made").write_text("mine")
+            assert "do not repeat it" in (caught.value.hint or "")
+            assert (real.base / "made").read_text() == "mine"
+            with pytest.raises(CommitError, match=r"nothing was undone: .*before an earlier one"):
+                real_workspace.undo()
+        finally:
+            subprocess.run(["chattr", "-i", history], check=True)
+        assert real_workspace.undo().commit.branch == "made"
         assert not (real.base / "made").exists()
 
     def test_nothing_to_undo_is_an_error(self, real_workspace: Workspace) -> None:

@@ -437,7 +437,7 @@ fn a_torn_plan_is_no_plan() {
     let mut damaged = bytes.clone();
     damaged[bytes.len() / 2] ^= 1;
     fs::write(&path, &damaged).unwrap();
-    assert!(recover(&disk).unwrap().is_empty(), "a plan with a wrong checksum is not carried out");
+    assert!(recover(&disk).unwrap().is_none(), "a plan with a wrong checksum is not carried out");
     assert_eq!(scenario.snapshot(), before);
 }
 

@@ -48,6 +48,17 @@ pub(crate) enum Kind {
     Redo { commit: u64 },
 }
 
+impl Kind {
+    /// Its word in messages.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Commit { .. } => "commit",
+            Self::Undo { .. } => "undo",
+            Self::Redo { .. } => "redo",
+        }
+    }
+}
+
 /// What a transaction is, and what it does to the registry of branches.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Header {
@@ -154,7 +165,7 @@ impl Decided {
         let mut file = create(disk, &draft)?;
         file.write_all(&text).at(&draft)?;
         disk.store.rename(&draft, &plan, RenameFlags::empty()).at(&plan)?;
-        file.sync_all().at(&plan)
+        file.sync_all().or_not_durable(&plan)
     }
 
     /// Reads the plan in `directory`; `None` where it is missing or not whole, so that nothing of it was done.
@@ -228,12 +239,7 @@ impl Decided {
                 let taken_back = self.roll_back(disk, done).and_then(|()| {
                     emptied.iter().try_for_each(|(path, times)| disk.set_store_times(path, times))
                 });
-                return Err(match taken_back {
-                    Ok(()) => step.named(error),
-                    Err(second) => Error::Corrupt(format!(
-                        "{error}; taking the commit back failed too: {second}; the journal is kept, the next mount settles it"
-                    )),
-                });
+                return Err(rolled_back(step.named(error), taken_back));
             }
         }
         Ok(())
@@ -288,9 +294,10 @@ impl Decided {
         Ok(())
     }
 
-    /// Takes a transaction back that was carried out, before anybody was told.
-    pub(crate) fn take_back(&self, disk: &Disk) -> Result<(), Error> {
-        self.roll_back(disk, self.steps.len())
+    /// Rolls back a transaction that was carried out and then failed with `error`, before anyone has seen it. Returns
+    /// the error to report.
+    pub(crate) fn take_back(&self, disk: &Disk, error: Error) -> Error {
+        rolled_back(error, self.roll_back(disk, self.steps.len()))
     }
 
     /// When a transaction touched the base that was taken back a moment ago.
@@ -350,10 +357,24 @@ impl Decided {
         sync_directory(disk, Path::new(JOURNAL))
     }
 
-    /// Takes the journal entry of a transaction that was taken back to `trash`, a free name in the store.
+    /// Moves the journal entry of a transaction that was rolled back to `trash`, a free name in the store.
     pub(crate) fn discard(&self, disk: &Disk, trash: &Path) -> Result<(), Error> {
-        move_in_store(disk, &self.directory, trash)?;
-        sync_directory(disk, Path::new(JOURNAL))
+        Self::sync(disk)?; // the base first: without the entry nothing would roll it back after a power loss
+        discard(disk, self.header.transaction, trash)
+    }
+}
+
+/// Moves the journal entry of a transaction of which no step is in effect to `trash`, durably.
+pub(crate) fn discard(disk: &Disk, transaction: u64, trash: &Path) -> Result<(), Error> {
+    move_in_store(disk, &directory_of(transaction), trash)?;
+    sync_directory(disk, Path::new(JOURNAL))
+}
+
+/// The error of a transaction that failed with `failed`, after a rollback with this outcome.
+fn rolled_back(failed: Error, rollback: Result<(), Error>) -> Error {
+    match rollback {
+        Ok(()) => failed,
+        Err(rollback) => Error::InDoubt { failed: Box::new(failed), rollback: Box::new(rollback) },
     }
 }
 
@@ -384,12 +405,12 @@ fn sync_file_system(disk: &Disk, path: &Path, root: Root) -> Result<(), Error> {
         Root::Store => &disk.store,
     };
     let opened = tree.open(path, OFlags::RDONLY | OFlags::DIRECTORY).at(path)?;
-    rustix::fs::syncfs(opened.as_fd()).at(path)
+    rustix::fs::syncfs(opened.as_fd()).or_not_durable(path)
 }
 
 fn sync_directory(disk: &Disk, path: &Path) -> Result<(), Error> {
-    let opened = disk.store.open(path, OFlags::RDONLY | OFlags::DIRECTORY).at(path)?;
-    rustix::fs::fsync(opened.as_fd()).at(path)
+    let opened = disk.store.open(path, OFlags::RDONLY | OFlags::DIRECTORY).or_not_durable(path)?;
+    rustix::fs::fsync(opened.as_fd()).or_not_durable(path)
 }
 
 /// Moves a directory of the store; what is not there any more was moved before a crash.

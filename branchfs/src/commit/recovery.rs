@@ -1,6 +1,6 @@
-//! What a crash cut short is settled at the next start.
+//! Recovery of the transaction that a crash or an error interrupted.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::journal::{Decided, FINISHED, JOURNAL, PLAN, ROLLBACK};
 use super::step::{Direction, Disk, Place};
@@ -14,29 +14,48 @@ pub(crate) struct Recovered {
     pub(crate) is_committed: bool,
 }
 
-/// Settles every transaction that a crash interrupted: forward, or back where it was being taken back. Can itself be
-/// interrupted at any point. The caller brings the registry in line, then finishes or discards each.
-pub(crate) fn recover(disk: &Disk) -> Result<Vec<Recovered>, Error> {
-    let mut recovered = Vec::new();
+/// Recovers the transaction that a crash or an error interrupted, if there is one: forward, or back where it was being
+/// rolled back. Can itself be interrupted at any point. The caller brings the registry in line, then finishes or discards
+/// it.
+///
+/// # Errors
+/// `SeveralUnfinished`, `Io`, `Corrupt`.
+pub(crate) fn recover(disk: &Disk) -> Result<Option<Recovered>, Error> {
+    let mut unfinished = unfinished(disk)?;
+    if unfinished.len() > 1 {
+        return Err(Error::SeveralUnfinished {
+            journal: PathBuf::from(JOURNAL),
+            transactions: unfinished.iter().map(|decided| decided.header.transaction).collect(),
+        });
+    }
+    let Some(decided) = unfinished.pop() else { return Ok(None) };
+    let is_committed = disk.stat(&Place::Store(decided.directory.join(ROLLBACK)))?.is_none();
+    let progress = decided.progress(disk)?;
+    if is_committed {
+        let left = &decided.steps[progress.forward..];
+        left.iter().try_for_each(|step| step.run(disk, Direction::Forward))?;
+    } else {
+        decided.roll_back(disk, progress.back)?;
+    }
+    Decided::sync(disk)?;
+    Ok(Some(Recovered { decided, is_committed }))
+}
+
+/// The decided transactions in the journal, oldest first. Entries that were never decided are removed: they hold nothing.
+pub(crate) fn unfinished(disk: &Disk) -> Result<Vec<Decided>, Error> {
+    let mut found = Vec::new();
     for entry in disk.store.list(Path::new(JOURNAL)).at(JOURNAL)? {
         let directory = Path::new(JOURNAL).join(&entry.name);
-        let Some(decided) = Decided::read(disk, &directory)? else {
-            refuse_holding(disk, &directory)?;
-            disk.store.remove_all(&directory).at(&directory)?; // undecided: nothing was moved yet
-            continue;
-        };
-        let is_committed = disk.stat(&Place::Store(directory.join(ROLLBACK)))?.is_none();
-        let progress = decided.progress(disk)?;
-        if is_committed {
-            let left = &decided.steps[progress.forward..];
-            left.iter().try_for_each(|step| step.run(disk, Direction::Forward))?;
-        } else {
-            decided.roll_back(disk, progress.back)?;
+        match Decided::read(disk, &directory)? {
+            Some(decided) => found.push(decided),
+            None => {
+                refuse_holding(disk, &directory)?;
+                disk.store.remove_all(&directory).at(&directory)?;
+            }
         }
-        Decided::sync(disk)?;
-        recovered.push(Recovered { decided, is_committed });
     }
-    Ok(recovered)
+    found.sort_by_key(|decided| decided.header.transaction);
+    Ok(found)
 }
 
 /// An entry without a whole plan was never decided, and holds nothing but empty directories that were made for it. One

@@ -69,7 +69,10 @@ impl Workspace {
         check_name(OsStr::new(name))?;
         let _frozen = self.await_kernel_writers(parent)?;
         // What is below must stay what the layer is laid over: commits wait.
-        let _turn = filled.is_some().then(|| self.take_turn());
+        let _turn = match filled {
+            Some(_) => Some(self.begin_transaction()?),
+            None => self.admit_change().map(|()| None)?,
+        };
         let held = self.hold(parent, |_, parent| may_be_forked(parent))?;
         let created =
             self.create_below(name, held.as_ref().map(|held| &held.branch), disk_limit, filled);
@@ -104,6 +107,7 @@ impl Workspace {
             let settled = settled.transpose()?;
             // From here on the table stays as it is.
             let branches = self.lock();
+            self.fail_stop.check()?;
             refuse_taken(&branches, name)?;
             let above = branches.get(&parent_id);
             if let Some(above) = above {
@@ -150,7 +154,7 @@ impl Workspace {
         // What the kernel did not write from the start is left to the FUSE view.
         if is_presented {
             if let Err(error) = self.driver().attach(id, name, ready) {
-                self.abort_one(&mut branches, id)?;
+                self.abort_below(&mut branches, id)?;
                 return Err(error);
             }
         }

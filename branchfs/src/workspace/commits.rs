@@ -40,7 +40,7 @@ impl Workspace {
         options: &CommitOptions,
     ) -> Result<Committed, Error> {
         let _frozen = if options.dry_run { None } else { self.await_writers(selector)? };
-        let _turn = self.take_turn();
+        let _turn = self.begin_transaction()?;
         let held = self
             .hold(selector, has_no_live_children)?
             .ok_or_else(|| Error::Usage("main has no parent to commit to".to_owned()))?;
@@ -86,7 +86,8 @@ impl Workspace {
             MAIN_BRANCH => self.commit_to_base(branch, options),
             _ => self.commit_to_branch(branch, options),
         });
-        if outcome.is_err() {
+        // A branch whose layers may hold objects of the base stays read-only.
+        if outcome.as_ref().is_err_and(Error::is_as_before) {
             mounted.thaw();
         }
         drop(held);
@@ -132,8 +133,8 @@ impl Workspace {
             Ok(self.address(header, self.audience(branches, self.policy(options), Some(id), None)))
         };
         let happened = self.transact(&disk, plan, address).inspect_err(|error| {
-            // What could not be taken back has put objects of the base there.
-            if !matches!(error, Error::Corrupt(_)) {
+            // After an incomplete rollback objects of the base may be there.
+            if error.is_as_before() {
                 self.unstage(&staged);
             }
         })?;
@@ -148,7 +149,7 @@ impl Workspace {
     ) -> Result<Committed, Error> {
         if !options.dry_run {
             let mut branches = self.lock();
-            self.abort_one(&mut branches, branch.record.id)?;
+            self.abort_below(&mut branches, branch.record.id)?;
             self.thaw_presented(&branches);
             drop(branches);
             self.empty_trash();
@@ -164,24 +165,19 @@ impl Workspace {
         Err(too_late(&branch.record.name))
     }
 
-    /// Takes a branch out of the table whose commit to the base has happened.
-    pub(super) fn retire_committed(
-        &self,
-        branches: &mut Branches,
-        id: BranchId,
-    ) -> Result<(), Error> {
-        let Some(mut committed) = branches.remove(&id) else { return Ok(()) };
-        self.unlink_kept(&committed.record)?;
+    /// Takes a branch out of the table whose commit to the base has happened. Its record ends with the transaction.
+    pub(super) fn retire_committed(&self, branches: &mut Branches, id: BranchId) {
+        let Some(mut committed) = branches.remove(&id) else { return };
         self.thaw(MAIN, 1);
         if !self.is_elsewhere() {
             committed.record.layers.clear(); // they go with the commit
         }
-        self.retire_branch(branches, &committed)
+        self.retire_branch(branches, &committed);
     }
 
     /// What was committed has one link too many as long as its layer keeps one of its own.
-    pub(super) fn unlink_kept(&self, record: &super::Record) -> Result<(), Error> {
-        for layer in &record.layers {
+    pub(super) fn unlink_kept(&self, layers: &[u64]) -> Result<(), Error> {
+        for layer in layers {
             driver::drop_index(&self.layer_path(*layer))?;
             remove_tree(&self.layer_path(*layer).join("links"))?;
         }

@@ -169,13 +169,16 @@ impl Workspace {
         for layer in layers {
             self.throw_away(&self.home_layer_path(*layer), "staged");
         }
+        if !layers.is_empty() {
+            self.empty_trash();
+        }
     }
 
     /// Makes all of the store durable.
     pub(super) fn sync_store(&self) -> Result<(), Error> {
         let path = &self.store_path;
         let opened = fs::File::open(path).at(path)?;
-        rustix::fs::syncfs(opened.as_fd()).at(path)
+        rustix::fs::syncfs(opened.as_fd()).or_not_durable(path)
     }
 }
 

@@ -14,14 +14,16 @@ impl Workspace {
     /// Drops a branch and its children. Returns at once; space is given back in the background.
     ///
     /// # Errors
-    /// `NotFound`, `Io`.
+    /// `NotFound`, `Io`, `Stopped`. Nothing is dropped then.
     pub(crate) fn abort(&self, selector: &Selector) -> Result<(), Error> {
+        self.admit_change()?;
         let mut branches = self.lock_unheld(selector, Branches::holds)?;
+        self.fail_stop.check()?;
         let branch = selector
             .find(&branches)?
             .ok_or_else(|| Error::Usage("main cannot be aborted".to_owned()))?;
         let (id, name) = (branch.record.id, branch.record.name.clone());
-        self.abort_one(&mut branches, id)?;
+        self.abort_below(&mut branches, id)?;
         tracing::debug!("aborted {name:?}");
         self.thaw_presented(&branches);
         drop(branches);
@@ -29,30 +31,35 @@ impl Workspace {
         Ok(())
     }
 
-    pub(super) fn abort_one(&self, branches: &mut Branches, id: BranchId) -> Result<(), Error> {
-        let children: Vec<BranchId> = branches.children(id).map(|child| child.record.id).collect();
-        for child in children {
-            self.abort_one(branches, child)?;
+    /// Drops a branch and all branches below it, stale ones too.
+    pub(super) fn abort_below(&self, branches: &mut Branches, top: BranchId) -> Result<(), Error> {
+        let mut dropped = vec![top];
+        let mut position = 0;
+        while let Some(parent) = dropped.get(position).copied() {
+            dropped.extend(branches.children(parent).map(|child| child.record.id));
+            position += 1;
         }
-        let Some(branch) = branches.remove(&id) else {
-            return Ok(());
-        };
-        if !branch.record.is_stale {
-            let parent = branches.get(&branch.record.parent).map_or(MAIN, |parent| parent.slot);
-            self.thaw(parent, 1);
+        let gone = dropped.iter().map(|id| Line::Gone { gone: *id });
+        self.records.append(&gone.collect::<Vec<_>>())?;
+        for id in dropped.iter().rev() {
+            let Some(branch) = branches.remove(id) else { continue };
+            if !branch.record.is_stale {
+                let parent = branches.get(&branch.record.parent).map_or(MAIN, |parent| parent.slot);
+                self.thaw(parent, 1);
+            }
+            self.retire_branch(branches, &branch);
         }
-        self.retire_branch(branches, &branch)
+        Ok(())
     }
 
     /// Takes a branch, which is not in the table any more, out of the mount, and the layers that were its alone into the
-    /// trash.
-    pub(super) fn retire_branch(&self, branches: &Branches, branch: &Branch) -> Result<(), Error> {
+    /// trash. Its record is ended by the caller.
+    pub(super) fn retire_branch(&self, branches: &Branches, branch: &Branch) {
         self.driver().detach(branch.record.id);
         let mounted = {
             let _gate = self.filesystem.close_gate();
             self.filesystem.remove(branch.slot)
         };
-        self.drop_record(branch.record.id)?;
         let is_used = |layer: &u64| {
             let mut others = branches.values().map(|other| &other.record);
             others.any(|other| other.layers.contains(layer) || other.below.contains(layer))
@@ -68,7 +75,6 @@ impl Workspace {
         if let Some(mounted) = mounted {
             self.outdate(mounted);
         }
-        Ok(())
     }
 
     /// Says that there is no such branch any more. It is not synced.

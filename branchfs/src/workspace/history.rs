@@ -72,7 +72,7 @@ impl Workspace {
         force: bool,
         dry_run: bool,
     ) -> Result<Reverted, Error> {
-        let _turn = self.take_turn();
+        let _turn = self.begin_transaction()?;
         let disk = self.disk()?;
         let history = commit::history(&disk)?;
         let undone = history.iter().position(|past| past.undone.is_some());
@@ -167,7 +167,7 @@ impl Workspace {
     /// # Errors
     /// `Io`.
     pub(crate) fn prune(&self, keep: usize) -> Result<(usize, u64), Error> {
-        let _turn = self.take_turn();
+        let _turn = self.begin_transaction()?;
         let disk = self.disk()?;
         let mut old = commit::outline(&disk)?;
         let kept = old.split_off(old.len().saturating_sub(keep));
@@ -182,28 +182,41 @@ impl Workspace {
         oldest(self.lock().values().map(|branch| &branch.record))
     }
 
-    /// Takes a transaction that happened into the history. What a new commit has undone for good goes, and what is over
-    /// the limits; returns the latter. `oldest` is when the oldest live branch was forked.
+    /// Takes a transaction that happened into the history. Commits that were undone go first, as a new commit ends their
+    /// redo; then what is over the limits, which is returned. `oldest` is when the oldest live branch was forked.
     pub(super) fn keep(
         &self,
         disk: &Disk,
         decided: &Decided,
         oldest: Option<i64>,
     ) -> Result<Vec<Forgotten>, Error> {
-        let number = decided.header.transaction;
-        decided.finish(disk, &self.trash_name("tx", number))?;
-        if !matches!(decided.header.kind, Kind::Commit { .. }) {
+        let header = &decided.header;
+        let is_commit = matches!(header.kind, Kind::Commit { .. });
+        if is_commit {
+            let (mut undone, kept): (Vec<_>, Vec<_>) =
+                commit::outline(disk)?.into_iter().partition(|past| past.undone.is_some());
+            undone.reverse(); // the last one first: where this stops half-way, the rest is still a stack
+            let oldest = oldest.map_or(header.decided, |oldest| oldest.min(header.decided));
+            self.forget(&undone, &kept, Some(oldest))?;
+        }
+        decided.finish(disk, &self.trash_name("tx", header.transaction))?;
+        if !is_commit {
             return Ok(Vec::new());
         }
-        let (undone, mut kept): (Vec<_>, Vec<_>) =
-            commit::outline(disk)?.into_iter().partition(|past| past.undone.is_some());
-        let sizes: Vec<u64> = kept.iter().map(|past| past.header.displaced_bytes).collect();
-        let mut gone: Vec<Outline> = kept.drain(..self.count_over_limits(&sizes)).collect();
-        let number_of = |past: &Outline| past.header.transaction;
-        let forgotten = forgotten(gone.iter().filter(|past| number_of(past) != number));
-        gone.extend(undone);
+        Ok(self.trim(disk, header.transaction, oldest).unwrap_or_else(|error| {
+            // The transaction is complete; the next commit does it.
+            tracing::warn!("commits over the limits of the history stay: {error}");
+            Vec::new()
+        }))
+    }
+
+    /// Drops the oldest commits that are over the limits. Returns those that were there before the commit `newest`.
+    fn trim(&self, disk: &Disk, newest: u64, oldest: Option<i64>) -> Result<Vec<Forgotten>, Error> {
+        let mut gone = commit::outline(disk)?;
+        let sizes: Vec<u64> = gone.iter().map(|past| past.header.displaced_bytes).collect();
+        let kept = gone.split_off(self.count_over_limits(&sizes));
         self.forget(&gone, &kept, oldest)?;
-        Ok(forgotten)
+        Ok(forgotten(gone.iter().filter(|past| past.header.transaction != newest)))
     }
 
     /// The commits that a commit by this plan would push out of the history.

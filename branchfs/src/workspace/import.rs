@@ -29,6 +29,7 @@ impl Workspace {
         mut content: File,
         rights: &Rights<'_>,
     ) -> Result<BranchInfo, Error> {
+        self.admit_change()?;
         self.refuse_import(name, parent)?;
         let store = self.store();
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::conflicts::Theirs;
 use super::planning::{CHANGED_AFTER_READ, WRITTEN_BY_OTHERS, refuse, too_late};
-use super::records::Absorbed;
+use super::records::{Absorbed, Line};
 use super::transaction::names_of;
 use super::{Branch, CommitOptions, Committed, Policy, Workspace, below};
 use crate::commit::{Change, ChangeKind};
@@ -70,7 +70,6 @@ impl Workspace {
         ours.take_attributes(&theirs)?;
         let mounted = self.filesystem.mounted(above.slot).at(&self.base_path)?;
         mounted.lock().make_layer().at(&self.base_path)?; // only the top layer of a branch may be missing
-        drop(mounted);
         let branches = self.lock();
         self.leave_to_fuse(above)?; // the kernel cannot mount what several layers make up
         drop(branches);
@@ -91,11 +90,11 @@ impl Workspace {
         let mut record = above.record.clone();
         record.layers = child.record.layers.iter().chain(&record.layers).copied().collect();
         record.absorbed = Some(Absorbed { child: id, stale: stale.clone() });
-        self.write_records([&record])?;
+        self.records.append(&[Line::of(&record)])?; // the commit point
+        let synced = self.records.sync();
         let slot = above.slot;
         let gate = self.filesystem.close_gate();
         self.settle_stale(&mut branches, &stale);
-        let mounted = self.filesystem.mounted(slot).at(&self.base_path)?;
         let outdated = mounted.lock().restack(stack.clone(), Restacking::Committed);
         drop(gate);
         let names = names_of(&branches, &stale);
@@ -108,15 +107,23 @@ impl Workspace {
                 quota.lift();
             }
             child.record.layers.clear(); // they are the parent's now
-            self.retire_branch(&branches, &child)?;
+            self.retire_branch(&branches, &child);
         }
         // Lines become durable in their order: what is absorbed is settled when the last of these is.
         if let Some(above) = branches.get_mut(&parent) {
             above.record.absorbed = None;
         }
-        self.append_records(&branches, stale.iter().chain([&parent]))?;
+        let concerned = stale.iter().chain([&parent]).filter_map(|id| branches.get(id));
+        let lines = concerned.map(|branch| Line::of(&branch.record));
+        let lines: Vec<Line> = std::iter::once(Line::Gone { gone: id }).chain(lines).collect();
+        let completed = synced.and_then(|()| self.records.append(&lines));
         self.filesystem.invalidate_outdated(slot, &outdated);
         self.tell_stale(&branches, &stale);
+        completed.map_err(|source| {
+            let error = Error::Incomplete { what: "commit", source: Box::new(source) };
+            self.fail_stop.trip(error.to_string());
+            error
+        })?;
         let count = ours.changes.len();
         let (name, into) = (&child.record.name, &above.record.name);
         tracing::info!("committed {name:?} into {into:?}, {count} paths changed");

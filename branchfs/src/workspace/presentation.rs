@@ -99,6 +99,9 @@ impl Workspace {
 
     /// Lets those branches be written again that have no live children any more.
     pub(super) fn thaw_presented(&self, branches: &Branches) {
+        if self.fail_stop.is_tripped() {
+            return; // a branch whose layers may hold objects of the base stays read-only
+        }
         for id in self.driver().frozen() {
             if children_of(branches, id).is_empty() && !branches.is_held(id) {
                 // A branch that stays read-only says so to whoever writes there; the verb itself has succeeded.

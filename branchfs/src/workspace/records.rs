@@ -264,7 +264,7 @@ impl Records {
     /// Makes all lines durable.
     pub(super) fn sync(&self) -> Result<(), Error> {
         let file = self.file();
-        file.sync_data().at(&self.path)
+        file.sync_data().or_not_durable(&self.path)
     }
 
     /// The log's file: syncing that makes all lines durable.

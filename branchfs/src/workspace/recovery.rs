@@ -25,25 +25,31 @@ impl Workspace {
         self.settle_unlinking()?;
         let disk = self.disk()?;
         let records = &mut loaded.records;
-        for recovered in commit::recover(&disk)? {
+        let recovered = commit::recover(&disk).map_err(|error| match error {
+            Error::SeveralUnfinished { journal, transactions } => {
+                Error::SeveralUnfinished { journal: self.home_path.join(journal), transactions }
+            }
+            other => other,
+        })?;
+        if let Some(recovered) = recovered {
             let header = &recovered.decided.header;
             let trash = self.trash_name("tx", header.transaction);
             done.push(describe(header.kind, recovered.is_committed, records));
-            if !recovered.is_committed {
+            if recovered.is_committed {
+                make_stale(records, &header.stale);
+                self.veil_records(records, &disk, &recovered.decided)?;
+                self.unlink_kept(&header.layers)?;
+                if let Kind::Commit { branch } = header.kind {
+                    if records.remove(&branch).is_some() {
+                        self.drop_record(branch)?;
+                    }
+                }
+                self.write_records(records.values())?;
+                self.keep(&disk, &recovered.decided, history::oldest(records.values()))?;
+            } else {
                 self.note_taken_back(&disk, &recovered.decided)?;
                 recovered.decided.discard(&disk, &trash)?;
-                continue;
             }
-            make_stale(records, &header.stale);
-            self.veil_records(records, &disk, &recovered.decided)?;
-            if let Kind::Commit { branch } = header.kind {
-                if let Some(record) = records.remove(&branch) {
-                    self.unlink_kept(&record)?;
-                    self.drop_record(branch)?;
-                }
-            }
-            self.write_records(records.values())?;
-            self.keep(&disk, &recovered.decided, history::oldest(records.values()))?;
         }
         self.settle_absorbed(records)?;
         self.give_up_damaged(&mut loaded, &mut done)?;

@@ -98,7 +98,7 @@ impl Workspace {
         branches: &mut Branches,
         header: &Header,
         veil: Option<&(Arc<Layer>, Woven)>,
-    ) -> Result<(), Error> {
+    ) {
         for id in &header.observers {
             let (Some(branch), Some((layer, woven))) = (branches.get_mut(id), veil) else {
                 continue;
@@ -106,8 +106,9 @@ impl Workspace {
             branch.record.below.push(layer.id.0);
             let lowest = branch.stack.len() - 1;
             branch.stack.insert(lowest, Arc::clone(layer));
-            let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
-            mounted.lock().restack(branch.stack.clone(), Restacking::Same(Some(woven)));
+            if let Ok(mounted) = self.filesystem.mounted(branch.slot) {
+                mounted.lock().restack(branch.stack.clone(), Restacking::Same(Some(woven)));
+            }
         }
         for id in &header.unveiled {
             let (Some(branch), Some(lifted)) = (branches.get_mut(id), header.lifted) else {
@@ -115,10 +116,10 @@ impl Workspace {
             };
             branch.record.below.retain(|layer| *layer != lifted);
             branch.stack.retain(|layer| layer.id.0 != lifted);
-            let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
-            mounted.lock().restack(branch.stack.clone(), Restacking::Same(None));
+            if let Ok(mounted) = self.filesystem.mounted(branch.slot) {
+                mounted.lock().restack(branch.stack.clone(), Restacking::Same(None));
+            }
         }
-        Ok(())
     }
 
     /// The same for the records alone, after a crash.
