@@ -11,14 +11,14 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, FlockOperation};
+use rustix::fs::FileType;
 use serde_json::Value;
 
 use crate::error::{Context, Error};
 use crate::overlay::parse_redirect;
 use crate::tree::Tree;
 use crate::view::HIDDEN;
-use crate::workspace::{DRAFT, FORMAT, LOG, is_cut_off, written_part};
+use crate::workspace::{DRAFT, FORMAT, LOG, is_cut_off, lock_for_check, written_part};
 
 /// Something that is not as the format has it.
 #[derive(Debug)]
@@ -56,23 +56,7 @@ pub fn check(path: &Path, repair: bool) -> Result<Vec<Damage>, Error> {
         let found = String::from_utf8_lossy(&text).trim().to_owned();
         return Err(Error::Corrupt(format!("{} says {found:?}", format.display())));
     }
-    let lock = match fs::File::open(store.join("lock")) {
-        Err(error) if error.kind() == ErrorKind::NotFound => None, // nobody can hold it
-        other => Some(other.at(&store)?),
-    };
-    match lock
-        .as_ref()
-        .map(|lock| rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive))
-    {
-        Some(Err(rustix::io::Errno::WOULDBLOCK)) => {
-            let store = store.display();
-            return Err(Error::Unsupported(format!(
-                "the store {store} is in use: unmount it first"
-            )));
-        }
-        Some(other) => other.at(&store)?,
-        None => {}
-    }
+    let _lock = lock_for_check(&store)?;
     let metadata = fs::metadata(&store).at(&store)?;
     let owner = (metadata.uid(), metadata.gid());
     let mut check = Check { store, home: home.clone(), owner, repair, damages: Vec::new() };

@@ -14,6 +14,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::control::{Control, MountInfo};
 use crate::control_files::ControlFiles;
 use crate::driver::{self, Choice, Circumstances, Driver};
+use crate::guard::Guard;
 use crate::kernel::handler::Handler;
 use crate::kernel::{Session, unmount};
 use crate::log::{self, LogLevel};
@@ -93,8 +94,11 @@ fn run_logged(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
     rustix::process::umask(rustix::fs::Mode::empty());
     make_room_for_open_files();
     take_short_turns();
-    let settings =
-        Settings { policy: options.policy, history_commits_max: options.history_commits_max };
+    let settings = Settings {
+        policy: options.policy,
+        history_commits_max: options.history_commits_max,
+        is_recovery: false,
+    };
     let workspace = Arc::new(Workspace::open(&base, options.store.as_deref(), settings)?);
     for line in workspace.recovery() {
         tracing::warn!("recovery: {line}");
@@ -132,14 +136,19 @@ fn run_logged(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
         let control_files = ControlFiles::new(Arc::downgrade(&workspace));
         workspace.filesystem.show_control_files(Box::new(control_files));
     }
-    let served = serve(&workspace, info, control, chosen.driver, options.passthrough, ready);
+    let served = serve(&workspace, info, control, chosen.driver, options, ready);
     // The socket's directory is shared with other mounts and stays.
     std::fs::remove_file(&socket)
         .with_context(|| format!("{} cannot be removed", socket.display()))?;
     // Also after a failure: a mount that was not made leaves no store behind.
     let closed = workspace.close();
-    served?;
-    Ok(closed?)
+    let guard = served?;
+    closed?;
+    // Where something failed the guard stays, and looks for an interrupted transaction when this process is gone.
+    if let Some(guard) = guard {
+        guard.dismiss();
+    }
+    Ok(())
 }
 
 fn serve(
@@ -147,9 +156,10 @@ fn serve(
     info: MountInfo,
     control: Control,
     driver: Box<dyn Driver>,
-    passthrough: bool,
+    options: &Options,
     ready: impl FnOnce() + Send,
-) -> Result<()> {
+) -> Result<Option<Guard>> {
+    let passthrough = options.passthrough;
     if driver.is_for(None) {
         workspace.filesystem.expect_covers();
     }
@@ -187,11 +197,19 @@ fn serve(
                 }
                 Err(_) => unmount(&at, true)?,
             }
-            anyhow::Ok(presented?)
+            presented?;
+            // Nobody waits for it: only a transaction needs it.
+            let guard = Guard::start(workspace, options.history_commits_max, options.log_level);
+            let guard = guard.inspect_err(|error| {
+                tracing::warn!("there is no guard, the next mount would recover: {error}");
+            });
+            anyhow::Ok(guard.ok())
         });
         let served = session.serve(&handler, REQUEST_THREADS);
-        presented.join().map_err(|_| anyhow::anyhow!("presenting the branches panicked"))??;
-        Ok(served?)
+        let guard =
+            presented.join().map_err(|_| anyhow::anyhow!("presenting the branches panicked"))??;
+        served?;
+        Ok(guard)
     })
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use branchfs::{Choice, LogLevel, Options, Policy};
+use branchfs::{Choice, LogLevel, Options, Policy, RecoverOptions};
 use clap::{Parser, Subcommand};
 use serde_json::{Value, json};
 
@@ -146,6 +146,30 @@ enum Command {
     Import(cli::Import),
     /// Check a store that is not mounted: 0 clean, 1 repaired, 4 damaged, 8 not checked
     Fsck(cli::Fsck),
+    /// Settle a transaction that a crash has interrupted, without mounting
+    Recover {
+        /// Where branches are kept [default: what the base names]
+        #[arg(long, value_name = "DIR")]
+        store: Option<PathBuf>,
+        /// How many commits can be undone at most; 0 keeps nothing
+        #[arg(long, value_name = "N", default_value_t = branchfs::HISTORY_COMMITS_DEFAULT)]
+        history: usize,
+        /// What is written to the log in the store
+        #[arg(
+            long,
+            value_enum,
+            value_name = "LEVEL",
+            default_value = "info",
+            env = "BRANCHFS_LOG"
+        )]
+        log_level: LogLevel,
+        /// Wait for the end of the process whose pidfd is the standard input: how a daemon starts it
+        #[arg(long, hide = true)]
+        guard: bool,
+        /// The base
+        #[arg(default_value = ".")]
+        base: PathBuf,
+    },
     /// Print the log of the daemon, which it keeps in the store
     Log {
         /// A base, a store or a mountpoint
@@ -331,6 +355,17 @@ fn run(command: Command) -> Result<()> {
         Command::Diff(arguments) => cli::diff(&arguments),
         Command::Export(arguments) => cli::export(&arguments),
         Command::Import(arguments) => cli::import(&arguments),
+        Command::Recover { store, history, log_level, guard, base } => {
+            let options = RecoverOptions { base, store, history_commits_max: history, log_level };
+            if guard {
+                return Ok(branchfs::recover_after_death(&options)?);
+            }
+            let done = branchfs::recover(&options)?;
+            if done.is_empty() {
+                return show("nothing to recover");
+            }
+            done.iter().try_for_each(|line| show(line))
+        }
         Command::Log { path } => cli::log(&path),
         Command::Fsck(_) => Ok(()), // its outcome is an exit code of its own, see `main`
     }

@@ -197,6 +197,12 @@ pub(crate) fn peer_groups(socket: &UnixStream) -> io::Result<Vec<u32>> {
     }
 }
 
+/// Closes all descriptors but the standard ones. Only for a process that has opened nothing itself.
+pub(crate) fn close_inherited() {
+    // SAFETY: close_range takes numbers. Nothing in this process owns a descriptor above the standard ones.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+}
+
 /// Where the line about a fatal signal goes.
 static FATAL_SIGNAL_LOG: AtomicI32 = AtomicI32::new(libc::STDERR_FILENO);
 

@@ -69,7 +69,9 @@ pub(crate) use fail_stop::FailStop;
 pub(crate) use probe::SCRATCH;
 pub(crate) use records::{DRAFT, LOG, is_cut_off};
 use records::{Line, Record, Records};
-pub(crate) use store::{FORMAT, store_at, written_part};
+pub(crate) use store::{
+    FORMAT, Recovering, is_interrupted, lock_for_check, store_at, written_part,
+};
 use store::{KeptTimes, Lock, discard, give, lock_store, make_store};
 
 /// A branch's number; 0 is main. Never used twice.
@@ -114,11 +116,17 @@ pub(crate) struct Settings {
     pub(crate) policy: Policy,
     /// How many commits can be undone at most.
     pub(crate) history_commits_max: usize,
+    /// Opened to recover alone, by a process that has a [`Recovering`].
+    pub(crate) is_recovery: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { policy: Policy::FirstWinner, history_commits_max: HISTORY_COMMITS_DEFAULT }
+        Self {
+            policy: Policy::FirstWinner,
+            history_commits_max: HISTORY_COMMITS_DEFAULT,
+            is_recovery: false,
+        }
     }
 }
 
@@ -278,8 +286,10 @@ impl Workspace {
         let canonical = |path: &Path| fs::canonicalize(path).at(path);
         let places =
             Places { store: canonical(&places.store)?, home: canonical(&places.home)?, ..places };
-        let lock = lock_store(&places.store)?;
-        let home_lock = places.is_elsewhere().then(|| lock_store(&places.home)).transpose()?;
+        let waits = !settings.is_recovery;
+        let lock = lock_store(&places.store, waits)?;
+        let home_lock =
+            places.is_elsewhere().then(|| lock_store(&places.home, waits)).transpose()?;
         places.pair(&base_path, owner)?;
         let Places { store: store_path, home: home_path, is_foreign } = places;
         let open = |path: &Path| Tree::open_root(path).at(path);
@@ -326,14 +336,21 @@ impl Workspace {
         if let Err(error) = crate::log::open(&workspace.store_path, owner) {
             eprintln!("branchfs: the daemon has no log: {error}");
         }
-        let mut recovery = recovered?;
+        let before = store::state_before(&workspace.lock_file);
+        let mut recovery = before.recovered;
+        recovery.extend(recovered?);
         // A full disk has no room for the mark: the next start then says less, and this one goes on.
-        if store::mark_in_use(&workspace.lock_file).unwrap_or(false) {
-            recovery.insert(0, "the last mount ended without being unmounted".to_owned());
-            let names: Vec<String> =
-                workspace.lock().values().map(|branch| branch.record.name.clone()).collect();
-            if !names.is_empty() {
-                recovery.push(format!("branches that are kept: {}", names.join(", ")));
+        if settings.is_recovery {
+            let _ = store::mark_recovered(&workspace.lock_file, before.was_in_use, &recovery);
+        } else {
+            let _ = store::mark_in_use(&workspace.lock_file);
+            if before.was_in_use {
+                recovery.insert(0, "the last mount ended without being unmounted".to_owned());
+                let names: Vec<String> =
+                    workspace.lock().values().map(|branch| branch.record.name.clone()).collect();
+                if !names.is_empty() {
+                    recovery.push(format!("branches that are kept: {}", names.join(", ")));
+                }
             }
         }
         workspace.recovery = recovery;

@@ -17,7 +17,8 @@ struct Store {
     directory: tempfile::TempDir,
 }
 
-const SETTINGS: Settings = Settings { policy: Policy::Serializable, history_commits_max: 10 };
+const SETTINGS: Settings =
+    Settings { policy: Policy::Serializable, history_commits_max: 10, is_recovery: false };
 
 impl Store {
     fn new() -> Self {

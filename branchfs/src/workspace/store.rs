@@ -271,37 +271,148 @@ pub(crate) fn store_at(path: &Path) -> Result<PathBuf, Error> {
     }
 }
 
-pub(super) fn lock_store(store: &Path) -> Result<Lock, Error> {
+/// Locks a store. `waits` for a process that recovers without a mount.
+pub(super) fn lock_store(store: &Path, waits: bool) -> Result<Lock, Error> {
     let path = store.join("lock");
     let mut options = fs::OpenOptions::new();
-    let file =
-        options.create(true).truncate(false).write(true).mode(0o600).open(&path).at(&path)?;
+    options.create(true).truncate(false).read(true).write(true).mode(0o600);
+    let file = options.open(&path).at(&path)?;
     let owner = fs::metadata(store).at(store)?;
     give(&path, (owner.uid(), owner.gid()))?;
-    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Lock(file)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::Unsupported(format!(
-            "the store {} is in use by another mount: use that one, or unmount it first",
-            store.display()
-        ))),
-        Err(error) => Err(error).at(&path),
+    if try_lock(&file, store, waits)? {
+        return Ok(Lock(file));
     }
+    Err(Error::Unsupported(format!(
+        "the store {} is in use by another mount: use that one, or unmount it first",
+        store.display()
+    )))
+}
+
+/// Locks a store that is not mounted to look at it. Waits for a process that recovers.
+///
+/// # Errors
+/// `Unsupported` where it is mounted.
+pub(crate) fn lock_for_check(store: &Path) -> Result<Option<fs::File>, Error> {
+    let file = match fs::File::open(store.join("lock")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other.at(store)?,
+    };
+    if try_lock(&file, store, true)? {
+        return Ok(Some(file));
+    }
+    Err(Error::Unsupported(format!("the store {} is in use: unmount it first", store.display())))
+}
+
+fn try_lock(file: &fs::File, store: &Path, waits: bool) -> Result<bool, Error> {
+    use rustix::fs::FlockOperation;
+    let mut waits = waits;
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
+            Err(Errno::WOULDBLOCK) if waits => {}
+            Err(Errno::WOULDBLOCK) => return Ok(false),
+            Err(error) => return Err(error).at(store),
+        }
+        let path = store.join("journal");
+        let journal = fs::File::open(&path).at(&path)?;
+        let is_recovering =
+            rustix::fs::flock(&journal, FlockOperation::NonBlockingLockShared).is_err();
+        if is_recovering {
+            rustix::fs::flock(&journal, FlockOperation::LockShared).at(&path)?;
+        }
+        waits = is_recovering; // otherwise it may have ended a moment ago: tried once more
+    }
+}
+
+/// The lock of a process that recovers without a mount, on the journal's directory. It is taken before that on the store.
+pub(crate) struct Recovering {
+    _journal: fs::File,
+}
+
+impl Recovering {
+    /// Waits for other processes that recover. `None` where there is no store.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn begin(base: &Path, store: Option<&Path>) -> Result<Option<Self>, Error> {
+        let found = match store {
+            Some(store) => store.to_path_buf(),
+            None => match store_at(base) {
+                Ok(found) => found,
+                Err(Error::Usage(_)) => return Ok(None),
+                Err(error) => return Err(error),
+            },
+        };
+        let path = found.join("journal");
+        let journal = match fs::File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other.at(&path)?,
+        };
+        rustix::fs::flock(&journal, rustix::fs::FlockOperation::LockExclusive).at(&path)?;
+        Ok(Some(Self { _journal: journal }))
+    }
+}
+
+/// Whether a journal holds a transaction: one that goes on, or, without a daemon, one that was interrupted.
+pub(crate) fn is_interrupted(base: &Path, store: Option<&Path>) -> bool {
+    let home = base.join(HIDDEN);
+    [store, Some(&home)].into_iter().flatten().any(|place| {
+        fs::read_dir(place.join("journal")).is_ok_and(|mut entries| entries.next().is_some())
+    })
 }
 
 /// Removes a store that was made a moment ago, unless another mount has begun to use it.
 pub(super) fn discard(store: &Path) -> Result<(), Error> {
-    let _lock = lock_store(store)?;
+    let _lock = lock_store(store, true)?;
     fs::remove_dir_all(store).at(store)
 }
 
-/// The lock's content while a daemon holds it; one that ends in order takes it away.
-const IN_USE: &[u8] = b"in use\n";
+/// The first line of the lock's content while a daemon holds it; one that ends in order takes it away.
+const IN_USE: &str = "in use\n";
 
-/// Marks the store as in use, and tells whether it was still marked: then the last daemon did not end in order.
-pub(super) fn mark_in_use(lock: &fs::File) -> io::Result<bool> {
-    let was_in_use = lock.metadata()?.len() != 0;
-    std::os::unix::fs::FileExt::write_all_at(lock, IN_USE, 0)?;
-    Ok(was_in_use)
+/// The first line where a daemon had ended in order before a process recovered without a mount.
+const RECOVERED: &str = "recovered\n";
+
+/// What the lock's content says of the time before.
+#[derive(Default)]
+pub(super) struct Before {
+    /// The last daemon did not end in order.
+    pub(super) was_in_use: bool,
+    /// What processes that recovered without a mount have done since, for the next mount to report.
+    pub(super) recovered: Vec<String>,
+}
+
+pub(super) fn state_before(mut lock: &fs::File) -> Before {
+    /// The base's owner may have written anything there.
+    const BYTES_MAX: u64 = 64 << 10;
+    let mut content = Vec::new();
+    if io::Read::read_to_end(&mut io::Read::take(&mut lock, BYTES_MAX), &mut content).is_err() {
+        return Before::default();
+    }
+    let text = String::from_utf8_lossy(&content);
+    let is_text = |line: &&str| !line.is_empty() && !line.contains(char::is_control);
+    let recovered = text.lines().skip(1).filter(is_text).map(str::to_owned).collect();
+    Before { was_in_use: !text.is_empty() && !text.starts_with(RECOVERED), recovered }
+}
+
+/// Marks the store as in use.
+pub(super) fn mark_in_use(lock: &fs::File) -> io::Result<()> {
+    write_state(lock, IN_USE)
+}
+
+/// Leaves what was done for the next mount to report.
+pub(super) fn mark_recovered(
+    lock: &fs::File,
+    was_in_use: bool,
+    recovered: &[String],
+) -> io::Result<()> {
+    let first = if was_in_use { IN_USE } else { RECOVERED };
+    write_state(lock, &format!("{first}{}\n", recovered.join("\n")))
+}
+
+fn write_state(lock: &fs::File, content: &str) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(lock, content.as_bytes(), 0)?;
+    lock.set_len(content.len() as u64)
 }
 
 /// Takes the mark away.
@@ -359,10 +470,31 @@ mod tests {
     #[test]
     fn a_lock_that_was_given_back_is_free_though_a_child_still_has_its_descriptor() {
         let store = tempfile::tempdir().unwrap();
-        let lock = lock_store(store.path()).unwrap();
+        let lock = lock_store(store.path(), true).unwrap();
         let _of_a_child = lock.try_clone().unwrap();
-        assert!(lock_store(store.path()).is_err(), "it is held");
+        assert!(lock_store(store.path(), true).is_err(), "it is held");
         drop(lock);
-        lock_store(store.path()).unwrap();
+        lock_store(store.path(), true).unwrap();
+    }
+
+    #[test]
+    fn a_mount_waits_for_a_recovery_and_is_refused_by_another_mount() {
+        let base = tempfile::tempdir().unwrap();
+        let store = base.path().join(HIDDEN);
+        let owner = fs::metadata(base.path()).map(|found| (found.uid(), found.gid())).unwrap();
+        make_store(&store, owner).unwrap();
+        let recovering = Recovering::begin(base.path(), Some(&store)).unwrap().unwrap();
+        let lock = lock_store(&store, false).unwrap();
+        std::thread::scope(|scope| {
+            let mount = scope.spawn(|| lock_store(&store, true).map(drop));
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            assert!(!mount.is_finished(), "it waits");
+            drop(lock);
+            drop(recovering);
+            mount.join().unwrap().unwrap();
+        });
+        let _lock = lock_store(&store, true).unwrap();
+        let refused = lock_store(&store, true).unwrap_err();
+        assert!(refused.to_string().contains("in use by another mount"), "{refused}");
     }
 }

@@ -1,0 +1,196 @@
+//! The guard beside the daemon: after the daemon's death it settles an interrupted transaction by itself, and after an
+//! unmount nothing of it is left. `strace` kills the daemon at the same rename of a commit each time.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Mount, assert_same, shell, snapshot, succeed};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The processes that a process has started.
+fn children(process: i32) -> Vec<i32> {
+    let mut found = Vec::new();
+    for task in fs::read_dir(format!("/proc/{process}/task")).unwrap() {
+        let list = fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default();
+        found.extend(list.split_whitespace().map(|one| one.parse::<i32>().unwrap()));
+    }
+    found
+}
+
+fn guard_of(mount: &Mount) -> i32 {
+    let mut found = Vec::new();
+    // It starts when the mount answers, and is the daemon's only child.
+    wait_until("the guard starts", || {
+        found = children(mount.daemon());
+        found.len() == 1 && is_guard(found[0])
+    });
+    found[0]
+}
+
+fn is_guard(process: i32) -> bool {
+    let words = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&words).contains("--guard")
+}
+
+fn is_alive(process: i32) -> bool {
+    let state = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    !state.is_empty() && !state.contains(") Z")
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    const WAIT_MAX: Duration = Duration::from_secs(60);
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < WAIT_MAX, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A mount with a branch that changes many files.
+fn with_work() -> Mount {
+    let mount = Mount::over(|base| shell(base, "for i in $(seq 40); do echo old > $i; done"));
+    let branch = mount.create("work");
+    shell(&branch, "for i in $(seq 40); do echo new > $i; done; echo > added");
+    mount
+}
+
+/// Attaches strace, which kills the daemon at a rename in the middle of the next commit.
+fn arm(mount: &Mount) -> Child {
+    let output = mount.directory.path().join("strace");
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-p", &mount.daemon().to_string(), "-e", "trace=renameat2"]);
+    strace.args(["-e", "inject=renameat2:signal=KILL:when=20", "-o"]).arg(&output);
+    let strace = strace.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let status = format!("/proc/{}/status", mount.daemon());
+    wait_until("strace attaches", || {
+        !fs::read_to_string(&status).unwrap().contains("TracerPid:\t0")
+    });
+    // Until all threads are attached.
+    wait_until("strace attaches to all threads", || {
+        fs::read_dir(format!("/proc/{}/task", mount.daemon())).unwrap().all(|task| {
+            let status = task.unwrap().path().join("status");
+            !fs::read_to_string(status).unwrap_or_default().contains("TracerPid:\t0")
+        })
+    });
+    strace
+}
+
+/// Kills the daemon in the middle of the commit of `work`.
+fn die_in_commit(mount: &Mount) {
+    let mut strace = arm(mount);
+    let output = mount.run(&["commit", "work"], &[]);
+    assert!(!output.status.success());
+    strace.wait().unwrap();
+}
+
+fn journal_is_empty(base: &Path) -> bool {
+    fs::read_dir(base.join(".branching/journal")).unwrap().next().is_none()
+}
+
+fn remount(mount: &Mount) -> String {
+    let _ = rustix::mount::unmount(mount.mountpoint(), rustix::mount::UnmountFlags::DETACH);
+    let words = ["mount", "--driver", "fuse", "--base"];
+    let mounted = mount.run(&words, &[&mount.base()]);
+    succeed(&mounted);
+    String::from_utf8(mounted.stderr).unwrap()
+}
+
+#[test]
+fn a_commit_is_finished_without_a_command_when_the_daemon_is_killed() {
+    let mount = with_work();
+    let wanted = snapshot(&mount.branch("work"));
+    let guard = guard_of(&mount);
+    die_in_commit(&mount);
+    wait_until("the guard ends", || !is_alive(guard));
+    assert!(journal_is_empty(&mount.base()));
+    assert_same(&snapshot(&mount.base()), &wanted, "after the guard");
+    let log = fs::read_to_string(mount.base().join(".branching/branchfs.log")).unwrap();
+    let line = "the commit of work, which was under way, was finished";
+    assert!(log.contains(&format!("WARN recovery without a mount: {line}")), "{log}");
+    let checked = Command::new(common::PROGRAM).arg("fsck").arg(mount.base()).output().unwrap();
+    succeed(&checked);
+
+    // The next mount reports what was done in between, once.
+    let said = remount(&mount);
+    assert!(said.contains("the last mount ended without being unmounted"), "{said}");
+    assert!(said.contains(line), "{said}");
+    mount.unmount();
+    assert_eq!(remount(&mount), "");
+}
+
+#[test]
+fn the_guard_survives_what_kills_the_process_group_of_the_daemon() {
+    let mount = with_work();
+    let guard = guard_of(&mount);
+    let stat = |process: i32| fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let session = |process: i32| stat(process).rsplit(' ').nth(46).unwrap().to_owned();
+    wait_until("it has a session of its own", || session(guard) == guard.to_string());
+    let open = || fs::read_dir(format!("/proc/{guard}/fd")).unwrap().count();
+    wait_until("only the standard descriptors are open", || open() == 3);
+    assert_eq!(fs::read_link(format!("/proc/{guard}/cwd")).unwrap(), Path::new("/"));
+    let group = rustix::process::getpgid(Pid::from_raw(mount.daemon())).unwrap();
+    rustix::process::kill_process_group(group, Signal::KILL).unwrap();
+    wait_until("the guard ends after the daemon", || !is_alive(guard));
+    let log = fs::read_to_string(mount.base().join(".branching/branchfs.log")).unwrap();
+    assert!(!log.contains("recovery"), "the journal was empty: {log}");
+}
+
+#[test]
+fn without_the_guard_recover_or_the_next_mount_finishes_the_commit() {
+    for by_command in [true, false] {
+        let mount = with_work();
+        let wanted = snapshot(&mount.branch("work"));
+        kill_process(Pid::from_raw(guard_of(&mount)).unwrap(), Signal::KILL).unwrap();
+        die_in_commit(&mount);
+        assert!(!journal_is_empty(&mount.base()), "the kill comes in the middle");
+        if by_command {
+            let recover = || {
+                let done = Command::new(common::PROGRAM)
+                    .arg("recover")
+                    .arg(mount.base())
+                    .output()
+                    .unwrap();
+                succeed(&done);
+                String::from_utf8(done.stdout).unwrap()
+            };
+            assert_eq!(recover(), "the commit of work, which was under way, was finished\n");
+            assert_same(&snapshot(&mount.base()), &wanted, "after branchfs recover");
+            assert_eq!(recover(), "nothing to recover\n");
+        }
+        assert!(remount(&mount).contains("the commit of work"));
+        assert_same(&snapshot(&mount.base()), &wanted, "after the next mount");
+    }
+}
+
+#[test]
+fn no_guard_is_left_after_an_unmount() {
+    let mount = Mount::new();
+    let guard = guard_of(&mount);
+    mount.unmount();
+    assert!(!Path::new(&format!("/proc/{guard}")).exists());
+}
+
+#[test]
+fn recover_refuses_a_mounted_store_and_makes_none() {
+    let mount = Mount::unmounted(|_| ());
+    let recover = |mount: &Mount| {
+        Command::new(common::PROGRAM).arg("recover").arg(mount.base()).output().unwrap()
+    };
+    let done = recover(&mount);
+    succeed(&done);
+    assert_eq!(done.stdout, b"nothing to recover\n");
+    assert!(!mount.base().join(".branching").exists());
+    mount.mount();
+    fs::create_dir(mount.base().join(".branching/journal/1")).unwrap();
+    let refused = recover(&mount);
+    fs::remove_dir(mount.base().join(".branching/journal/1")).unwrap();
+    assert!(!refused.status.success());
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("is in use by another mount"), "{said}");
+}
