@@ -47,7 +47,7 @@ fn the_log_names_start_driver_commits_and_refusals() {
     });
     mount.mount();
     shell(&mount.create("one"), "echo one > file; echo new > new");
-    mount.create("two");
+    shell(&mount.create("two"), "echo two > file");
     mount.commit("one");
     assert!(!mount.run(&["commit", "two"], &[]).status.success());
     succeed(&mount.run(&["undo"], &[]));
