@@ -14,6 +14,8 @@ mod history;
 mod model;
 #[path = "posix.rs"]
 mod posix;
+#[path = "power_cuts.rs"]
+mod power_cuts;
 #[path = "programs.rs"]
 mod programs;
 

@@ -159,7 +159,21 @@ impl Workspace {
             }
         }
         tracing::debug!("created {name:?}");
-        Self::info(&branches, id)
+        let info = Self::info(&branches, id);
+        drop(branches);
+        if is_presented {
+            self.sync_presented(id)?;
+        }
+        info
+    }
+
+    /// Makes the record of a branch durable that the driver presents. No sync of a file in it reaches the daemon, so this
+    /// cannot wait for the first one, as in the FUSE view. Creates that run concurrently share the write of the disk.
+    fn sync_presented(&self, id: u64) -> Result<(), Error> {
+        let layers = self.store_path.join("layers");
+        self.records.sync_with(&layers).inspect_err(|_| {
+            let _ = self.abort(&Selector::Id(id)); // the error is the one that stood in its way
+        })
     }
 
     /// The layer of a new branch, which was made ahead and is empty: a crash leaves nothing that somebody wrote.

@@ -32,6 +32,9 @@ pub(crate) const DRAFT: &str = "log.new";
 /// Room behind the end of the log: so many bytes of lines at least can be written whatever becomes of the disk.
 const ROOM_BYTES: u64 = 32 << 10;
 
+/// `BTRFS_SUPER_MAGIC`, linux/magic.h.
+const BTRFS: rustix::fs::FsWord = 0x9123_683e;
+
 /// A branch as the store records it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Record {
@@ -265,6 +268,17 @@ impl Records {
     pub(super) fn sync(&self) -> Result<(), Error> {
         let file = self.file();
         file.sync_data().or_not_durable(&self.path)
+    }
+
+    /// Makes all lines durable, and with them the names of the layers. Journals keep the order of changes, so that the log
+    /// takes along what was renamed before; btrfs syncs a file by itself.
+    pub(super) fn sync_with(&self, layers: &Path) -> Result<(), Error> {
+        let directory = File::open(layers).at(layers)?;
+        let status = rustix::fs::fstatfs(&directory).at(layers)?;
+        if status.f_type == BTRFS {
+            rustix::fs::fsync(&directory).at(layers)?;
+        }
+        self.sync()
     }
 
     /// The log's file: syncing that makes all lines durable.

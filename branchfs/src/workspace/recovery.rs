@@ -72,6 +72,10 @@ impl Workspace {
         }
         self.clear_layers(&keep, &loaded.gone, &mut done)?;
         self.records.compact(&loaded)?;
+        if !loaded.records.is_empty() {
+            // The last daemon may have died without it; nobody else knows which records were not synced.
+            self.records.sync_with(&self.store_path.join("layers"))?;
+        }
         let mut branches = self.lock();
         for record in loaded.records.into_values() {
             let above = branches.get(&record.parent).and_then(|parent| parent.quota.as_ref());
@@ -156,7 +160,7 @@ impl Workspace {
             let to = lost.join(path.file_name().unwrap_or_default());
             fs::rename(&path, &to).at(&path)?;
             done.push(format!(
-                "a branch was lost with the power, nothing in it had been synced; what was written of it is in {}",
+                "a branch was lost in a power cut before its record was on disk; no file in it had been synced; what was written to it is in {}",
                 to.display()
             ));
         }

@@ -165,13 +165,7 @@ impl Mount {
 
     /// `kill -9` of the daemon.
     pub fn kill_alone(&self) {
-        let pid = rustix::process::Pid::from_raw(self.daemon()).unwrap();
-        let waiter =
-            rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-        let mut poll = [rustix::event::PollFd::new(&waiter, rustix::event::PollFlags::IN)];
-        rustix::event::poll(&mut poll, None).unwrap();
-        let _ = fs::remove_file(format!("/run/branchfs/{}.sock", pid.as_raw_nonzero()));
+        kill_daemon(self.daemon());
     }
 
     /// Runs the program with words, paths, and the mountpoint last.
@@ -209,6 +203,16 @@ impl Drop for Mount {
         let _ = Command::new(PROGRAM).arg("unmount").arg(self.mountpoint()).output();
         let _ = rustix::mount::unmount(self.mountpoint(), rustix::mount::UnmountFlags::DETACH);
     }
+}
+
+/// `kill -9` of a daemon, by its number; returns when it is gone.
+pub fn kill_daemon(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    let waiter = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    let mut poll = [rustix::event::PollFd::new(&waiter, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut poll, None).unwrap();
+    let _ = fs::remove_file(format!("/run/branchfs/{}.sock", pid.as_raw_nonzero()));
 }
 
 /// How often something random is tried: few times in every run, many times in `scripts/test --soak`.
