@@ -45,6 +45,15 @@ impl Content {
         }
     }
 
+    /// As `fsync(2)` or `fdatasync(2)`.
+    pub(crate) fn sync(&self, data_only: bool) -> Result<()> {
+        match &self.partial {
+            Some(partial) => partial.sync(data_only),
+            None if data_only => rustix::fs::fdatasync(&*self.file),
+            None => rustix::fs::fsync(&*self.file),
+        }
+    }
+
     /// Copies from another file, or from another place of this one; returns how much.
     pub(crate) fn copy_from(
         &self,

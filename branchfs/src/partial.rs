@@ -3,22 +3,32 @@
 //! The first byte written to a file of 1 GiB would cost a copy of 1 GiB where the file system cannot share blocks. So
 //! the copy begins as one hole of the original's size, and
 //!
-//! > **below `limit`, a hole of the copy shows what the original has there; data, and all above, is the copy's own.**
+//! > **below `limit`, the blocks in the copy's map are the copy's own, and the others show the original. At and above
+//! > `limit` all is the copy's own.**
 //!
 //! A write that covers a block in part brings the rest of the block from the original first. `limit` is the original's
 //! size, or less once the copy was truncated: what comes back when it grows again is zeros. Zeros in place of content
-//! (punching a hole) are written as such. So there is no map beside the file that could disagree with it after a crash:
-//! the file system's own list of extents is the map, and it keeps that in line with the data.
+//! (punching a hole) are written as such.
+//!
+//! The map ([`blocks`]) is a file of its own, with a bit for each block of 4 KiB. A bit is set after the whole block has
+//! been written, so whatever a failed write, a full disk or a killed daemon leaves in the copy is never shown: the file
+//! system's extents alone cannot tell, for blocks that were only reserved stay behind as zeros. Such leftovers are
+//! removed after an error, and before the block is written again. After a loss of power the map may be newer than the
+//! content: a bit counts only where the copy has data. Together with `fsync` of both, content first, nothing else is
+//! needed.
 //!
 //! What says that a file is such a copy, of what, and to which limit, is an extended attribute of the file itself
 //! ([`Record`]), set before the file is renamed into the layer. It goes when the copy is whole and that is on disk.
-//! Order on every change: content first, then the attribute; what is found is never more than `min(limit, size)`.
+//! Order on every change: content first, then the map or the attribute; what is found is never more than
+//! `min(limit, size)`.
 //!
 //! This needs exact answers of `SEEK_DATA`, for blocks of zeros too, which [`is_possible_in`] tries out; elsewhere files
 //! are copied whole. Whoever changes the original behind our back makes its parts unreadable (EIO), never mixed.
 //!
-//! Locking: `limit` is read by readers and written by everything that changes the file; nothing is taken below it.
+//! Locking: the state is read by readers and written by everything that changes the file; below it only the states of
+//! originals that are partial copies themselves, further down.
 
+mod blocks;
 mod original;
 mod parts;
 mod record;
@@ -33,6 +43,7 @@ use rustix::io::Errno;
 use crate::overlay::Namespace;
 use crate::tree::{Result, Tree};
 
+use blocks::Blocks;
 pub(crate) use original::Original;
 pub(crate) use parts::Parts;
 pub(crate) use record::{Record, Seen};
@@ -54,29 +65,81 @@ pub(crate) struct PartialCopy {
     /// `None`: it cannot be found any more.
     original: Option<Original>,
     namespace: Namespace,
-    limit: RwLock<u64>,
+    state: RwLock<State>,
+}
+
+/// What changes with the file.
+#[derive(Debug)]
+struct State {
+    /// Below this offset, blocks that are not in the map show the original.
+    limit: u64,
+    blocks: Blocks,
+    /// Bytes of data of the original that are not shown any more, once counted.
+    hidden_bytes: Option<u64>,
+}
+
+/// A piece of the file with one owner.
+struct Run {
+    end: u64,
+    is_own: bool,
+}
+
+impl State {
+    /// The piece that begins at `at`, looked at up to `end`.
+    fn run(&self, at: u64, end: u64) -> Run {
+        if at >= self.limit {
+            return Run { end, is_own: true };
+        }
+        let is_own = self.blocks.has(at / BLOCK_BYTES);
+        let last = end.min(self.limit).div_ceil(BLOCK_BYTES);
+        let next = self.blocks.next(at / BLOCK_BYTES, last, !is_own).unwrap_or(last);
+        Run { end: (next * BLOCK_BYTES).min(end).min(self.limit), is_own }
+    }
+
+    /// The pieces of `start..end` that show the original.
+    fn missing(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let end = end.min(self.limit);
+        let mut pieces = Vec::new();
+        let mut at = start;
+        while at < end {
+            let run = self.run(at, end);
+            if !run.is_own {
+                pieces.push((at, run.end));
+            }
+            at = run.end;
+        }
+        pieces
+    }
 }
 
 impl PartialCopy {
-    /// The copy `file`, which is open for reading and writing and has `record`.
+    /// The copy `file`, which is open for reading and writing and has `record`; `map` is the file of its map.
     pub(crate) fn new(
         file: OwnedFd,
+        map: OwnedFd,
         record: &Record,
         original: Option<Original>,
         namespace: Namespace,
     ) -> Result<Self> {
         let limit = record.limit.min(size_of(&file)?);
-        Ok(Self { file, original, namespace, limit: RwLock::new(limit) })
+        let blocks = Blocks::load(map, &file, limit, record.has_map)?;
+        let state = RwLock::new(State { limit, blocks, hidden_bytes: None });
+        let copy = Self { file, original, namespace, state };
+        if limit < record.limit {
+            // It was cut by a daemon that ended before it wrote that down; growing must bring zeros.
+            copy.keep_limit(limit)?;
+        }
+        Ok(copy)
     }
 
-    fn reading(&self) -> RwLockReadGuard<'_, u64> {
-        // A panic while it was held leaves a limit that is too high at worst until the next open; never a wrong one
-        // below what was written, for content comes first.
-        self.limit.read().unwrap_or_else(PoisonError::into_inner)
+    fn reading(&self) -> RwLockReadGuard<'_, State> {
+        // A panic while it was held leaves a state that shows less of the copy at worst until the next open; never a
+        // wrong block, for content comes first.
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn writing(&self) -> RwLockWriteGuard<'_, u64> {
-        self.limit.write().unwrap_or_else(PoisonError::into_inner)
+    fn writing(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn original(&self) -> Result<&Original> {
@@ -86,52 +149,144 @@ impl PartialCopy {
     /// Whether nothing is left to be brought from the original: then the file can be used without us, as long as
     /// whatever makes holes comes here.
     pub(crate) fn is_filled(&self) -> bool {
-        let limit = self.reading();
-        *limit == 0 || hole_at(&self.file, 0).is_ok_and(|hole| hole >= *limit)
+        let state = self.reading();
+        state.missing(0, state.limit).is_empty()
     }
 
     /// Reads at `offset`; fewer bytes only at the end of the file.
     pub(crate) fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
-        let limit = self.reading();
-        read_merged(&self.file, *limit, || self.original(), buffer, offset)
+        let state = self.reading();
+        let wanted = size_of(&self.file)?.saturating_sub(offset);
+        let length = buffer.len().min(usize::try_from(wanted).unwrap_or(usize::MAX));
+        let mut done = 0;
+        while done < length {
+            let at = offset + done as u64;
+            let run = state.run(at, offset + length as u64);
+            let part = &mut buffer[done..done + usize::try_from(run.end - at).unwrap_or(0)];
+            let read = if run.is_own {
+                rustix::io::retry_on_intr(|| rustix::io::pread(&self.file, &mut *part, at))?
+            } else {
+                self.original()?.read(part, at)?;
+                part.len()
+            };
+            if read == 0 {
+                break; // shortened meanwhile
+            }
+            done += read;
+        }
+        Ok(done)
     }
 
     /// Writes at `offset`.
     pub(crate) fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
-        let limit = self.writing();
-        self.write_locked(data, offset, *limit)
+        self.write_locked(&mut self.writing(), data, offset)
     }
 
-    fn write_locked(&self, data: &[u8], offset: u64, limit: u64) -> Result<usize> {
+    fn write_locked(&self, state: &mut State, data: &[u8], offset: u64) -> Result<usize> {
         let end = offset + data.len() as u64;
-        if offset % BLOCK_BYTES != 0 {
-            self.fill(offset, limit)?;
+        for edge in [offset, end] {
+            if edge % BLOCK_BYTES != 0 {
+                self.fill(state, edge)?;
+            }
         }
-        if end % BLOCK_BYTES != 0 {
-            self.fill(end, limit)?;
+        let new = state.missing(offset, end);
+        if new.is_empty() {
+            return rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.file, data, offset));
         }
-        rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.file, data, offset))
+        state.blocks.prepare(|| self.use_map())?;
+        self.remove_leftovers(&new)?;
+        let (written, failed) = write_most(&self.file, data, offset);
+        let mut done = offset + written as u64;
+        if state.run(done, done + 1).is_own || done == end {
+            // All that was written is in blocks that are whole.
+        } else {
+            done = (done - done % BLOCK_BYTES).max(offset);
+        }
+        let taken = self.take(state, offset, done);
+        if done < end || taken.is_err() {
+            self.give_back(&state.missing(offset, end));
+        }
+        taken?;
+        match failed {
+            Some(error) if done == offset => Err(error),
+            _ => Ok(usize::try_from(done - offset).unwrap_or(0)),
+        }
+    }
+
+    /// The blocks of `start..end`, which have been written as a whole, are the copy's from now on.
+    fn take(&self, state: &mut State, start: u64, end: u64) -> Result<()> {
+        let new = state.missing(start, end);
+        if let (Some(hidden), Some(original)) = (state.hidden_bytes, &self.original) {
+            let bytes = new.iter().map(|(start, end)| original.data_bytes(*start, *end));
+            state.hidden_bytes = bytes.sum::<Result<u64>>().ok().map(|bytes| hidden + bytes);
+        }
+        for (start, end) in new {
+            state.blocks.add(start / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES))?;
+        }
+        Ok(())
+    }
+
+    /// Removes what an earlier failure left in blocks that are about to be written. It must not come back after a loss
+    /// of power, when the map has them already.
+    fn remove_leftovers(&self, pieces: &[(u64, u64)]) -> Result<()> {
+        let mut removed = false;
+        for (start, end) in pieces {
+            if data_at(&self.file, *start)?.is_some_and(|data| data < *end) {
+                punch(&self.file, *start, *end)?;
+                removed = true;
+            }
+        }
+        if removed { rustix::fs::fdatasync(&self.file) } else { Ok(()) }
+    }
+
+    /// Frees what a failure left in blocks that show the original.
+    fn give_back(&self, pieces: &[(u64, u64)]) {
+        for (start, end) in pieces {
+            // What stays takes room, and is removed before the block is written: nobody sees it.
+            let _ = punch(&self.file, *start, *end);
+        }
     }
 
     /// Brings the block around `offset` from the original, unless it is here already.
-    fn fill(&self, offset: u64, limit: u64) -> Result<()> {
+    fn fill(&self, state: &mut State, offset: u64) -> Result<()> {
         let start = offset - offset % BLOCK_BYTES;
-        if start >= limit || data_at(&self.file, start)? == Some(start) {
+        self.fill_range(state, start, start + BLOCK_BYTES)
+    }
+
+    /// Brings whatever of `start..end` is not here yet, by whole blocks; holes of the original are written as zeros.
+    fn fill_range(&self, state: &mut State, start: u64, end: u64) -> Result<()> {
+        let start = start - start % BLOCK_BYTES;
+        let new = state.missing(start, end.next_multiple_of(BLOCK_BYTES));
+        if new.is_empty() {
             return Ok(());
         }
-        let length = BLOCK_BYTES.min(limit - start);
-        let mut block = EMPTY_BLOCK;
-        let block = &mut block[..usize::try_from(length).unwrap_or(0)];
-        self.original()?.read(block, start)?;
-        write_all(&self.file, block, start)
+        state.blocks.prepare(|| self.use_map())?;
+        self.remove_leftovers(&new)?;
+        let bring = |from: u64, to: u64| {
+            let mut buffer = vec![0; usize::try_from(to - from).unwrap_or(0)];
+            self.original()?.read(&mut buffer, from)?;
+            write_all(&self.file, &buffer, from)
+        };
+        for (start, end) in new {
+            let mut at = start;
+            while at < end {
+                let stop = (at + BUFFER_BYTES as u64).min(end);
+                if let Err(error) = bring(at, stop).and_then(|()| self.take(state, at, stop)) {
+                    self.give_back(&state.missing(at, end));
+                    return Err(error);
+                }
+                at = stop;
+            }
+        }
+        Ok(())
     }
 
     /// Gives the file another size.
     pub(crate) fn resize(&self, size: u64) -> Result<()> {
-        let mut limit = self.writing();
+        let mut state = self.writing();
         rustix::fs::ftruncate(&self.file, size)?;
-        if size < *limit {
-            *limit = size;
+        if size < state.limit {
+            (state.limit, state.hidden_bytes) = (size, None);
             self.keep_limit(size)?;
         }
         Ok(())
@@ -142,8 +297,17 @@ impl PartialCopy {
         if limit == 0 {
             return Record::remove(self.file.as_fd(), self.namespace);
         }
+        self.change_record(|record| record.limit = limit)
+    }
+
+    /// A copy of an earlier version, whose extents are its map, has one from now on.
+    fn use_map(&self) -> Result<()> {
+        self.change_record(|record| record.has_map = true)
+    }
+
+    fn change_record(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
         let mut record = Record::read(self.file.as_fd(), self.namespace)?.ok_or(Errno::IO)?;
-        record.limit = limit;
+        change(&mut record);
         record.write(self.file.as_fd(), self.namespace)
     }
 
@@ -154,84 +318,94 @@ impl PartialCopy {
         if !(known | zeros).contains(mode) {
             return Err(Errno::OPNOTSUPP); // what would move content; FUSE refuses it before it comes here
         }
-        let limit = self.writing();
+        let state = &mut *self.writing();
         let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
         if !mode.intersects(zeros) {
-            // Allocated without being written, a block is neither data nor hole: bring it before.
-            self.fill_range(offset, end, *limit)?;
+            self.fill_range(state, offset, end)?;
             return rustix::fs::fallocate(&self.file, mode, offset, length);
         }
         let buffer = vec![0; BUFFER_BYTES];
         let mut at = offset;
-        while at < end.min(*limit) {
-            let wanted = (end.min(*limit) - at).min(BUFFER_BYTES as u64);
+        while at < end.min(state.limit) {
+            let wanted = (end.min(state.limit) - at).min(BUFFER_BYTES as u64);
             let written = &buffer[..usize::try_from(wanted).unwrap_or(0)];
-            at += self.write_locked(written, at, *limit)? as u64;
+            at += self.write_locked(state, written, at)? as u64;
         }
         if at < end {
-            self.fill(at, *limit)?;
+            self.fill(state, at)?;
             rustix::fs::fallocate(&self.file, mode, at, end - at)?;
-        }
-        Ok(())
-    }
-
-    /// Brings whatever of `start..end` is not here yet; holes of the original are written as zeros.
-    fn fill_range(&self, start: u64, end: u64, limit: u64) -> Result<()> {
-        let end = end.min(limit);
-        let mut buffer = vec![0; BUFFER_BYTES];
-        let mut at = start - start % BLOCK_BYTES;
-        while at < end {
-            let data = data_at(&self.file, at)?.unwrap_or(limit);
-            if data <= at {
-                at = hole_at(&self.file, at)?;
-                continue;
-            }
-            // A whole number of blocks, but for the last.
-            let stop = data.min(end.next_multiple_of(BLOCK_BYTES)).min(limit);
-            let length = (stop - at).min(BUFFER_BYTES as u64);
-            let piece = &mut buffer[..usize::try_from(length).unwrap_or(0)];
-            self.original()?.read(piece, at)?;
-            write_all(&self.file, piece, at)?;
-            at += length;
         }
         Ok(())
     }
 
     /// `SEEK_DATA` of what the file shows.
     pub(crate) fn seek_data(&self, offset: u64) -> Result<u64> {
-        let limit = self.reading();
-        let own = data_at(&self.file, offset)?;
-        let originals = match &self.original {
-            Some(original) if offset < *limit => {
-                original.data_at(offset)?.filter(|data| data < &limit)
+        let state = self.reading();
+        let size = size_of(&self.file)?;
+        let mut at = offset;
+        while at < size {
+            let run = state.run(at, size);
+            let data = match &self.original {
+                _ if run.is_own => data_at(&self.file, at)?,
+                Some(original) => original.data_at(at)?,
+                None => Some(at), // reading it fails; a hole would be taken for zeros
+            };
+            if let Some(data) = data.filter(|data| *data < run.end) {
+                return Ok(data);
             }
-            _ => None,
-        };
-        own.into_iter().chain(originals).min().ok_or(Errno::NXIO)
+            at = run.end;
+        }
+        Err(Errno::NXIO)
     }
 
     /// `SEEK_HOLE` of what the file shows.
     pub(crate) fn seek_hole(&self, offset: u64) -> Result<u64> {
-        let limit = self.reading();
-        let mut at = offset;
-        loop {
-            if data_at(&self.file, at)? == Some(at) {
-                at = hole_at(&self.file, at)?;
-                continue;
-            }
-            let original = self.original.as_ref().filter(|_| at < *limit);
-            match original {
-                Some(original) if original.data_at(at)? == Some(at) => {
-                    // Where this ends in the middle of a block, the rest of the block is the copy's.
-                    let end = original.hole_at(at)?.min(*limit);
-                    at = data_at(&self.file, at)?.map_or(end, |data| data.min(end));
-                }
-                _ => {
-                    let size = size_of(&self.file)?;
-                    return if offset >= size { Err(Errno::NXIO) } else { Ok(at.min(size)) };
-                }
-            }
+        let state = self.reading();
+        let size = size_of(&self.file)?;
+        if offset >= size {
+            return Err(Errno::NXIO);
         }
+        let mut at = offset;
+        while at < size {
+            let run = state.run(at, size);
+            let hole = match &self.original {
+                _ if run.is_own => hole_at(&self.file, at)?,
+                Some(original) => original.hole_at(at)?,
+                None => run.end,
+            };
+            if hole < run.end {
+                return Ok(hole);
+            }
+            at = run.end;
+        }
+        Ok(size)
+    }
+
+    /// Blocks of 512 bytes that a whole copy would have.
+    pub(crate) fn blocks(&self) -> Result<u64> {
+        const STAT_BLOCK_BYTES: u64 = 512;
+        let mut state = self.writing();
+        let stat = rustix::fs::fstat(&self.file)?;
+        let own = u64::try_from(stat.st_blocks).unwrap_or(0);
+        let Some(original) = &self.original else {
+            // Without blocks it would be taken for a hole; reading it fails.
+            return Ok(own.max(size_of(&self.file)?.div_ceil(STAT_BLOCK_BYTES)));
+        };
+        if state.limit == 0 {
+            return Ok(own);
+        }
+        let hidden = match state.hidden_bytes {
+            Some(hidden) => hidden,
+            None => {
+                let mut shown = 0;
+                for (start, end) in state.missing(0, state.limit) {
+                    shown += original.data_bytes(start, end)?;
+                }
+                original.data_bytes(0, u64::MAX)?.saturating_sub(shown)
+            }
+        };
+        state.hidden_bytes = Some(hidden);
+        Ok(own + original.blocks()?.saturating_sub(hidden / STAT_BLOCK_BYTES))
     }
 
     /// Copies what the file shows to the empty file `to`, with its holes.
@@ -258,73 +432,84 @@ impl PartialCopy {
         }
     }
 
-    /// Brings all that is missing, keeps the file's times, and makes it a file like others once that is on disk.
-    pub(crate) fn complete(&self) -> Result<()> {
-        let mut limit = self.writing();
-        if *limit == 0 {
-            return Ok(());
-        }
-        let stat = rustix::fs::fstat(&self.file)?;
-        let mut at = 0;
-        while at < *limit {
-            let data = data_at(&self.file, at)?.unwrap_or(*limit).min(*limit);
-            if data > at {
-                self.original()?.copy_data(&self.file, at, data)?;
+    /// Brings all that is missing, and keeps the file's times. [`Self::finish`] makes it the copy's; until then it is
+    /// not shown, and [`Self::withdraw`] frees it.
+    pub(crate) fn bring(&self) -> Result<()> {
+        let state = self.writing();
+        let missing = state.missing(0, state.limit);
+        let times = times_of(&self.file)?;
+        let bring = || -> Result<()> {
+            self.remove_leftovers(&missing)?;
+            for (start, end) in &missing {
+                self.original()?.copy_data(&self.file, *start, *end)?;
             }
-            at = if data < *limit { hole_at(&self.file, data)? } else { *limit };
+            rustix::fs::fdatasync(&self.file)
+        };
+        let brought = bring();
+        if brought.is_err() {
+            self.give_back(&missing);
         }
-        let time = |seconds, nanoseconds: u64| Timespec {
-            tv_sec: seconds,
-            tv_nsec: i64::try_from(nanoseconds).unwrap_or(0),
-        };
-        let times = Timestamps {
-            last_access: time(stat.st_atime, stat.st_atime_nsec as u64),
-            last_modification: time(stat.st_mtime, stat.st_mtime_nsec as u64),
-        };
         rustix::fs::futimens(&self.file, &times)?;
+        brought
+    }
+
+    /// Frees what [`Self::bring`] brought.
+    pub(crate) fn withdraw(&self) -> Result<()> {
+        let state = self.writing();
+        let times = times_of(&self.file)?;
+        self.give_back(&state.missing(0, state.limit));
+        rustix::fs::futimens(&self.file, &times)
+    }
+
+    /// Makes the file one like others: all of it has been brought, and is on disk.
+    pub(crate) fn finish(&self) -> Result<()> {
+        let mut state = self.writing();
         rustix::fs::fdatasync(&self.file)?;
-        *limit = 0;
-        self.keep_limit(0)
+        self.keep_limit(0)?;
+        state.limit = 0;
+        Ok(())
+    }
+
+    /// As `fsync(2)` or `fdatasync(2)`.
+    pub(crate) fn sync(&self, data_only: bool) -> Result<()> {
+        if data_only {
+            rustix::fs::fdatasync(&self.file)?;
+        } else {
+            rustix::fs::fsync(&self.file)?;
+        }
+        self.reading().blocks.sync()
     }
 }
 
-/// Reads what a copy shows: its own data, and below `limit` in its holes the original's.
-fn read_merged<'o>(
-    file: &OwnedFd,
-    limit: u64,
-    original: impl Fn() -> Result<&'o Original>,
-    buffer: &mut [u8],
-    offset: u64,
-) -> Result<usize> {
-    let size = size_of(file)?;
-    let wanted = usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX);
-    let length = buffer.len().min(wanted);
-    let mut done = 0;
-    while done < length {
-        let at = offset + done as u64;
-        let rest = &mut buffer[done..length];
-        let data = if at < limit { data_at(file, at)?.unwrap_or(limit).min(limit) } else { at };
-        let (end, is_own) = if data > at {
-            (data, false)
-        } else if at < limit {
-            (hole_at(file, at)?, true)
-        } else {
-            (size, true)
-        };
-        let count = usize::try_from(end - at).unwrap_or(usize::MAX).min(rest.len());
-        let part = &mut rest[..count];
-        let read = if is_own {
-            rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut *part, at))?
-        } else {
-            original()?.read(part, at)?;
-            count
-        };
-        if read == 0 {
-            break; // shortened meanwhile
+fn times_of(file: &OwnedFd) -> Result<Timestamps> {
+    let stat = rustix::fs::fstat(file)?;
+    let time = |seconds, nanoseconds: u64| Timespec {
+        tv_sec: seconds,
+        tv_nsec: i64::try_from(nanoseconds).unwrap_or(0),
+    };
+    Ok(Timestamps {
+        last_access: time(stat.st_atime, stat.st_atime_nsec as u64),
+        last_modification: time(stat.st_mtime, stat.st_mtime_nsec as u64),
+    })
+}
+
+/// Writes as much as can be written; returns how much, and why it ended before all was.
+fn write_most(file: &OwnedFd, data: &[u8], offset: u64) -> (usize, Option<Errno>) {
+    let mut written = 0;
+    while written < data.len() {
+        let at = offset + written as u64;
+        match rustix::io::retry_on_intr(|| rustix::io::pwrite(file, &data[written..], at)) {
+            Ok(0) => return (written, Some(Errno::IO)),
+            Ok(count) => written += count,
+            Err(error) => return (written, Some(error)),
         }
-        done += read;
     }
-    Ok(done)
+    (written, None)
+}
+
+fn punch(file: &OwnedFd, start: u64, end: u64) -> Result<()> {
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(file, mode, start, end - start)
 }
 
 /// Where data begins at or after `offset`; `None`: nowhere.
@@ -346,12 +531,10 @@ fn size_of(file: &OwnedFd) -> Result<u64> {
 }
 
 fn write_all(file: &OwnedFd, data: &[u8], offset: u64) -> Result<()> {
-    let mut written = 0;
-    while written < data.len() {
-        let at = offset + written as u64;
-        written += rustix::io::retry_on_intr(|| rustix::io::pwrite(file, &data[written..], at))?;
+    match write_most(file, data, offset) {
+        (_, Some(error)) => Err(error),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Tries out in `directory` whether its file system keeps holes exactly as they were made, on disk too.

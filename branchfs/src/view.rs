@@ -42,7 +42,7 @@ pub(crate) use attributes::kill_privileges_of;
 pub(crate) use change::{New, Owner};
 pub(crate) use copy_up::Content as CopiedContent;
 pub(crate) use handles::Handles;
-pub(crate) use in_part::Unfinished;
+pub(crate) use in_part::Brought;
 use nodes::Node;
 pub(crate) use nodes::{At, Index, Nodes, Place, ROOT};
 pub(crate) use open::OpenedFile;
@@ -252,7 +252,7 @@ impl View {
             if kind != FileType::Directory {
                 return Ok(Some(match merged {
                     Some(merged) => merged.finish(),
-                    None => self.object(kind, At { layer: Arc::clone(layer), path }, &stat),
+                    None => self.object(kind, At { layer: Arc::clone(layer), path }, &stat)?,
                 }));
             }
             let at = At { layer: Arc::clone(layer), path };
@@ -307,19 +307,21 @@ impl View {
         Ok(at)
     }
 
-    fn object(&self, kind: FileType, at: At, stat: &Statx) -> Found {
+    fn object(&self, kind: FileType, at: At, stat: &Statx) -> Result<Found> {
         let layer = Arc::clone(&at.layer);
         let is_top = layer.id == self.layers[0].id;
         // Only linked objects need to be found again by inode; in the top layer any may be linked later.
         let inode = (is_top || stat.stx_nlink > 1).then_some((layer.origin, stat.stx_ino));
         let is_lower_file = !is_top && kind == FileType::RegularFile;
-        Found {
+        let mut attributes = self.object_attributes(stat, &layer);
+        self.count_blocks(&mut attributes, &at, stat)?;
+        Ok(Found {
             kind,
             place: if is_top { Place::Upper } else { Place::Lower(at) },
             inode,
             identity: is_lower_file.then(|| identity(stat)),
-            attributes: self.object_attributes(stat, &layer),
-        }
+            attributes,
+        })
     }
 
     /// Attributes of an object that is no directory: names that layers above hide are no links.

@@ -8,6 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
+use common::disk::Disk;
 use common::{Mount, refusal, shell};
 
 /// Big enough to be copied in part.
@@ -311,4 +312,156 @@ fn a_diff_reads_through_to_what_is_not_copied() {
     shell(&copies, &format!("mkdir layer; tar xf {} -C layer", layer.display()));
     assert_content(&copies.join("layer/moved"), &wanted, "the exported file");
     assert!(stored(&mount, "moved") < 100 << 10, "looking at it copies nothing");
+}
+
+/// Size of the files on small file systems, where they count as big.
+const SMALL: usize = 3 << 20;
+
+/// Small file systems that cannot share blocks, with a file `big` in the base.
+fn small_disks() -> Vec<(&'static str, Disk)> {
+    let images = [
+        ("ext4 with blocks of 1 KiB", "24M", "mkfs.ext4 -q -m 0 -b 1024"),
+        ("ext4 with blocks of 4 KiB", "24M", "mkfs.ext4 -q -m 0 -b 4096"),
+        ("XFS without reflinks", "300M", "mkfs.xfs -q -m reflink=0"),
+    ];
+    let images = images.map(|(name, size, make)| (name, Disk::image(size, make)));
+    let memory = ("tmpfs", Disk::mounted("mount -t tmpfs -o size=24M none base"));
+    let disks = images.into_iter().chain([memory]);
+    disks
+        .map(|(name, disk)| {
+            let disk = disk.with_big_files_from(1 << 20);
+            fs::write(disk.base().join("big"), &pattern()[..SMALL]).unwrap();
+            disk.mount();
+            (name, disk)
+        })
+        .collect()
+}
+
+/// Rooms that end in the middle of large folios, and in the middle of blocks.
+const ROOMS: [u64; 4] = [0, 37_000, 400_000, 1_300_001];
+
+#[test]
+fn a_commit_that_finds_no_room_changes_nothing_and_takes_no_room() {
+    for (name, disk) in small_disks() {
+        let branch = disk.create("branch");
+        let mut wanted = pattern()[..SMALL].to_vec();
+        write_at(&branch.join("big"), b"patch", 1 << 20);
+        wanted[1 << 20..][..5].copy_from_slice(b"patch");
+        for room in ROOMS {
+            let when = format!("{name}, {room} bytes left");
+            let filler = disk.fill(room);
+            let free = disk.free();
+            refusal(&disk.run(&["commit", "branch"], &[]));
+            assert!(disk.free() + (64 << 10) > free, "{when}: {} of {free} left", disk.free());
+            fs::remove_file(filler).unwrap();
+            shell(&disk.base(), "sync; echo 1 > /proc/sys/vm/drop_caches");
+            assert_content(&branch.join("big"), &wanted, &when);
+            disk.unmount();
+            disk.mount();
+            assert_content(&branch.join("big"), &wanted, &format!("{when}, mounted again"));
+        }
+        disk.commit("branch");
+        assert_content(&disk.base().join("big"), &wanted, &format!("{name}, committed"));
+    }
+}
+
+#[test]
+fn a_write_that_finds_no_room_leaves_all_else_as_it_was() {
+    for (name, disk) in small_disks() {
+        let branch = disk.create("branch");
+        let path = branch.join("big");
+        let mut wanted = pattern()[..SMALL].to_vec();
+        let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        for (round, room) in ROOMS.into_iter().enumerate() {
+            let when = format!("{name}, {room} bytes left");
+            let filler = disk.fill(room);
+            let (start, byte) = (300_000 * round + 1234, b'a' + u8::try_from(round).unwrap());
+            let data = vec![byte; 1_500_000];
+            let mut done = 0;
+            while let Ok(written) = file.write_at(&data[done..], (start + done) as u64) {
+                done += written;
+                if done == data.len() {
+                    break;
+                }
+            }
+            assert!(done < data.len(), "{when}: there was room for all");
+            wanted[start..start + done].fill(byte);
+            assert_content(&path, &wanted, &when);
+            fs::remove_file(filler).unwrap();
+            if round == 1 {
+                file.write_all_at(b"over what a failure left", 900_001).unwrap();
+                wanted[900_001..900_025].copy_from_slice(b"over what a failure left");
+            }
+            shell(&disk.base(), "sync; echo 1 > /proc/sys/vm/drop_caches");
+            assert_content(&path, &wanted, &format!("{when}, from the disk"));
+        }
+        drop(file);
+        disk.kill();
+        disk.mount();
+        assert_content(&path, &wanted, &format!("{name}, mounted again"));
+        disk.commit("branch");
+        assert_content(&disk.base().join("big"), &wanted, &format!("{name}, committed"));
+    }
+}
+
+#[test]
+fn tar_and_du_find_the_blocks_of_a_file_that_was_not_copied() {
+    let mount = mount();
+    let branch = mount.create("branch");
+    let native = fs::metadata(mount.base().join("big")).unwrap().blocks();
+    let archive = |directory: &Path, when: &str| {
+        shell(directory, "tar -cSf archive.tar big; mkdir out; tar -xf archive.tar -C out");
+        assert_content(&directory.join("out/big"), &pattern(), when);
+        shell(directory, "rm -r out archive.tar");
+    };
+    let near = |path: &Path, when: &str| {
+        let blocks = fs::metadata(path).unwrap().blocks();
+        assert!(blocks.abs_diff(native) <= 32, "{when}: {blocks} blocks, not {native}");
+    };
+    for change in ["chmod 600 big", "touch big", "mv big b; mv b big", "ln big l; rm l"] {
+        shell(&branch, change);
+        near(&branch.join("big"), change);
+        archive(&branch, change);
+    }
+    let first = pattern()[..1].to_vec();
+    write_at(&branch.join("big"), &first, 0);
+    near(&branch.join("big"), "a byte written");
+    archive(&branch, "a byte written");
+    // By a listing, of a nested branch, and through an open descriptor of a removed file.
+    let child = mount.create_below("branch", "child");
+    shell(&child, "chmod 640 big");
+    let child_blocks =
+        "test $(ls -ls big | cut -d' ' -f1) -gt 17000; test $(du -k big | cut -f1) -gt 17000";
+    shell(&child, child_blocks);
+    archive(&child, "in a nested branch");
+    shell(&child, "exec 3<big; rm big; test $(stat -L -c %b /dev/fd/3) -gt 34000");
+    mount.abort("child");
+    shell(&branch, child_blocks);
+    let plus = mount.create("another");
+    shell(&plus, "chmod 600 big");
+    mount.unmount();
+    mount.mount();
+    shell(&plus, child_blocks);
+    near(&plus.join("big"), "listed after a remount");
+}
+
+#[test]
+fn parts_that_cannot_be_read_are_no_holes() {
+    let mount = mount();
+    let branch = mount.create("branch");
+    write_at(&branch.join("big"), b"mine", 1_000_000);
+    write_at(&mount.base().join("big"), b"theirs", 9_000_000);
+    mount.unmount();
+    mount.mount();
+    assert!(fs::metadata(branch.join("big")).unwrap().blocks() * 512 >= SIZE as u64);
+    let copied = std::process::Command::new("tar")
+        .args(["-cSf", "archive.tar", "big"])
+        .current_dir(&branch)
+        .output();
+    assert!(!copied.unwrap().status.success(), "tar must fail, not archive zeros");
+    let copied = std::process::Command::new("cp")
+        .args(["--sparse=auto", "big", "copy"])
+        .current_dir(&branch)
+        .output();
+    assert!(!copied.unwrap().status.success(), "cp must fail, not copy zeros");
 }

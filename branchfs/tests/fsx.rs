@@ -66,8 +66,11 @@ fn every_read_finds_what_was_written() {
     for seed in 1..=seeds {
         for (number, (name, configuration)) in CONFIGURATIONS.iter().enumerate() {
             // A file of the base, so that the first change copies it up; and in a nested branch, over a layer.
-            let mount =
-                Mount::over(|base| fs::write(base.join("file"), vec![b'b'; 200_000]).unwrap());
+            let fill = |base: &Path| fs::write(base.join("file"), vec![b'b'; 200_000]).unwrap();
+            let mount = Mount::unmounted(fill);
+            // Every other time the file is a big one, and copied up in part.
+            let mount = mount.with_big_files_from(if number % 2 == 0 { 20_000 } else { 1 << 40 });
+            mount.mount();
             let outer = mount.create("outer");
             if number % 2 == 1 {
                 fs::write(outer.join("file"), vec![b'o'; 100_000]).unwrap();

@@ -1,6 +1,6 @@
 //! Content of open files: read and written under the gate alone.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, SeekFrom};
@@ -13,13 +13,7 @@ use crate::quota::FileUse;
 use crate::view::CopiedContent;
 
 impl Filesystem {
-    pub(super) fn file(&self, node: NodeId, handle: Handle) -> Answer<Arc<OwnedFd>> {
-        let (mounted, _) = self.at(node)?;
-        let view = mounted.live()?;
-        view.handles.file(handle.0)
-    }
-
-    fn content(&self, node: NodeId, handle: Handle) -> Answer<Content> {
+    pub(super) fn content(&self, node: NodeId, handle: Handle) -> Answer<Content> {
         let (mounted, _) = self.at(node)?;
         let view = mounted.live()?;
         Ok(Content { file: view.handles.file(handle.0)?, partial: view.handles.partial(handle.0) })

@@ -249,8 +249,7 @@ impl Handler for Filesystem {
 
     fn fsync(&self, node: NodeId, handle: Handle, data_only: bool) -> Answer<()> {
         self.sync_records(node)?;
-        let file = self.file(node, handle)?;
-        if data_only { rustix::fs::fdatasync(&*file) } else { rustix::fs::fsync(&*file) }
+        self.content(node, handle)?.sync(data_only)
     }
 
     fn fsyncdir(&self, node: NodeId, _data_only: bool) -> Answer<()> {

@@ -95,7 +95,7 @@ pub(crate) fn copy_content(from: BorrowedFd<'_>, to: BorrowedFd<'_>, length: u64
     while position < length {
         let start = match rustix::fs::seek(from, SeekFrom::Data(position)) {
             Ok(start) => start,
-            Err(Errno::NXIO) => return Ok(()),
+            Err(Errno::NXIO) => break,
             Err(Errno::INVAL) => position,
             Err(error) => return Err(error),
         };
@@ -103,7 +103,13 @@ pub(crate) fn copy_content(from: BorrowedFd<'_>, to: BorrowedFd<'_>, length: u64
         copy_range(from, to, start, end)?;
         position = end;
     }
-    Ok(())
+    refuse_shortened(from, length)
+}
+
+/// What a file has lost meanwhile would be zeros in its copy.
+fn refuse_shortened(from: BorrowedFd<'_>, length: u64) -> Result<()> {
+    let size = u64::try_from(rustix::fs::fstat(from)?.st_size).unwrap_or(0);
+    if size < length { Err(Errno::STALE) } else { Ok(()) }
 }
 
 pub(crate) fn copy_range(

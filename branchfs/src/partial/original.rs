@@ -1,11 +1,12 @@
 //! What a partial copy was copied from: a whole file, or a partial copy of a layer further down.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 
 use super::record::Seen;
-use super::{data_at, hole_at, read_merged, size_of, write_all};
+use super::{PartialCopy, data_at, hole_at, size_of, write_all};
 use crate::layer::copy_range;
 use crate::tree::Result;
 
@@ -15,8 +16,8 @@ pub(crate) struct Original {
     file: OwnedFd,
     /// What it must still be.
     seen: Seen,
-    /// Where it is a partial copy itself: its limit, and what it was copied from.
-    below: Option<(u64, Box<Original>)>,
+    /// Where it is a partial copy itself: that.
+    partial: Option<Arc<PartialCopy>>,
 }
 
 impl Original {
@@ -24,10 +25,9 @@ impl Original {
     pub(crate) fn new(
         file: OwnedFd,
         seen: Seen,
-        below: Option<(u64, Self)>,
+        partial: Option<Arc<PartialCopy>>,
     ) -> Result<Option<Self>> {
-        let below = below.map(|(limit, original)| (limit, Box::new(original)));
-        let original = Self { file, seen, below };
+        let original = Self { file, seen, partial };
         Ok(original.is_unchanged()?.then_some(original))
     }
 
@@ -40,11 +40,11 @@ impl Original {
         let mut done = 0;
         while done < buffer.len() {
             let (rest, at) = (&mut buffer[done..], offset + done as u64);
-            let read = match &self.below {
+            let read = match &self.partial {
                 None => {
                     rustix::io::retry_on_intr(|| rustix::io::pread(&self.file, &mut *rest, at))?
                 }
-                Some((limit, below)) => read_merged(&self.file, *limit, || Ok(&**below), rest, at)?,
+                Some(partial) => partial.read(rest, at)?,
             };
             if read == 0 {
                 return Err(Errno::IO); // it is shorter than it was
@@ -55,46 +55,65 @@ impl Original {
         if self.is_unchanged()? { Ok(()) } else { Err(Errno::IO) }
     }
 
+    /// Where data begins at or after `offset`; `None`: nowhere.
     pub(super) fn data_at(&self, offset: u64) -> Result<Option<u64>> {
-        let own = data_at(&self.file, offset)?;
-        let belows = match &self.below {
-            Some((limit, below)) if offset < *limit => {
-                below.data_at(offset)?.filter(|data| data < limit)
-            }
-            _ => None,
-        };
-        Ok(own.into_iter().chain(belows).min())
+        match self.partial.as_ref().map(|partial| partial.seek_data(offset)) {
+            None => data_at(&self.file, offset),
+            Some(Err(Errno::NXIO)) => Ok(None),
+            Some(found) => found.map(Some),
+        }
     }
 
-    /// Where what is data at `offset` may end: all of it up to there is data.
+    /// Where a hole begins at or after `offset`; the end of the file is one.
     pub(super) fn hole_at(&self, offset: u64) -> Result<u64> {
-        if data_at(&self.file, offset)? == Some(offset) {
-            return hole_at(&self.file, offset);
-        }
-        match &self.below {
-            Some((limit, below)) => {
-                let end = below.hole_at(offset)?.min(*limit);
-                Ok(data_at(&self.file, offset)?.map_or(end, |data| data.min(end)))
-            }
+        match &self.partial {
             None => hole_at(&self.file, offset),
+            Some(partial) => partial.seek_hole(offset),
         }
+    }
+
+    /// Blocks of 512 bytes that a whole copy of it would have.
+    pub(super) fn blocks(&self) -> Result<u64> {
+        match &self.partial {
+            None => Ok(u64::try_from(rustix::fs::fstat(&self.file)?.st_blocks).unwrap_or(0)),
+            Some(partial) => partial.blocks(),
+        }
+    }
+
+    /// The data in `start..end`, in pieces.
+    fn pieces(&self, start: u64, end: u64) -> impl Iterator<Item = Result<(u64, u64)>> {
+        let mut at = start;
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let next = || -> Result<Option<(u64, u64)>> {
+                let end = end.min(size_of(&self.file)?);
+                let Some(data) = self.data_at(at)?.filter(|data| *data < end) else {
+                    return Ok(None);
+                };
+                Ok(Some((data, self.hole_at(data)?.min(end))))
+            };
+            let piece = next();
+            at = piece.ok().flatten().map_or(end, |(_, stop)| stop);
+            piece.transpose()
+        })
+    }
+
+    /// How much of `start..end` is data.
+    pub(super) fn data_bytes(&self, start: u64, end: u64) -> Result<u64> {
+        self.pieces(start, end).map(|piece| piece.map(|(start, end)| end - start)).sum()
     }
 
     /// Copies the data in `start..end` to the same place of `to`; holes stay holes.
     pub(super) fn copy_data(&self, to: &OwnedFd, start: u64, end: u64) -> Result<()> {
-        let end = end.min(size_of(&self.file)?);
-        let mut at = start;
-        while at < end {
-            let Some(data) = self.data_at(at)?.filter(|data| *data < end) else {
-                break;
-            };
-            let stop = self.hole_at(data)?.min(end);
-            if self.below.is_none() {
-                copy_range(self.file.as_fd(), to.as_fd(), data, stop)?;
+        for piece in self.pieces(start, end) {
+            let (start, end) = piece?;
+            if self.partial.is_none() {
+                copy_range(self.file.as_fd(), to.as_fd(), start, end)?;
             } else {
-                self.copy_by_hand(to, data, stop)?;
+                self.copy_by_hand(to, start, end)?;
             }
-            at = stop;
         }
         if self.is_unchanged()? { Ok(()) } else { Err(Errno::IO) }
     }

@@ -1,4 +1,5 @@
-//! The partial copies of one layer: `partial/` has an empty file for each, named by its inode number.
+//! The partial copies of one layer: `partial/` has a file for each, named by its inode number, with its map
+//! ([`super::blocks`]).
 //!
 //! The file is made before the copy comes into the layer and goes after the copy is whole, so one without a copy means
 //! nothing, and a layer without any needs no search before a commit. What counts is the copy's own record.
@@ -6,9 +7,11 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::PartialCopy;
@@ -81,6 +84,12 @@ impl Parts {
             fs::File::create(&path)?;
         }
         give_as_layer(&path) // like all of the store
+    }
+
+    /// The file of a copy's map.
+    pub(crate) fn map(&self, ino: u64) -> Result<OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::open(self.directory.join(ino.to_string()), flags, Mode::empty())
     }
 
     /// It is one no more.

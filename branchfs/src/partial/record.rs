@@ -1,6 +1,6 @@
 //! The extended attribute that makes a file a partial copy.
 //!
-//! Numbers are little-endian: version (1 byte), limit, layer of the original, its inode number, size and modification
+//! Numbers are little-endian: version (1 byte; 2 where the copy has a map), limit, layer of the original, its inode number, size and modification
 //! time in nanoseconds (8 bytes each), then its path in that layer. Short, so that ext4 keeps it inside the inode.
 
 use std::ffi::OsStr;
@@ -15,7 +15,11 @@ use crate::layer::LayerId;
 use crate::overlay::Namespace;
 use crate::tree::{Result, read_growing};
 
-const VERSION: u8 = 1;
+/// The copy's extents are its map: what earlier versions of the program made.
+const WITHOUT_MAP: u8 = 1;
+
+/// The copy has a map ([`super::blocks`]).
+const WITH_MAP: u8 = 2;
 
 /// Everything before the path.
 const HEAD_BYTES: usize = 1 + 5 * 8;
@@ -45,7 +49,8 @@ impl Seen {
 /// Of what a file is a partial copy, and how far.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Record {
-    /// Below this offset, holes show the original.
+    pub(crate) has_map: bool,
+    /// Below this offset, blocks that are not the copy's own show the original.
     pub(crate) limit: u64,
     /// Where the original was when it was copied.
     pub(crate) layer: LayerId,
@@ -75,7 +80,7 @@ impl Record {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![VERSION];
+        let mut bytes = vec![if self.has_map { WITH_MAP } else { WITHOUT_MAP }];
         for number in [self.limit, self.layer.0, self.seen.ino, self.seen.size] {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
@@ -90,6 +95,7 @@ impl Record {
         let mut numbers = numbers.chunks_exact(8).map(|bytes| bytes.try_into().ok());
         let mut next = || numbers.next().flatten();
         let record = Self {
+            has_map: *version == WITH_MAP,
             limit: u64::from_le_bytes(next()?),
             layer: LayerId(u64::from_le_bytes(next()?)),
             seen: Seen {
@@ -99,7 +105,7 @@ impl Record {
             },
             path: Path::new(OsStr::from_bytes(path)).to_path_buf(),
         };
-        (*version == VERSION).then_some(record)
+        [WITHOUT_MAP, WITH_MAP].contains(version).then_some(record)
     }
 }
 
@@ -110,6 +116,7 @@ mod tests {
     #[test]
     fn a_record_is_read_as_it_was_written_and_a_torn_one_is_none() {
         let record = Record {
+            has_map: true,
             limit: 5,
             layer: LayerId(7),
             path: PathBuf::from(OsStr::from_bytes(b"a/\xff\nb")),
@@ -118,6 +125,8 @@ mod tests {
         let bytes = record.bytes();
         assert_eq!(Record::parse(&bytes), Some(record));
         assert_eq!(Record::parse(&bytes[..HEAD_BYTES - 1]), None);
-        assert_eq!(Record::parse(&[&[2], &bytes[1..]].concat()), None, "another version");
+        assert_eq!(Record::parse(&[&[3], &bytes[1..]].concat()), None, "another version");
+        let old = Record::parse(&[&[1], &bytes[1..]].concat()).unwrap();
+        assert!(!old.has_map && old.limit == 5, "an earlier version");
     }
 }

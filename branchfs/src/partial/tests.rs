@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::*;
 use crate::layer::BASE;
@@ -33,8 +34,9 @@ impl Rig {
         copy.set_len(SIZE as u64).unwrap();
         let seen = Seen::of(original.as_fd()).unwrap();
         let path = PathBuf::from("original");
-        let record = Record { limit: seen.size, layer: BASE, path, seen };
+        let record = Record { has_map: true, limit: seen.size, layer: BASE, path, seen };
         record.write(copy.as_fd(), Namespace::Trusted).unwrap();
+        File::create(directory.path().join("map")).unwrap();
         let copy = reopen(directory.path());
         Self { directory, copy, wanted, random }
     }
@@ -135,9 +137,14 @@ fn reopen(directory: &Path) -> PartialCopy {
     let (file, original): (OwnedFd, OwnedFd) = (open("copy"), open("original"));
     let seen = Seen::of(original.as_fd()).unwrap();
     let original = Original::new(original, seen, None).unwrap();
-    let whole = Record { limit: 0, layer: BASE, path: PathBuf::new(), seen };
+    let whole = Record { has_map: true, limit: 0, layer: BASE, path: PathBuf::new(), seen };
     let record = Record::read(file.as_fd(), Namespace::Trusted).unwrap().unwrap_or(whole);
-    PartialCopy::new(file, &record, original, Namespace::Trusted).unwrap()
+    PartialCopy::new(file, open("map"), &record, original, Namespace::Trusted).unwrap()
+}
+
+fn complete(copy: &PartialCopy) -> Result<()> {
+    copy.bring()?;
+    copy.finish()
 }
 
 fn next(random: &mut u64) -> u64 {
@@ -158,7 +165,7 @@ fn random_work_shows_what_a_whole_copy_would_show() {
             rig.check(&when);
             rig.check_holes(&when);
         }
-        rig.copy.complete().unwrap();
+        complete(&rig.copy).unwrap();
         rig.check(&format!("seed {seed}, complete"));
         assert!(Record::read(rig.copy.file.as_fd(), Namespace::Trusted).unwrap().is_none());
         let file = File::open(rig.directory.path().join("copy")).unwrap();
@@ -179,22 +186,17 @@ fn a_copy_of_a_partial_copy_shows_the_same() {
             continue;
         }
         // A second copy on top of the first.
-        let path = rig.directory.path().join("copy");
-        let file: OwnedFd = File::open(&path).unwrap().into();
+        let file: OwnedFd = File::open(rig.directory.path().join("copy")).unwrap().into();
         let seen = Seen::of(file.as_fd()).unwrap();
-        let record = Record::read(file.as_fd(), Namespace::Trusted).unwrap();
-        let below = record.map(|record| {
-            let original: OwnedFd =
-                File::open(rig.directory.path().join("original")).unwrap().into();
-            let limit = record.limit.min(seen.size);
-            (limit, Original::new(original, record.seen, None).unwrap().unwrap())
-        });
-        let original = Original::new(file, seen, below).unwrap();
+        let below = Arc::new(reopen(rig.directory.path()));
+        let original = Original::new(file, seen, Some(below)).unwrap();
         let second = tempfile::tempfile().unwrap();
         second.set_len(seen.size).unwrap();
-        let record = Record { limit: seen.size, layer: BASE, path: PathBuf::new(), seen };
+        let path = PathBuf::new();
+        let record = Record { has_map: true, limit: seen.size, layer: BASE, path, seen };
         record.write(second.as_fd(), Namespace::Trusted).unwrap();
-        rig.copy = PartialCopy::new(second.into(), &record, original, Namespace::Trusted).unwrap();
+        let (second, map) = (second.into(), tempfile::tempfile().unwrap().into());
+        rig.copy = PartialCopy::new(second, map, &record, original, Namespace::Trusted).unwrap();
         rig.check(&format!("seed {seed}"));
         rig.check_holes(&format!("seed {seed}"));
         rig.copy.write(b"second", 5000).unwrap();
@@ -206,7 +208,7 @@ fn a_copy_of_a_partial_copy_shows_the_same() {
         let mut found = vec![0; rig.wanted.len()];
         File::from(whole).read_exact_at(&mut found, 0).unwrap();
         assert!(found == rig.wanted, "seed {seed}: copied out");
-        rig.copy.complete().unwrap();
+        complete(&rig.copy).unwrap();
         rig.check(&format!("seed {seed}, complete"));
     }
 }
@@ -221,7 +223,7 @@ fn one_byte_takes_one_block_and_completing_keeps_holes_and_times() {
     rig.copy.write(b"x", 150_000).unwrap();
     assert!(blocks() - before <= 8, "{} of 512 bytes", blocks() - before);
     let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
-    rig.copy.complete().unwrap();
+    complete(&rig.copy).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap(), modified);
     let original = std::fs::metadata(rig.directory.path().join("original")).unwrap().blocks();
     assert!(blocks() <= original + 16, "{} for {original}", blocks());
@@ -240,10 +242,10 @@ fn an_original_that_was_changed_is_never_mixed_in() {
     assert_eq!(buffer, [7; 4096]);
     assert_eq!(rig.copy.read(&mut buffer, 100_000), Err(Errno::IO));
     assert_eq!(rig.copy.write(b"x", 100_001), Err(Errno::IO), "a block in part");
-    assert_eq!(rig.copy.complete(), Err(Errno::IO));
+    assert_eq!(complete(&rig.copy), Err(Errno::IO));
     rig.copy.resize(0).unwrap();
     rig.copy.write(b"new", 0).unwrap();
-    assert_eq!(rig.copy.complete(), Ok(()));
+    assert_eq!(complete(&rig.copy), Ok(()));
 }
 
 #[test]
@@ -251,4 +253,82 @@ fn file_systems_that_keep_holes_are_told_from_those_that_do_not() {
     let directory = tempfile::tempdir().unwrap();
     assert!(is_possible_in(directory.path()), "ext4, and every file system the tests run on");
     assert!(!is_possible_in(Path::new("/proc")));
+}
+
+/// What a failed write in a large folio leaves: blocks that were reserved stay as zeros, and `SEEK_DATA` calls them data.
+#[test]
+fn leftovers_of_a_failed_write_are_never_shown() {
+    for seed in 200..=206 {
+        let mut rig = Rig::new(seed);
+        let file = OpenOptions::new().write(true).open(rig.directory.path().join("copy")).unwrap();
+        for step in 0..30 {
+            let missing = {
+                let state = rig.copy.reading();
+                state.missing(0, state.limit)
+            };
+            if let Some((start, end)) = missing.get(rig.below(missing.len().max(1))) {
+                let at = start + rig.below((end - start) as usize) as u64;
+                let length = (1 + rig.below(30_000) as u64).min(end - at) as usize;
+                let junk = if step % 2 == 0 { 0 } else { 0xaa };
+                file.write_all_at(&vec![junk; length], at).unwrap();
+            }
+            rig.check(&format!("seed {seed}, step {step}: leftovers"));
+            let done = rig.step();
+            rig.check(&format!("seed {seed}, step {step}: {done}"));
+        }
+        complete(&rig.copy).unwrap();
+        rig.check(&format!("seed {seed}, complete"));
+    }
+}
+
+#[test]
+fn after_a_loss_of_power_a_map_without_content_shows_the_original() {
+    let mut rig = Rig::new(11);
+    let before = rig.wanted[8192..16384].to_vec();
+    rig.copy.write(&[7; 8192], 8192).unwrap();
+    rig.copy.write(&[9; 8192], 32768).unwrap();
+    rig.wanted[32768..40960].fill(9);
+    // The map reached the disk, and the content of the first write did not.
+    punch(&rig.copy.file, 8192, 16384).unwrap();
+    rig.copy = reopen(rig.directory.path());
+    rig.wanted[8192..16384].copy_from_slice(&before);
+    rig.check("reopened");
+}
+
+#[test]
+fn copies_of_earlier_versions_are_read_and_get_a_map_when_they_are_written() {
+    let mut rig = Rig::new(13);
+    rig.copy.write(b"earlier", 50_000).unwrap();
+    rig.wanted[50_000..50_007].copy_from_slice(b"earlier");
+    let mut record = Record::read(rig.copy.file.as_fd(), Namespace::Trusted).unwrap().unwrap();
+    record.has_map = false;
+    record.write(rig.copy.file.as_fd(), Namespace::Trusted).unwrap();
+    File::create(rig.directory.path().join("map")).unwrap();
+    rig.copy = reopen(rig.directory.path());
+    rig.check("without a map");
+    let read = || Record::read(rig.copy.file.as_fd(), Namespace::Trusted).unwrap().unwrap();
+    assert!(!read().has_map, "reading changes nothing");
+    rig.copy.write(b"later", 150_000).unwrap();
+    assert!(read().has_map);
+    rig.wanted[150_000..150_005].copy_from_slice(b"later");
+    rig.copy = reopen(rig.directory.path());
+    rig.check("with a map");
+}
+
+#[test]
+fn a_file_shows_the_blocks_that_a_whole_copy_would_have() {
+    use std::os::unix::fs::MetadataExt;
+    let rig = Rig::new(15);
+    let blocks = |name: &str| std::fs::metadata(rig.directory.path().join(name)).unwrap().blocks();
+    let original = blocks("original");
+    assert_eq!(rig.copy.blocks().unwrap(), original + blocks("copy"), "nothing written yet");
+    rig.copy.write(&[1; 5000], 0).unwrap();
+    rig.copy.write(&[1; 4096], 12288).unwrap(); // a hole of the original
+    let now = rig.copy.blocks().unwrap();
+    assert!((original + 8..original + 24).contains(&now), "{now} after {original}");
+    rig.copy.resize(40_960).unwrap();
+    let shown = rig.copy.blocks().unwrap();
+    complete(&rig.copy).unwrap();
+    let whole = blocks("copy");
+    assert!(shown.abs_diff(whole) <= 8, "{shown} shown, {whole} once it is whole");
 }

@@ -49,7 +49,9 @@ impl View {
                         stat = stat_file(&file)?;
                     }
                 }
-                Ok(self.object_attributes(&stat, &at.layer))
+                let mut found = self.object_attributes(&stat, &at.layer);
+                self.count_blocks(&mut found, &at, &stat)?;
+                Ok(found)
             }
             _ => self.orphan_attributes(index),
         }
@@ -67,6 +69,9 @@ impl View {
         let stat = stat_file(&file)?;
         let mut found = attributes(&stat, &self.layers[0]);
         found.ino = last.map_or(stat.stx_ino, |last| last.ino);
+        if let Some(partial) = self.partial_of(index)? {
+            found.blocks = partial.blocks()?;
+        }
         if let Place::Lower(_) = self.nodes.get(index)?.place {
             found.nlink = found.nlink.saturating_sub(1); // hidden by a whiteout, not unlinked
         }

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{FileType, Gid, Mode, OFlags, RenameFlags, Uid, XattrFlags};
+use rustix::fs::{FileType, Gid, Mode, OFlags, RenameFlags, Statx, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use super::accounts::{self, Copying};
@@ -82,7 +82,7 @@ impl View {
             self.copy_up(*parent, Content::Keep)?;
         }
         let source = self.locate(index)?;
-        let stat = source.layer.tree.stat(&source.path)?;
+        let mut stat = source.layer.tree.stat(&source.path)?;
         if !self.is_as_looked_up(index, &stat)? {
             // The kernel may have pages of what it was: they must not become the copy's.
             self.supersede_names(index);
@@ -90,9 +90,12 @@ impl View {
         }
         self.note(&source.layer, &source.path, Expected::Present(identity(&stat)))?;
         let (top, path) = (self.top(), self.nodes.path(index)?);
+        let (tree, partial) = (&source.layer.tree, self.partial_at(&source, Some(stat.stx_ino))?);
+        if let Some(partial) = &partial {
+            stat.stx_blocks = partial.blocks()?;
+        }
         let copying = Copying::expect(&top, &stat, content)?;
         let scratch = Scratch::new(&top);
-        let (tree, partial) = (&source.layer.tree, self.partial_at(&source, Some(stat.stx_ino))?);
         copy_object(tree, &source.path, &stat, top.work()?, &scratch, |copy| match &partial {
             _ if self.is_copied_in_part(&stat, content) => self.begin_copy(&source, &stat, copy),
             Some(partial) if content == Content::Keep => partial.copy_to(copy),
@@ -258,7 +261,7 @@ impl View {
 fn copy_whole(
     from: &Tree,
     path: &Path,
-    stat: &rustix::fs::Statx,
+    stat: &Statx,
     copy: &OwnedFd,
     content: Content,
 ) -> Result<()> {
@@ -279,7 +282,7 @@ fn copy_whole(
 fn copy_object(
     from: &Tree,
     path: &Path,
-    stat: &rustix::fs::Statx,
+    stat: &Statx,
     to: &Tree,
     scratch: &Path,
     fill: impl FnOnce(&OwnedFd) -> Result<()>,

@@ -12,6 +12,7 @@ use super::copy_up::Content;
 use super::open::big_file_bytes;
 use super::{At, Index, Place, View};
 use crate::error::{Context, Error};
+use crate::kernel::handler::Attributes;
 use crate::layer::Layer;
 use crate::partial::{OPEN_FLAGS, Original, PartialCopy, Parts, Record, Seen};
 use crate::tree::Result;
@@ -66,8 +67,23 @@ impl View {
                 return Ok(None); // whole by now, or a later object with the same number
             };
             let original = self.original(&at.layer, &record)?;
-            PartialCopy::new(file, &record, original, namespace).map(Some)
+            PartialCopy::new(file, parts.map(ino)?, &record, original, namespace).map(Some)
         })
+    }
+
+    /// Lets the attributes of a file that was copied up in part have the blocks that a whole copy would have.
+    pub(super) fn count_blocks(
+        &self,
+        attributes: &mut Attributes,
+        at: &At,
+        stat: &Statx,
+    ) -> Result<()> {
+        if FileType::from_raw_mode(attributes.mode) == FileType::RegularFile {
+            if let Some(partial) = self.partial_at(at, Some(stat.stx_ino))? {
+                attributes.blocks = partial.blocks()?;
+            }
+        }
+        Ok(())
     }
 
     /// What the copy with `record` in `layer` was copied from: where it was then, or in another layer further down if
@@ -84,14 +100,9 @@ impl View {
             if Seen::of(file.as_fd())? != record.seen {
                 continue;
             }
-            let below = match self.record_in(candidate, &file)? {
-                None => None,
-                Some(deeper) => match self.original(candidate, &deeper)? {
-                    Some(original) => Some((deeper.limit, original)),
-                    None => return Ok(None),
-                },
-            };
-            return Original::new(file, record.seen, below);
+            let at = At { layer: Arc::clone(candidate), path: record.path.clone() };
+            let partial = self.partial_at(&at, Some(record.seen.ino))?;
+            return Original::new(file, record.seen, partial);
         }
         Ok(None)
     }
@@ -131,7 +142,7 @@ impl View {
         }
         rustix::fs::ftruncate(copy, seen.size)?;
         let (layer, path) = (source.layer.id, source.path.clone());
-        let record = Record { limit: seen.size, layer, path, seen };
+        let record = Record { has_map: true, limit: seen.size, layer, path, seen };
         record.write(copy.as_fd(), top.namespace())?;
         top.parts().ok_or(Errno::IO)?.mark(rustix::fs::fstat(copy)?.st_ino)
     }
@@ -173,7 +184,7 @@ impl View {
     }
 }
 
-/// A file of a layer that was copied up in part. It can be brought to its end without the view.
+/// A file of a layer that was copied up in part. It can be completed without the view.
 pub(crate) struct Unfinished {
     at: At,
     ino: u64,
@@ -181,18 +192,42 @@ pub(crate) struct Unfinished {
     copy: Option<Arc<PartialCopy>>,
 }
 
-impl Unfinished {
-    /// Makes it whole: before a commit to the base, which knows no other layers.
+/// Files that have all their content, of which what was missing is taken back when this goes before they are finished.
+pub(crate) struct Brought(Vec<Unfinished>);
+
+impl Brought {
+    /// Brings what is missing in each: before a commit to the base, which knows no other layers.
     ///
     /// # Errors
-    /// `Io`, with the path of the copy: its original is not what it was, or no room is left.
-    pub(crate) fn complete(&self) -> std::result::Result<(), Error> {
-        if let Some(copy) = &self.copy {
-            copy.complete().at(&self.at.path)?;
+    /// `Io`, with the path of the copy: its original is not what it was, or no room is left. All are as before then.
+    pub(crate) fn bring(unfinished: Vec<Unfinished>) -> std::result::Result<Self, Error> {
+        let brought = Self(unfinished);
+        for Unfinished { at, copy, .. } in &brought.0 {
+            copy.as_ref().map_or(Ok(()), |copy| copy.bring()).at(&at.path)?;
         }
-        if let Some(parts) = self.at.layer.parts() {
-            parts.unmark(self.ino);
+        Ok(brought)
+    }
+
+    /// Makes them files like others.
+    ///
+    /// # Errors
+    /// `Io`, with the path of the copy. Those before it are finished.
+    pub(crate) fn finish(mut self) -> std::result::Result<(), Error> {
+        while let Some(Unfinished { at, ino, copy }) = self.0.last() {
+            copy.as_ref().map_or(Ok(()), |copy| copy.finish()).at(&at.path)?;
+            if let Some(parts) = at.layer.parts() {
+                parts.unmark(*ino);
+            }
+            self.0.pop();
         }
         Ok(())
+    }
+}
+
+impl Drop for Brought {
+    fn drop(&mut self) {
+        for copy in self.0.iter().filter_map(|unfinished| unfinished.copy.as_ref()) {
+            let _ = copy.withdraw(); // what stays takes room, and is never shown
+        }
     }
 }

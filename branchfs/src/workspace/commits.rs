@@ -11,7 +11,7 @@ use crate::driver::{self, Completion};
 use crate::error::{Context, Error};
 use crate::filesystem::MAIN;
 use crate::selection::Selection;
-use crate::view::Unfinished;
+use crate::view::Brought;
 
 /// What a commit is asked to be.
 #[derive(Clone, Debug, Default)]
@@ -115,14 +115,15 @@ impl Workspace {
         let unfinished = mounted.lock().partial_copies()?;
         if !unfinished.is_empty() {
             self.checked_plan(branch, options)?;
-            unfinished.iter().try_for_each(Unfinished::complete)?;
         }
+        let brought = Brought::bring(unfinished)?;
         mounted.lock().join_all_links().at(&self.base_path)?;
         let staged = self.stage(id, &branch.record)?;
         let plan = self.checked_plan(branch, options)?;
         if plan.changes_nothing() {
             return self.commit_nothing(branch, options);
         }
+        brought.finish()?;
         let disk = self.disk()?;
         for litter in &plan.litter {
             disk.remove_file(litter)?;

@@ -36,6 +36,12 @@ impl Disk {
         disk
     }
 
+    /// As [`Mount::with_big_files_from`].
+    pub fn with_big_files_from(mut self, bytes: u64) -> Self {
+        self.mount.big_file_bytes = Some(bytes);
+        self
+    }
+
     /// Bytes that are free: also those that ext4 keeps for root.
     pub fn free(&self) -> u64 {
         rustix::fs::statvfs(self.base()).map(|found| found.f_bfree * found.f_frsize).unwrap()
