@@ -2,12 +2,13 @@
 
 2        it was called wrongly
 125      we failed: no workspace, a dead mount, a commit that was refused
-128+n    we were stopped by signal n
+128+n    we were stopped by signal n; 141 where the reader of our output is gone
 """
 
 from __future__ import annotations
 
 import json as json_format
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,7 +58,7 @@ def reported(*, json: bool) -> Iterator[None]:
         # Who reads our output went away; there is nobody to tell. The rest of it is dropped here,
         # or the interpreter would try to write it again at exit.
         sys.stdout = None
-        raise typer.Exit(EXIT_OURS) from None
+        raise typer.Exit(EXIT_SIGNAL_BASE + signal.SIGPIPE) from None
     except OSError as error:
         _fail(EXIT_OURS, _told(error), None, json=json)
     except ValueError as error:
@@ -74,9 +75,16 @@ def _told(error: OSError) -> str:
 def _fail(code: int, text: str, hint: str | None, *, json: bool) -> None:
     if json:
         document = {"version": JSON_VERSION, "error": text, **({"hint": hint} if hint else {})}
-        print(json_format.dumps(document), file=sys.stderr)
+        lines = [json_format.dumps(document)]
     else:
         lines = [f"error: {text}", *([f"Hint: {hint}"] if hint else [])]
-        for line in "\n".join(lines).split("\n"):
-            print(line_for(sys.stderr, line), file=sys.stderr)
+        lines = [line_for(sys.stderr, line) for line in "\n".join(lines).split("\n")]
+    try:
+        print("\n".join(lines), file=sys.stderr, flush=True)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        # The terminal was closed, or nobody reads. The exit code is the interpreter's own if it
+        # fails to write again at exit.
+        sys.stdout = sys.stderr = None
     raise typer.Exit(code)

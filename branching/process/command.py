@@ -118,6 +118,8 @@ class Command:
             process = self._start(pipes)
             if isinstance(process, Ended):
                 return process
+            if self._own_terminal is not None:
+                self._own_terminal.begin()
             pipes.close_child_ends()
             try:
                 self._attendance.attend(process, pipes)

@@ -13,7 +13,6 @@ may be as large as memory.
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import pickle
 import traceback
@@ -114,8 +113,8 @@ def read(descriptor: int, originals: Sequence[object], accept: Sequence[type]) -
         if found.st_blocks * _BLOCK_BYTES < found.st_size:
             # Holes cost the sandbox nothing, and would cost us memory.
             raise ValueError("it is not as large as it says")
-        with mmap.mmap(descriptor, found.st_size, prot=mmap.PROT_READ) as data:
-            return _understood(making.load(_Stream(data), originals, accept))
+        stream = io.BufferedReader(_Stream(descriptor, found.st_size))
+        return _understood(making.load(stream, originals, accept))
     except making.NotAcceptedError as refused:
         error = ProcessBranchError(
             f"the target's result was not accepted: it has a {refused}, and bytes from a "
@@ -128,29 +127,33 @@ def read(descriptor: int, originals: Sequence[object], accept: Sequence[type]) -
 
 
 class _Stream(io.RawIOBase):
-    """Reads a mapped file without copying it as a whole."""
+    """Reads the first `size` bytes of a file, without moving its position.
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
+    The file may still be open in another sandbox, which received it over a socket. So it is read
+    and not mapped: a file that shrinks ends early then, and does not end us (SIGBUS). It is never
+    read beyond the size that it had when its own sandbox ended.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._descriptor = descriptor
+        self._size = size
+        self._place = 0
 
     def readable(self) -> bool:
         return True
 
-    def read(self, size: int | None = -1) -> bytes:
-        return self._data.read(size)
+    def seekable(self) -> bool:
+        return True
 
     def readinto(self, buffer: Any) -> int:
-        arrived = self._data.read(len(buffer))
-        buffer[: len(arrived)] = arrived
-        return len(arrived)
-
-    def readline(self, size: int | None = -1) -> bytes:  # noqa: ARG002
-        return self._data.readline()
+        wanted = memoryview(buffer)[: max(0, self._size - self._place)]
+        count = os.preadv(self._descriptor, [wanted], self._place) if wanted else 0
+        self._place += count
+        return count
 
     def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
-        assert whence == io.SEEK_SET
-        self._data.seek(place)
-        return place
+        self._place = place + (self._place if whence == io.SEEK_CUR else 0)
+        return self._place
 
 
 def _understood(told: Any) -> Outcome:

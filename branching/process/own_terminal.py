@@ -7,6 +7,9 @@ that reach it and not us. While we are in front our terminal is raw: every key g
 is, and the command's terminal makes of it what the command wants. In the background (`&`, `bg`)
 keys are not ours to take; brought in front we take them.
 
+Until the command runs our terminal stays as it is: Ctrl-C is a signal for us, which ends the call.
+Carried on, it would reach a terminal that no process is in front of yet, and be lost.
+
 What was typed and the command has not read when it ends is lost, as it is behind ssh.
 """
 
@@ -65,6 +68,9 @@ class OwnTerminal:
         self._is_raw = False
         self._keys_lock = threading.Lock()  # guards _is_raw, and our terminal's settings
         self._showing = threading.Lock()  # held while something is on its way to our terminal
+        self._has_begun = False  # the command runs; written before the next
+        self._is_decided = threading.Event()  # whether the command runs
+        self._is_settled = threading.Event()  # our terminal is as the command's output wants it
         self._ended = os.eventfd(0, os.EFD_CLOEXEC)
         self._master, self.slave = os.openpty()
         """`slave` is the command's end."""
@@ -89,9 +95,14 @@ class OwnTerminal:
         except OSError:
             pass  # ours is gone, or the command's: nobody looks at it any more
 
+    def begin(self) -> None:
+        """Begins to carry keys and output: the command runs, in front on its terminal."""
+        self._has_begun = True
+        self._is_decided.set()
+
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Carries keys and output for the length of the `with`, at whose end all was shown."""
+        """Carries keys and output from `begin` to the end of the `with`, when all was shown."""
         shower = threading.Thread(target=self._show, name="terminal output", daemon=True)
         typist = threading.Thread(target=self._type, name="keys", daemon=True)
         shower.start()
@@ -99,6 +110,7 @@ class OwnTerminal:
         try:
             yield
         finally:
+            self._is_decided.set()
             self._close(self.slave)  # ours was the last: then its output has an end
             shower.join(DELIVER_SECONDS_MAX)
             os.eventfd_write(self._ended, 1)
@@ -134,6 +146,7 @@ class OwnTerminal:
         return bool(select.select([self._master], [], [], _QUIET_SECONDS)[0])
 
     def _show(self) -> None:
+        self._is_settled.wait()
         while self._show_more():
             pass
         self._keep(b"")
@@ -153,9 +166,16 @@ class OwnTerminal:
         return bool(arrived)
 
     def _type(self) -> None:
-        if not self.takes_keys:
-            return
+        self._is_decided.wait()
+        is_needed = self.takes_keys and self._has_begun
         with without_stops():
+            try:
+                if is_needed:
+                    self._enter_raw()
+            finally:
+                self._is_settled.set()
+            if not is_needed:
+                return
             poll = select.poll()
             poll.register(self._ended, select.POLLIN)
             while not poll.poll(0 if self._enter_raw() else FRONT_POLL_SECONDS * 1000):

@@ -13,6 +13,7 @@ import os
 import pickle
 import resource
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
@@ -237,3 +238,38 @@ def test_bytes_that_name_nothing_are_read_quickly(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(making, "_Careful", None)
     thing = [1, 2.5, "x", b"y", {"a": (None, True)}, {3}]
     assert making.load(io.BytesIO(pickle.dumps(thing)), [], []) == thing
+
+
+def test_a_result_that_shrinks_while_it_is_read_is_an_error_and_ends_nothing() -> None:
+    """A sibling that was handed the file can truncate it at any moment."""
+    script = """
+import os
+from branching.process import homeway, making
+file = os.memfd_create("result")
+homeway.write_value(file, list(range(1_000_000)))
+load = making.load
+def shrink(*arguments):
+    os.ftruncate(file, 0)
+    return load(*arguments)
+making.load = shrink
+print(homeway.read(file, [], []).exception)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done
+    assert "the target's result cannot be read" in done.stdout
+
+
+def test_a_result_that_grows_while_it_is_read_is_read_as_it_was() -> None:
+    file = os.memfd_create("result")
+    try:
+        homeway.write_value(file, [b"x" * 100_000, 7])
+        stream = io.BufferedReader(homeway._Stream(file, os.fstat(file).st_size))
+        stream.read(10)
+        size = os.fstat(file).st_size
+        os.pwrite(file, b"more", size)
+        assert len(stream.read()) == size - 10
+        assert homeway._Stream(file, size).readinto(bytearray(size + 4)) == size
+    finally:
+        os.close(file)
