@@ -1,7 +1,9 @@
 """Our side of the sandbox of a branch: started at its first use, ended by `close`.
 
-All calls are coroutines of one event loop or of several; a thread reads the replies. When the
-server dies, whatever the reason, who waits for it gets SandboxGone, and so does who comes later:
+All calls are coroutines of one event loop or of several. One thread writes the requests and
+another reads the replies. Only these two wait on the pipes, and neither holds a lock meanwhile:
+the server can always answer, so it always reads on, so no event loop waits for it. When the server
+dies, whatever the reason, who waits for it gets SandboxGone, and so does who comes later:
 what ran in it is dead, and a new one would not know of it.
 """
 
@@ -10,15 +12,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
-from branching.agent.sandbox.frames import BadFrame, read_frame, write_frame
+from branching.agent.sandbox.frames import BadFrame, Frame, encode_frame, read_frame, write_frame
 from branching.awaited import finished
 from branching.errors import BranchingError, ProcessBranchError
 from branching.process import BranchContext, Isolation, ResourceLimits
@@ -73,9 +75,9 @@ class BranchSandbox:
         self._lock = threading.Lock()  # guards all below
         self._waiting: dict[int, Callable[[Reply | Exception], None]] = {}
         self._context: BranchContext | None = None
-        self._requests = -1
         self._is_closed = False
-        self._reader: threading.Thread | None = None
+        self._outbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
 
     async def run(
         self,
@@ -116,15 +118,14 @@ class BranchSandbox:
                 pass  # the loop is closed: nobody waits any more
 
         with self._lock:
-            if self._requests < 0:
+            if self._is_closed:
                 raise self._gone()
             self._waiting[number] = tell
         try:
-            await finished(lambda: self._send({"id": number, "op": op, **facts}, body))
+            self._send({"id": number, "op": op, **facts}, body)
             reply, data = await answer
         except asyncio.CancelledError:
-            with suppress(SandboxGone):
-                self._send({"op": "cancel", "which": number}, b"")
+            self._send({"op": "cancel", "which": number})
             raise
         finally:
             with self._lock:
@@ -171,36 +172,42 @@ class BranchSandbox:
                     os.close(descriptor)
             with self._lock:
                 self._context = context
-                self._requests = our_requests
-            self._reader = threading.Thread(
-                target=self._read_replies, args=(our_replies,), name="branch sandbox", daemon=True
-            )
-            self._reader.start()
+            for work, pipe in (
+                (self._write_requests, our_requests),
+                (self._read_replies, our_replies),
+            ):
+                thread = threading.Thread(
+                    target=work, args=(pipe,), name="branch sandbox", daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
 
     def _close(self) -> None:
         with self._lock:
             self._is_closed = True
             context, self._context = self._context, None
-            requests, self._requests = self._requests, -1
-        if requests >= 0:
-            os.close(requests)
+        self._outbox.put(None)
         if context is not None:
             context.kill()
             context.__exit__(None, None, None)
-        if self._reader is not None:
-            self._reader.join()
-            self._reader = None
+        while self._threads:
+            self._threads.pop().join()
 
-    def _send(self, facts: dict[str, Any], body: bytes) -> None:
-        with self._lock:
-            if self._requests < 0:
-                raise self._gone()
-            try:
-                write_frame(self._requests, facts, body)
-            except BrokenPipeError as error:
-                raise self._gone() from error
-            except BadFrame as error:
-                raise ValueError(f"more than can be sent at once: {error}") from error
+    def _send(self, facts: dict[str, Any], body: bytes = b"") -> None:
+        """Queues a request for the thread that writes; never waits. ValueError if too long."""
+        try:
+            self._outbox.put(encode_frame(facts, body))
+        except BadFrame as error:
+            raise ValueError(f"the request is too long to be sent: {error}") from error
+
+    def _write_requests(self, requests: int) -> None:
+        try:
+            while (frame := self._outbox.get()) is not None:
+                write_frame(requests, frame)
+        except BrokenPipeError:
+            pass  # the server has ended: the thread that reads reports it to the callers
+        finally:
+            os.close(requests)
 
     def _read_replies(self, replies: int) -> None:
         try:

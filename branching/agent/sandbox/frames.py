@@ -39,12 +39,21 @@ def read_frame(descriptor: int) -> tuple[dict[str, Any], bytes] | None:
     return facts, _read(descriptor, body_length)
 
 
-def write_frame(descriptor: int, facts: dict[str, Any], body: bytes = b"") -> None:
-    """Writes one frame. BadFrame for one that is too long; nothing was written then."""
+Frame = tuple[bytes, bytes]
+"""An encoded frame: lengths and facts, and the body, which is not copied."""
+
+
+def encode_frame(facts: dict[str, Any], body: bytes = b"") -> Frame:
+    """Returns one frame as it is written. BadFrame if it is too long."""
     data = json.dumps(facts).encode()
     if len(data) > FACTS_BYTES_MAX or len(body) > BODY_BYTES_MAX:
         raise BadFrame("a frame is too long")
-    for part in (_LENGTHS.pack(len(data), len(body)) + data, body):
+    return _LENGTHS.pack(len(data), len(body)) + data, body
+
+
+def write_frame(descriptor: int, frame: Frame) -> None:
+    """Writes one frame, and waits until all of it is in the pipe."""
+    for part in frame:
         left = memoryview(part)
         while left:
             left = left[os.write(descriptor, left) :]

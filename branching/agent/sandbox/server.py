@@ -20,7 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from branching.agent.sandbox.frames import BODY_BYTES_MAX, read_frame, write_frame
+from branching.agent.sandbox.frames import (
+    BODY_BYTES_MAX,
+    BadFrame,
+    encode_frame,
+    read_frame,
+    write_frame,
+)
 
 Answer = tuple[dict[str, Any], bytes]
 EXIT_CANNOT_EXECUTE = 126
@@ -37,12 +43,17 @@ def serve(requests: int, replies: int) -> None:
 
 
 class Server:
-    """What runs, by the request's id."""
+    """The requests under way, by their ids.
+
+    The thread that reads requests never waits for a reply to be written: the client may read the
+    reply only after its own request was read.
+    """
 
     def __init__(self, replies: int) -> None:
         self._replies = replies
-        self._lock = threading.Lock()  # guards all below, and a frame in the pipe
-        self._running: dict[int, int] = {}
+        self._replying = threading.Lock()  # held while one reply is written
+        self._lock = threading.Lock()  # guards all below; held for a moment only
+        self._running: dict[int, int | None] = {}  # the process group, once there is one
         self._cancelled: set[int] = set()
 
     def serve(self, requests: int) -> None:
@@ -51,6 +62,8 @@ class Server:
             if facts["op"] == "cancel":
                 self._cancel(facts["which"])
                 continue
+            with self._lock:
+                self._running[facts["id"]] = None
             threading.Thread(target=self._answer, args=(facts, body), daemon=True).start()
 
     def _answer(self, facts: dict[str, Any], body: bytes) -> None:
@@ -66,12 +79,22 @@ class Server:
         except (ValueError, TypeError) as error:
             answer, data = {"invalid": str(error)}, b""
         with self._lock:
-            write_frame(self._replies, {"id": number, **answer}, data)
+            del self._running[number]
+            self._cancelled.discard(number)
+        try:
+            frame = encode_frame({"id": number, **answer}, data)
+        except BadFrame as error:
+            answer = {"errno": errno.EMSGSIZE, "error": f"the answer is too long: {error}"}
+            frame = encode_frame({"id": number, **answer})
+        with self._replying:
+            write_frame(self._replies, frame)
 
     def _cancel(self, number: int) -> None:
         with self._lock:
+            if number not in self._running:
+                return  # it has been answered
             self._cancelled.add(number)
-            group = self._running.get(number)
+            group = self._running[number]
             if group is not None:
                 _kill_group(group)
 
@@ -107,8 +130,7 @@ class Server:
         finally:
             with self._lock:
                 # Before the process is reaped, so that its number cannot be another's meanwhile.
-                del self._running[number]
-                self._cancelled.discard(number)
+                self._running[number] = None
             returncode = process.wait()
         code = returncode if returncode >= 0 else EXIT_SIGNAL_BASE - returncode
         facts = {"exit_code": code, "how": how, "stdout": len(output.taken[0])}
