@@ -169,7 +169,7 @@ fn serve(
         let probe = std::fs::File::open(&probe).with_context(|| probe.display().to_string())?;
         workspace.filesystem.offer_passthrough(probe.into());
     }
-    let session = Session::mount(&info.mountpoint, stacking)?;
+    let session = Session::mount(&info.mountpoint, workspace.base(), stacking)?;
     let private = [workspace.base(), workspace.store(), control.path()];
     workspace.filesystem.connect(session.kernel(), control.path(), &private);
     let (served, at) = (Arc::clone(workspace), info.mountpoint.clone());

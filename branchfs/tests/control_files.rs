@@ -62,12 +62,14 @@ fn without_the_option_the_name_is_like_any_other() {
 }
 
 #[test]
-fn the_mount_is_shown_as_the_published_type() {
+fn the_mount_table_shows_the_published_type_and_the_base() {
     let mount = mounted();
     let table = fs::read_to_string("/proc/mounts").unwrap();
     let point = mount.mountpoint();
     let line = table.lines().find(|line| line.split(' ').nth(1) == point.to_str()).unwrap();
-    assert!(line.starts_with("branchfs ") && line.contains(" fuse.branchfs "), "{line}");
+    let base = mount.base().canonicalize().unwrap();
+    assert!(line.starts_with(&format!("{} ", base.display())), "{line}");
+    assert!(line.contains(" fuse.branchfs "), "{line}");
 }
 
 #[test]

@@ -40,9 +40,20 @@ class Interrupted(Exception):
         self.signum = signum
 
 
+_is_json = False
+
+
+def note(text: str) -> None:
+    """Prints a line on standard error. With --json that has a JSON document or nothing."""
+    if not _is_json:
+        print(line_for(sys.stderr, text), file=sys.stderr, flush=True)
+
+
 @contextmanager
 def reported(*, json: bool) -> Iterator[None]:
     """Turns the failures that a user can meet into a text and an exit code."""
+    global _is_json  # noqa: PLW0603  (one command a process)
+    _is_json = json
     try:
         yield
     except UsageFault as fault:

@@ -60,7 +60,9 @@ WorkspaceOption = Annotated[
         "-w",
         "--workspace",
         metavar="PATH",
-        help="Any path in the workspace. [default: the current directory]",
+        parser=Path,  # typer's own looks at the path, and hangs where a mount does not answer
+        help="The directory to work on, or a path in a mount. [default: the current directory, or "
+        "the nearest one above it that keeps branches]",
         show_default=False,
     ),
 ]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from branching.cli.failure import note
 from branching.cli.interrupt import held
 from branching.errors import MountError
 
@@ -44,7 +45,7 @@ def owned_workspace(path: Path | None) -> Iterator[tuple[Workspace, Owner | None
 def _open(path: Path | None) -> Workspace:
     from branching.fs import Workspace
     from branching.fs.branchfs import sealed
-    from branching.fs.on_demand import find_program
+    from branching.fs.on_demand import base_around, find_program
     from branching.fs.workspace import find_mount
 
     place = path or Path.cwd()
@@ -62,7 +63,12 @@ def _open(path: Path | None) -> Workspace:
         raise _no_workspace(path, place, error.hint) from error
     if not FUSE.exists():
         raise _no_workspace(path, place, "modprobe fuse, or run with --device /dev/fuse")
-    return Workspace.open(place)
+    if path is not None:
+        return Workspace.open(place)
+    base = base_around(place)
+    if base != place.resolve():
+        note(f"workspace: {base} (above the current directory)")
+    return Workspace.open(base)
 
 
 def _no_workspace(path: Path | None, place: Path, hint: str | None) -> MountError:

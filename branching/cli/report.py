@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -159,11 +159,12 @@ def change_facts(changes: Sequence[Change]) -> list[dict[str, object]]:
     ]
 
 
-def change_lines(changes: Sequence[Change]) -> list[str]:
-    """Returns the changed paths as lines to print: a letter and the path."""
+def change_lines(changes: Sequence[Change], stream: TextIO | None = None) -> list[str]:
+    """Returns the changed paths as lines to print on `stream`, by default standard output: a
+    letter and the path."""
     return [
         line_for(
-            sys.stdout,
+            stream or sys.stdout,
             f"{LETTERS.get(change.change, '?')} {change.path}"
             + (f" (from {change.origin})" if change.origin else ""),
         )

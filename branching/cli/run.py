@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from branching.cli.failure import EXIT_TIMEOUT, UsageFault, reported
+from branching.cli.failure import EXIT_TIMEOUT, UsageFault, note, reported
 from branching.cli.group import grouped
 from branching.cli.limits import LimitOptions
 from branching.cli.options import (
@@ -77,7 +77,7 @@ def run(
     setup: SetupOption = None,
     select: SelectOption = None,
     quiet: Annotated[
-        bool, typer.Option("-q", "--quiet", help="Print nothing but what the command prints.")
+        bool, typer.Option("-q", "--quiet", help="Do not print the line with the outcome.")
     ] = False,
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="List each path that was committed.")
@@ -97,6 +97,9 @@ def run(
 
     The exit code is the command's own: 126 if it cannot be executed, 127 if it is not found,
     128+n if signal n killed it; 124 if the time was over.
+
+    At the end one line on standard error names the branch, the exit code, what was done with the
+    branch, and the workspace. Standard output has what the command prints, and nothing else.
 
     What it prints goes where it would go without branching, and a copy is kept for branching log,
     as long as the workspace keeps anything: a mount, a branch, a commit. On a terminal it has one
@@ -122,16 +125,19 @@ def run(
             is_stdout_ours=json,
             is_logged=not no_log,
         )
-        code, action, how, changes = _run(plan, workspace)
+        code, action, how, changes, space = _run(plan, workspace)
         if json:
             facts = change_facts(changes)
             print_json("run", branch=name, exit_code=code, action=action, ended=how, changes=facts)
         else:
             if not quiet:
-                print(f"branch: {name}\nexit_code: {code}\naction: {action}")
+                note(
+                    f"command: run, branch: {name}, exit_code: {code}, action: {action}, "
+                    f"workspace: {space}"
+                )
             if verbose:
-                print("".join(f"  {line}\n" for line in change_lines(changes)), end="")
-            sys.stdout.flush()
+                for line in change_lines(changes, sys.stderr):
+                    note(f"  {line}")
         raise typer.Exit(code)
 
 
@@ -176,9 +182,9 @@ class _Plan:
     is_logged: bool
 
 
-def _run(plan: _Plan, path: Path | None) -> tuple[int, str, str | None, list[Change]]:
-    """Returns the exit code, what became of the branch, how the command ended, and what was
-    committed."""
+def _run(plan: _Plan, path: Path | None) -> tuple[int, str, str | None, list[Change], Path]:
+    """Returns the exit code, what became of the branch, how the command ended, what was committed,
+    and the workspace."""
     from branching.cli.interrupt import interruptible
     from branching.cli.kept_copy import kept_copy
     from branching.patterns.logbook import COMMAND_SUFFIX
@@ -237,7 +243,7 @@ def _run(plan: _Plan, path: Path | None) -> tuple[int, str, str | None, list[Cha
         done = interruptible(call, is_done=lambda done: done is not None)
         assert done is not None, "without a value the call was stopped, and that is raised"
         code, end, how, changes = done
-        return code, _ACTIONS[end], how, changes
+        return code, _ACTIONS[end], how, changes, workspace.seen_at
 
 
 def _exit_code(attempt: Attempt) -> int:

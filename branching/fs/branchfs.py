@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from branching.errors import (
     AbortError,
@@ -38,15 +40,22 @@ The kernel reports the last close of a file some time after close() or exit() re
 branch whose last writer is just gone may still look busy.
 """
 _BUSY_POLL_SECONDS = 0.005
+ANSWER_SECONDS_MAX = 20.0
+"""How long a daemon may take to answer which mount it serves. That takes about a millisecond on an
+idle machine; a daemon that is stopped, or hangs, never answers."""
+
+T = TypeVar("T")
+
+
+class NoAnswer(MountError):
+    """The daemon of a mount does not answer."""
 
 
 class BranchFS:
     """One BranchFS mount, spoken to over its control socket."""
 
     def __init__(self, mount: Mount) -> None:
-        self._control = ControlSocket(_control_path(mount.point))
-        with _translated(MountError, "the workspace cannot be opened", mount.point):
-            info = self._control.request("info", {})
+        self._control, info = answered(mount.point, lambda: _introduced(mount.point))
         self._root = Path(str(info["mountpoint"]))
         self._base = Path(str(info["base"]))
         self._store = Path(str(info["store"])) if info.get("store") else None
@@ -203,6 +212,42 @@ class BranchFS:
 def read_control_path(root: Path | int) -> str:
     """Asks a mount's root, or a descriptor of it, for the control socket. OSError if it is none."""
     return os.fsdecode(os.getxattr(root, CONTROL_XATTR))
+
+
+def answered(root: Path, ask: Callable[[], T]) -> T:
+    """Returns what `ask` returns, which waits for the daemon of the mount at `root`.
+
+    Raises NoAnswer after `ANSWER_SECONDS_MAX`. What waits for a file system cannot be interrupted:
+    it does so in a thread of its own, which is left behind then.
+    """
+    values: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            values.append(ask())
+        except BaseException as error:  # raised again by the caller
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="asks a daemon", daemon=True)
+    thread.start()
+    thread.join(ANSWER_SECONDS_MAX)
+    if errors:
+        raise errors[0]
+    if not values:
+        raise NoAnswer(
+            f"the BranchFS daemon of {root} does not answer (waited {ANSWER_SECONDS_MAX:g} s)",
+            hint="it is stopped, or it hangs. End it (`ps -C branchfs -f` lists the daemons), and "
+            f"unmount it: umount -l {shlex.quote(str(root))}. Its branches are kept in the store",
+            path=str(root),
+        )
+    return values[0]
+
+
+def _introduced(root: Path) -> tuple[ControlSocket, Fields]:
+    control = ControlSocket(_control_path(root))
+    with _translated(MountError, "the workspace cannot be opened", root):
+        return control, control.request("info", {})
 
 
 def sealed(root: Path) -> MountError:

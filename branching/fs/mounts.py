@@ -1,8 +1,8 @@
 """What is mounted where, as this process sees it.
 
 The kernel's table (`/proc/self/mountinfo`) is read afresh for each question: mounts come and go,
-and reading it costs less than being wrong. Nothing here touches a mounted file system, so a dead
-mount cannot hang us.
+and reading it costs less than being wrong. Nothing but `mounts_around` touches a mounted file
+system, so a dead mount cannot hang us.
 """
 
 from __future__ import annotations
@@ -39,7 +39,17 @@ def read_mounts() -> list[Mount]:
 def mounts_around(path: Path) -> list[Mount]:
     """Lists the mounts that `path` lies in, the deepest first. `path` need not exist."""
     # realpath needs no permission beyond the path's own and swallows a dead mount's ENOTCONN.
-    place = Path(os.path.realpath(path))
+    return _around(os.path.realpath(path))
+
+
+def mounts_named(path: Path) -> list[Mount]:
+    """Does the same by the path's names alone: no symbolic link is followed, no file system is
+    asked."""
+    return _around(os.path.abspath(path))  # noqa: PTH100  (`absolute` leaves `..`)
+
+
+def _around(path: str) -> list[Mount]:
+    place = Path(path)
     around = [mount for mount in read_mounts() if place.is_relative_to(mount.point)]
     return sorted(around, key=lambda mount: len(mount.point.parts), reverse=True)
 

@@ -1,6 +1,6 @@
 """Mounts that are made when somebody needs them and go when nobody does.
 
-`hold(directory)` finds the mount of a directory or makes it, in a new directory of its own:
+`hold(base)` finds the mount of a directory or makes it, in a new directory of its own:
 
     /tmp/branching-mount-k3x9q2     made by us, so ours to unmount
     ~/project/.branching            the store beneath it, when branches are kept
@@ -29,7 +29,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from branching.errors import MountError
-from branching.fs.branchfs import BranchFS, read_control_path
+from branching.fs.branchfs import BranchFS, NoAnswer, read_control_path
 from branching.fs.locks import is_locked
 from branching.fs.mounts import read_mounts
 from branching.interrupts import deferred
@@ -48,6 +48,8 @@ SETTLE_SECONDS_MAX = 10
 BUSY_SECONDS_MAX = 2
 """How long a mount may be busy although nobody is seen to use it."""
 _POLL_SECONDS = 0.01
+IN_USE = "in use by another mount"
+"""So the program says that another daemon has locked the store."""
 _GONE = (errno.ENOTCONN, errno.ENODATA, errno.EOPNOTSUPP, errno.ENOENT)
 """What the root answers when the mount was taken away: a dead one, or the bare directory."""
 
@@ -113,27 +115,41 @@ def find_program(name: str | os.PathLike[str] | None = None) -> Path:
 
 
 def base_around(directory: Path) -> Path:
-    """Returns the directory to branch for work in `directory`: where branches are kept already,
-    at or above it, else itself.
+    """Returns the workspace to use for work in `directory` where none is named: the nearest
+    directory at or above it that keeps branches, else `directory` itself.
 
-    A store counts only if it belongs to the owner of the directory that it is in: in /tmp anybody
-    may leave one.
+    The search ends at the home directory and at the border of the file system. A store counts only
+    if it can be read, and belongs to the owner of the directory that it is in: anybody may leave
+    one in /tmp.
     """
     place = directory.resolve()
+    device = place.stat().st_dev
     for candidate in (place, *place.parents):
         try:
-            store, around = (candidate / STORE).lstat(), candidate.stat()
+            around = candidate.stat()
+            if around.st_dev != device:
+                break
+            mark = candidate / STORE / "format"
+            is_readable = mark.is_file() and os.access(mark, os.R_OK)
+            if is_readable and (candidate / STORE).lstat().st_uid == around.st_uid:
+                return candidate
         except OSError:
-            continue
-        if (candidate / STORE / "format").is_file() and store.st_uid == around.st_uid:
-            return candidate
+            pass
+        if candidate == _home():
+            break
     return place
 
 
-def hold(directory: Path) -> Held:
-    """Finds or makes a mount for work in `directory`. MountError if neither can be done."""
+def _home() -> Path | None:
+    try:
+        return Path.home().resolve()
+    except RuntimeError:
+        return None  # the user has none
+
+
+def hold(base: Path) -> Held:
+    """Finds or makes a mount of `base`. MountError if neither can be done."""
     program = find_program()
-    base = base_around(directory)
     deadline = time.monotonic() + SETTLE_SECONDS_MAX
     while True:
         with _turn(base):
@@ -144,10 +160,11 @@ def hold(directory: Path) -> Held:
                     return Held(point, base, program if is_ours else None, lease)
             try:
                 return _mounted(base, program)
-            except MountError:
-                # Somebody mounts it by hand: the store is in use, by a mount that we shall see
-                # in a moment.
-                if time.monotonic() > deadline or not _is_in_use(base):
+            except MountError as error:
+                # Another process mounts it by hand, and we shall see the mount in a moment. Or a
+                # mount has just ended, and its daemon is about to release the store.
+                is_in_use = IN_USE in error.message or _is_in_use(base)
+                if time.monotonic() > deadline or not is_in_use:
                     raise
         time.sleep(_POLL_SECONDS)
 
@@ -165,8 +182,20 @@ def mount(
 
     Raises MountError, and then there is no mount.
     """
-    with _turn(base):
-        return _mounted(base, program, point=point, store=store, policy=policy, driver=driver)
+    deadline = time.monotonic() + SETTLE_SECONDS_MAX
+    while True:
+        with _turn(base):
+            try:
+                return _mounted(
+                    base, program, point=point, store=store, policy=policy, driver=driver
+                )
+            except MountError as error:
+                # The daemon of a mount that has ended serves copies of it in other mount
+                # namespaces for a moment.
+                is_ending = IN_USE in error.message and next(_mounts_of(base), None) is None
+                if time.monotonic() > deadline or not is_ending:
+                    raise
+        time.sleep(_POLL_SECONDS)
 
 
 def _mounted(
@@ -263,18 +292,41 @@ def _make_point(base: Path) -> Path:
 
 
 def _mounts_of(base: Path) -> Iterator[Path]:
-    """Yields where `base` is mounted already, as far as we may see."""
-    for candidate in read_mounts():
-        if not BranchFS.serves(candidate):
+    """Yields where `base` is mounted already, as far as we may see.
+
+    The mount table names the base of each mount. So no daemon is asked but that of `base` itself: a
+    daemon that does not answer hinders work in its own directory alone.
+    """
+    mounts = [mount for mount in read_mounts() if BranchFS.serves(mount)]
+    points = [mount.point for mount in mounts]
+    for mount in mounts:
+        is_named = mount.source.startswith("/")
+        if is_named and not _is_same(Path(mount.source), base, points):
             continue
         try:
-            backend = BranchFS(candidate)
+            backend = BranchFS(mount)
             is_same = backend.base == base or backend.base.samefile(base)
             backend.close()
+        except NoAnswer:
+            if is_named:
+                raise
+            continue  # an older version, whose mounts do not name their base
         except (MountError, OSError):
             continue  # a dead mount, or another user's
         if is_same:
-            yield candidate.point
+            yield mount.point
+
+
+def _is_same(source: Path, base: Path, points: list[Path]) -> bool:
+    if source == base:
+        return True
+    # To look at a directory inside another mount is to ask that mount's daemon.
+    if any(source.is_relative_to(point) for point in points):
+        return False
+    try:
+        return source.samefile(base)
+    except OSError:
+        return False
 
 
 def _lease(point: Path) -> int | None:

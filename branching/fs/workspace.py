@@ -27,8 +27,8 @@ from branching.fs.backend import (
     Reversal,
 )
 from branching.fs.branch import Branch, OnError, OnSuccess, check_name
-from branching.fs.branchfs import BranchFS
-from branching.fs.mounts import Mount, mounts_around
+from branching.fs.branchfs import BranchFS, answered
+from branching.fs.mounts import Mount, mounts_around, mounts_named
 from branching.interrupts import deferred
 
 if TYPE_CHECKING:
@@ -52,11 +52,15 @@ class Workspace:
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> Workspace:
-        """Opens the workspace of any directory; what is not mounted is mounted for the while.
+        """Opens `directory` as a workspace, and mounts it until `close` if it is not mounted.
 
-        Branches are kept in `.branching` in the directory; where it or one above it has that
-        already, that one is the workspace. Several processes may do this at once; the last one to
-        `close` unmounts. It takes the program `branchfs` and /dev/fuse; MountError without.
+        The workspace is this directory, never one above it, unless it lies inside a mount: then
+        it is that mount's workspace. Branches are kept in `.branching` in the directory. Several
+        processes may open one directory; the last one to `close` unmounts it.
+
+        Raises:
+            MountError: there is no such directory, no program `branchfs` or no /dev/fuse, or the
+                directory cannot be mounted.
         """
         place = Path(directory)
         if not place.is_dir():
@@ -65,7 +69,7 @@ class Workspace:
             return cls(place)
         from branching.fs.on_demand import hold
 
-        return cls._of(lambda: hold(place))
+        return cls._of(lambda: hold(place.resolve()))
 
     @classmethod
     def mount(
@@ -294,7 +298,14 @@ def _open(path: Path) -> Backend:
 
 
 def find_mount(path: Path) -> Mount | None:
-    """Returns the deepest mount around `path` that some backend serves."""
+    """Returns the deepest mount around `path` that some backend serves.
+
+    Raises MountError where the path cannot be looked at, as a daemon does not answer for it.
+    """
+    for mount in mounts_named(path):
+        if any(backend.serves(mount) for backend in _BACKENDS):
+            answered(mount.point, lambda: os.path.realpath(path))
+            break
     for mount in mounts_around(path):
         if any(backend.serves(mount) for backend in _BACKENDS):
             return mount

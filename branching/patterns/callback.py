@@ -63,11 +63,10 @@ class Scorer(_Callback):
 
     def __call__(self, path: Path) -> float:
         ended, printed = self._ask(path, {})
-        for text in (ended.score, printed):
-            score = number_in(text)
-            if score is not None:
-                return score
-        raise self._failure("it gave no number, neither on descriptor 3 nor as its last line")
+        score = number_in(ended.score.strip() or printed)
+        if score is None:
+            raise self._failure("it gave no number on descriptor 3, or as its last line")
+        return score
 
 
 class Judge(_Callback):

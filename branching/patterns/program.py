@@ -209,13 +209,19 @@ class Program(BranchCommand):
     """A command as a candidate: success is exit code 0."""
 
     def __call__(self, path: Path, *_: object) -> Answer:
-        """Runs the command in the branch at `path`. The answer's value is a `process.Ended`."""
+        """Runs the command in the branch at `path`. The answer's value is a `process.Ended`.
+
+        Raises ValueError if a command that succeeds wrote a score that is not a number.
+        """
         ended = self._run(path, self._stdout, self._stderr)
-        # A score that is no number counts as none; NaN and infinity are for the reader to refuse.
+        # NaN and infinity are for the reader to refuse.
+        score = number_in(ended.score)
+        if ended.success and score is None and ended.score.strip():
+            raise ValueError(f"the score on descriptor 3 is not a number: {ended.score[-80:]!r}")
         return Answer(
             success=ended.success,
             value=ended,
-            score=number_in(ended.score),
+            score=score,
             error="" if ended.success else self._error(ended),
             exit_code=ended.exit_code,
         )

@@ -157,12 +157,12 @@ class TestRun:
     def test_success_commits(self, root: Path) -> None:
         """6.10, 6.12, 6.15"""
         done = branching(root, "run", "--", "sh", "-c", "echo x > made; echo said; echo e >&2")
-        first, *lines = done.out.splitlines()
-        assert (done.code, first, done.err) == (0, "said", "e\n")
-        branch, *rest = lines
-        assert branch.startswith("branch: run-")
-        assert len(branch) == len("branch: run-") + 8
-        assert rest == ["exit_code: 0", "action: committed"]
+        assert (done.code, done.out) == (0, "said\n")
+        own, outcome = done.err.splitlines()
+        assert own == "e"
+        branch, rest = outcome[: len("command: run, branch: run-") + 8], outcome[34:]
+        assert branch.startswith("command: run, branch: run-")
+        assert rest == f", exit_code: 0, action: committed, workspace: {root}"
         assert names(root) == ["made", NAME_FROM]
 
     @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ class TestRun:
     def test_the_timeout_exits_with_124_and_aborts(self, root: Path) -> None:
         done = branching(root, "run", "--timeout", "0.3s", "--", "sh", "-c", "echo x > m; sleep 60")
         assert done.code == 124
-        assert "action: aborted" in done.out
+        assert "action: aborted" in done.err
         assert names(root) == [NAME_FROM]
 
     def test_the_timeout_is_a_failure_like_others(self, root: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from support.command import Running, branching
 
 from branching import MountError, Speculate, Workspace
 from branching.agent.store import SQLiteForkStateStore
-from branching.fs import on_demand
+from branching.fs import branchfs, on_demand
 from branching.fs.backend import Driver
+from branching.fs.branchfs import CONTROL_XATTR
 from branching.fs.mounts import read_mounts
 from branching.fs.on_demand import PREFIX, base_around
 
@@ -156,28 +158,126 @@ class TestOpen:
 
 
 class TestBase:
-    """Which directory is branched for work in a directory."""
+    """The workspace that a command finds from a directory, where none is named."""
 
-    def test_where_branches_are_kept_already(self, place: Path) -> None:
-        deep = place / "a" / "b" / "c"
-        deep.mkdir(parents=True)
-        assert base_around(deep) == deep
-        store = place / "a" / ".branching"
+    @pytest.fixture
+    def deep(self, place: Path) -> Path:
+        path = place / "a" / "b" / "c"
+        path.mkdir(parents=True)
+        return path
+
+    @staticmethod
+    def keep_branches(directory: Path) -> Path:
+        store = directory / ".branching"
         store.mkdir()
+        (store / "format").write_text("branchfs 2\n")
+        return store
+
+    def test_it_is_the_nearest_directory_that_keeps_branches(self, deep: Path) -> None:
+        assert base_around(deep) == deep
+        (deep.parent / ".branching").mkdir()
         assert base_around(deep) == deep, "any directory can have that name"
-        (store / "format").write_text("branchfs 2\n")
-        assert base_around(deep) == place / "a"
+        self.keep_branches(deep.parents[1])
+        assert base_around(deep) == deep.parents[1]
 
-    def test_a_store_that_a_stranger_left_does_not_count(
-        self, place: Path, as_user: tuple[int, int]
+    def test_a_store_of_another_owner_than_its_directory_does_not_count(
+        self, deep: Path, as_user: tuple[int, int]
     ) -> None:
-        deep = place / "deep"
-        deep.mkdir()
-        store = place / ".branching"
-        store.mkdir()
-        (store / "format").write_text("branchfs 2\n")
-        os.chown(store, *as_user)
+        os.chown(self.keep_branches(deep.parent), *as_user)
         assert base_around(deep) == deep
+
+    def test_a_store_that_cannot_be_read_does_not_count(
+        self, deep: Path, as_user: tuple[int, int]
+    ) -> None:
+        """Asked in a process of an ordinary user: root can read everything."""
+        self.keep_branches(deep.parent).chmod(0o700)
+        script = (
+            "import os, sys; from pathlib import Path\n"
+            "from branching.fs.on_demand import base_around\n"
+            f"os.setgid({as_user[1]}); os.setuid({as_user[0]})\n"
+            "print(base_around(Path(sys.argv[1])))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(deep)], capture_output=True, text=True, check=False
+        )
+        assert (done.stdout.rstrip("\n"), done.stderr) == (str(deep), "")
+
+    def test_the_search_does_not_pass_the_home_directory(
+        self, deep: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.keep_branches(deep.parents[1])
+        monkeypatch.setenv("HOME", str(deep.parent))
+        assert base_around(deep) == deep
+        self.keep_branches(deep.parent)
+        assert base_around(deep) == deep.parent
+
+    def test_the_search_does_not_leave_the_file_system(self, deep: Path, base: Path) -> None:
+        self.keep_branches(deep.parent)
+        with mounted(base, deep) as point:
+            assert base_around(point) == point
+
+
+class TestNamedDirectory:
+    """A directory that is named is the workspace, whatever is kept above it."""
+
+    @pytest.fixture
+    def inner(self, base: Path) -> Path:
+        assert branching(base, "run", "-b", "kept", "--on-success", "keep", "--", "true").code == 0
+        path = base / "inner"
+        path.mkdir()
+        return path
+
+    def test_the_option_means_that_directory(self, inner: Path) -> None:
+        done = branching(
+            inner, "run", "-q", "-w", str(inner), "--", "sh", "-c", "pwd; echo x >made"
+        )
+        assert (done.code, done.out) == (0, f"{inner}\n"), done.err
+        assert (inner / "made").exists()
+
+    def test_open_means_that_directory(self, inner: Path) -> None:
+        with Workspace.open(inner) as workspace:
+            assert workspace.base == inner
+            assert workspace.branches() == []
+
+    def test_without_the_option_the_workspace_above_is_used_and_named(self, inner: Path) -> None:
+        done = branching(inner, "ls")
+        assert done.out.startswith("kept ")
+        assert done.err == f"workspace: {inner.parent} (above the current directory)\n"
+        done = branching(inner, "ls", "--json")
+        assert [entry["name"] for entry in done.document["branches"]] == ["kept"]
+        assert done.err == ""
+
+
+class TestNoAnswer:
+    """A daemon that is stopped accepts connections, and answers nothing."""
+
+    @pytest.fixture
+    def stopped(self, place: Path) -> Iterator[Path]:
+        (other := place / "other").mkdir()
+        with mounted(other, place / "stopped") as point:
+            daemon = int(Path(os.fsdecode(os.getxattr(point, CONTROL_XATTR))).stem)
+            os.kill(daemon, signal.SIGSTOP)
+            try:
+                yield point
+            finally:
+                os.kill(daemon, signal.SIGCONT)
+
+    def test_it_does_not_hinder_work_in_another_directory(self, base: Path, stopped: Path) -> None:
+        done = branching(base, "run", "-q", "--", "sh", "-c", "echo x >made")
+        assert done.code == 0, done.err
+        assert (base / "made").exists()
+        assert stopped in [mount.point for mount in read_mounts()]
+
+    def test_its_own_directory_and_mount_name_it(
+        self, stopped: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(branchfs, "ANSWER_SECONDS_MAX", 0.2)
+        failure = f"the BranchFS daemon of {stopped} does not answer"
+        with pytest.raises(MountError, match=failure) as caught:
+            Workspace.open(stopped.parent / "other")
+        assert "umount -l" in (caught.value.hint or "")
+        with pytest.raises(MountError, match=failure):
+            Workspace(stopped)
 
 
 class TestMount:

@@ -350,7 +350,7 @@ class TestProgram:
 
     @pytest.mark.parametrize(
         ("written", "score"),
-        [("0.25", 0.25), ("", 1.0), ("much", 1.0), ("1\\n2", 2.0), ("-3", -3.0)],
+        [("0.25", 0.25), ("", 1.0), ("\\n", 1.0), ("1\\n2", 2.0), ("-3", -3.0)],
     )
     def test_the_score_is_the_last_line_if_it_is_a_number(
         self, workspace: Workspace, written: str, score: float
@@ -359,6 +359,18 @@ class TestProgram:
         text = f"printf '%b' '{written}' >&3"
         outcome = BestOfN([program(workspace, text, score=True)])(workspace)
         assert outcome.all_results[0].score == score
+
+    @pytest.mark.parametrize("written", ["much", "score: 0.10", "0.9\\nworse"])
+    def test_a_score_that_is_not_a_number_fails_the_candidate(
+        self, workspace: Workspace, written: str
+    ) -> None:
+        """It would count as 1.0, and win over all honest scores below that."""
+        honest = program(workspace, "echo 0.5 >&3; touch honest", score=True)
+        odd = program(workspace, f"printf '%b' '{written}' >&3; touch odd", score=True)
+        outcome = BestOfN([odd, honest])(workspace)
+        assert outcome.winner is outcome.all_results[1]
+        assert outcome.all_results[0].state == "error"
+        assert "not a number" in str(outcome.all_results[0].exception)
 
     def test_a_score_of_nan_is_a_failure(self, workspace: Workspace) -> None:
         outcome = BestOfN([program(workspace, "echo nan >&3", score=True)])(workspace)

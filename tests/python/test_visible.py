@@ -53,7 +53,7 @@ def test_names_of_any_bytes_are_printed(real: Mounted) -> None:
             real.root, "run", "-v", "--", "sh", "-c", script, PYTHONIOENCODING=encoding
         )
         assert done.code == 0, done.err
-        assert "action: committed" in done.out
+        assert "action: committed" in done.err
         for path in real.root.glob("[nx]*"):
             path.unlink()
 

@@ -1,16 +1,15 @@
 //! Making and ending the mount: directly where the process may mount, else through `fusermount3`.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
-
-/// Shown as the mount's source.
-const SOURCE: &str = "branchfs";
 
 /// The mount could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -31,10 +30,11 @@ pub(crate) enum MountError {
     Helper(String),
 }
 
-/// Mounts at `mountpoint` and returns the connection to the kernel.
-pub(crate) fn mount(mountpoint: &Path) -> Result<OwnedFd, MountError> {
+/// Mounts at `mountpoint` and returns the connection to the kernel. The mount table shows `source` as the mount's
+/// source.
+pub(crate) fn mount(mountpoint: &Path, source: &Path) -> Result<OwnedFd, MountError> {
     if !rustix::process::geteuid().is_root() {
-        return mount_by_helper(mountpoint);
+        return mount_by_helper(mountpoint, source);
     }
     let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .map_err(|error| match error {
@@ -48,7 +48,7 @@ pub(crate) fn mount(mountpoint: &Path) -> Result<OwnedFd, MountError> {
     );
     let data = std::ffi::CString::new(data)
         .map_err(|_| MountError::Refused { mountpoint: mountpoint.into(), errno: Errno::INVAL })?;
-    rustix::mount::mount(SOURCE, mountpoint, "fuse.branchfs", MountFlags::empty(), data.as_c_str())
+    rustix::mount::mount(source, mountpoint, "fuse.branchfs", MountFlags::empty(), data.as_c_str())
         .map_err(|error| match error {
             Errno::PERM | Errno::ACCESS => {
                 MountError::NotPermitted { mountpoint: mountpoint.into() }
@@ -59,7 +59,7 @@ pub(crate) fn mount(mountpoint: &Path) -> Result<OwnedFd, MountError> {
 }
 
 /// `fusermount3` mounts and sends the descriptor back over a socket (`_FUSE_COMMFD`).
-fn mount_by_helper(mountpoint: &Path) -> Result<OwnedFd, MountError> {
+fn mount_by_helper(mountpoint: &Path, source: &Path) -> Result<OwnedFd, MountError> {
     use rustix::net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags,
         SocketType,
@@ -75,7 +75,9 @@ fn mount_by_helper(mountpoint: &Path) -> Result<OwnedFd, MountError> {
     rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())
         .map_err(|error| failed(error.into()))?;
     let output = Command::new("fusermount3")
-        .args(["-o", "fsname=branchfs,subtype=branchfs,default_permissions", "--"])
+        .arg("-o")
+        .arg(helper_options(source))
+        .arg("--")
         .arg(mountpoint)
         .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
         .output()
@@ -99,6 +101,19 @@ fn mount_by_helper(mountpoint: &Path) -> Result<OwnedFd, MountError> {
         .ok_or_else(|| MountError::Helper("it sent no descriptor".to_owned()))
 }
 
+/// The options for `fusermount3`, which takes a comma after a backslash as part of a value.
+fn helper_options(source: &Path) -> OsString {
+    let mut options = b"fsname=".to_vec();
+    for byte in source.as_os_str().as_bytes() {
+        if matches!(byte, b',' | b'\\') {
+            options.push(b'\\');
+        }
+        options.push(*byte);
+    }
+    options.extend_from_slice(b",subtype=branchfs,default_permissions");
+    OsString::from_vec(options)
+}
+
 /// Ends a mount. `lazily`: it vanishes at once, and is gone when its last user is.
 pub(crate) fn unmount(mountpoint: &Path, lazily: bool) -> io::Result<()> {
     let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
@@ -116,5 +131,16 @@ pub(crate) fn unmount(mountpoint: &Path, lazily: bool) -> io::Result<()> {
             Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
         }
         other => Ok(other?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commas_and_backslashes_of_a_source_are_escaped_for_fusermount() {
+        let options = helper_options(Path::new("/a,b\\c d"));
+        assert_eq!(options, r"fsname=/a\,b\\c d,subtype=branchfs,default_permissions");
     }
 }

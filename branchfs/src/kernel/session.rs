@@ -40,10 +40,15 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Mounts at `mountpoint`. The mount shows as type `fuse.branchfs`, source `branchfs`. `stacking` is the number of
-    /// stacked file systems that backing files may lie on; `None` does without backing files.
-    pub(crate) fn mount(mountpoint: &Path, stacking: Option<u32>) -> Result<Self, MountError> {
-        let device = Arc::new(mount::mount(mountpoint)?);
+    /// Mounts at `mountpoint`. The mount shows as type `fuse.branchfs` with this source: the base, so that the mount of
+    /// a directory is found in the mount table, without a question to any daemon. `stacking` is the number of stacked
+    /// file systems that backing files may lie on; `None` does without backing files.
+    pub(crate) fn mount(
+        mountpoint: &Path,
+        source: &Path,
+        stacking: Option<u32>,
+    ) -> Result<Self, MountError> {
+        let device = Arc::new(mount::mount(mountpoint, source)?);
         Ok(Self { device, stacking, requests: Arc::new(Requests::new()) })
     }
 

@@ -208,7 +208,7 @@ impl Base {
         let layer = Layer::base(Tree::open_root(&inside).unwrap());
         let inner = Filesystem::new(Arc::new(layer));
         let handler: Arc<dyn Handler> = Arc::new(Folding { inner, only, marked: Mutex::default() });
-        let session = Session::mount(&mountpoint, None).unwrap();
+        let session = Session::mount(&mountpoint, &inside, None).unwrap();
         let serving = std::thread::spawn(move || session.serve(&handler, 2).unwrap());
         Self { _directory: directory, mountpoint, serving: Some(serving) }
     }

@@ -47,6 +47,8 @@ class Mount:
     is_read_only: bool
     has_branches: bool
     """It is a BranchFS, or a branch of one that the kernel's overlayfs presents."""
+    source: str | None
+    """The source of a BranchFS, which is its base directory; None for all other mounts."""
 
 
 def read() -> list[Mount]:
@@ -149,6 +151,7 @@ def _mount(
         flags=sum(_FLAGS.get(option, 0) for option in options),
         is_read_only="ro" in options,
         has_branches=fstype == b"fuse.branchfs" or source in _SOURCES,
+        source=_text(source) if fstype == b"fuse.branchfs" or source == b"branchfs" else None,
     )
 
 

@@ -22,6 +22,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+import select
+import signal
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -53,6 +55,9 @@ _COVER = "/dev/.covered"
 _EMPTY = "/dev/.empty"
 """An empty directory that takes the place of others. A new file system for each takes longer."""
 _PROC_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+_ANSWER_SECONDS_MAX = 1.0
+"""How long another workspace's daemon may take to answer, of which a sandbox asks each."""
+_ANSWER_BYTES_MAX = 1 << 16
 _MASKED = (
     "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys",
     "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list",
@@ -135,8 +140,10 @@ class View:
         needed.append(str(self._sandbox.view))
         for mount in self._table:
             if mount.has_branches:
-                paths += filter(_is_store_or_socket, _told(mount.point)[1:])
                 is_needed = any(mounts.is_beneath(path, mount.point) for path in needed)
+                if mount.source is not None:
+                    told = _private_paths(mount, is_needed=is_needed)[1:]
+                    paths += filter(_is_store_or_socket, told)
                 if is_needed or not mounts.detach(mount):
                     paths.append(mount.point)
         for path in paths:
@@ -342,13 +349,41 @@ def _is_socket(mount: mounts.Mount) -> bool:
         return False
 
 
-def _told(point: str) -> list[str]:
-    """Returns what a mount says is private: base, store, socket."""
+def _private_paths(mount: mounts.Mount, *, is_needed: bool) -> list[str]:
+    """Returns the private paths of a BranchFS: base, store and socket.
+
+    The daemon of another workspace may not answer. What waits for it cannot be interrupted, only
+    killed, so that is a process of its own. After `_ANSWER_SECONDS_MAX` the store is taken to be in
+    its default place.
+    """
+    if is_needed:
+        found = _asked(mount.point)
+    else:
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        asking = os.fork()
+        if asking == 0:
+            try:
+                os.write(writing, _asked(mount.point))
+            finally:
+                os._exit(0)
+        os.close(writing)
+        answer = select.poll()
+        answer.register(reading, select.POLLIN)
+        if answer.poll(_ANSWER_SECONDS_MAX * 1000):
+            found = os.read(reading, _ANSWER_BYTES_MAX)
+        else:
+            os.kill(asking, signal.SIGKILL)
+            found = os.fsencode(f"{mount.source}\0{mount.source}/.branching")
+        os.close(reading)
+        os.waitpid(asking, 0)
+    return [os.fsdecode(path) for path in found.split(b"\0") if path]
+
+
+def _asked(point: str) -> bytes:
     try:
-        told = os.getxattr(point, PRIVATE_XATTR)
+        return os.getxattr(point, PRIVATE_XATTR)
     except OSError:
-        return []  # another user's, or a dead one: nobody here can get at it
-    return [os.fsdecode(path) for path in told.split(b"\0") if path]
+        return b""  # another user's, or a dead one: nothing in the sandbox can reach it
 
 
 @contextmanager
