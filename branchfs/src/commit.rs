@@ -33,8 +33,8 @@ pub(crate) use journal::{Decided, Header, Kind, Prepared, VERSION, discard};
 pub(crate) use plan::{Plan, Request, plan};
 pub(crate) use recovery::{recover, unfinished};
 pub(crate) use reverse::{Reversal, reverse};
-pub(crate) use step::Disk;
-pub(crate) use traces::{Traces, Unlinking};
+pub(crate) use step::{Disk, Metadata, set_metadata, times_of};
+pub(crate) use traces::{Interval, Traces, Unlinking};
 pub(crate) use veil::{Woven, weave};
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ use crate::workspace::{
 const VERSION: u64 = 1;
 
 /// What a client cannot tell from the version alone.
-const FEATURES: [&str; 1] = ["disk_limit"];
+const FEATURES: [&str; 2] = ["disk_limit", "rebase"];
 
 /// What a mount says about itself.
 #[derive(Clone, Debug)]
@@ -81,6 +81,8 @@ struct Request {
     force: bool,
     #[serde(default)]
     skip: bool,
+    #[serde(default)]
+    rebase: bool,
     #[serde(default)]
     only: Vec<String>,
     #[serde(default)]
@@ -274,6 +276,7 @@ fn carry_out(
                 dry_run: request.dry_run,
                 policy: request.policy.as_deref().map(policy_named).transpose()?,
                 skip: request.skip,
+                rebase: request.rebase,
                 selection: Selection::new(&request.only, &request.exclude)?,
             };
             let committed = workspace.commit(&branch, &options)?;
@@ -286,6 +289,12 @@ fn carry_out(
                 "stale": committed.stale,
                 "forgotten": forgotten,
             }))
+        }
+        "rebase" => {
+            let branch = branch_of(request.branch.as_ref())?;
+            let conflicts = workspace.rebase(&branch, request.force, request.dry_run)?;
+            let conflicts: Vec<String> = conflicts.iter().map(|path| path_text(path)).collect();
+            Ok(json!({ "conflicts": conflicts }))
         }
         "abort" => workspace.abort(&branch_of(request.branch.as_ref())?).map(|()| json!({})),
         "list" => {

@@ -288,6 +288,11 @@ impl Layer {
         lock(&self.own().log).writes.seen(base_path, expected)
     }
 
+    /// Replaces what the branch saw at each path of the base by what `now` tells.
+    pub(crate) fn see_again(&self, now: impl Fn(&Path) -> Result<Expected>) -> Result<()> {
+        lock(&self.own().log).writes.see_again(now)
+    }
+
     /// Makes durable what was noted so far.
     pub(crate) fn sync_log(&self) -> Result<()> {
         lock(&self.own().log).writes.sync()

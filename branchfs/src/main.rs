@@ -113,6 +113,10 @@ enum Command {
         /// Show what would change, and change nothing
         #[arg(long)]
         dry_run: bool,
+        /// Fork the branch anew first if a sibling was committed before it; paths that both changed
+        /// are a conflict
+        #[arg(long)]
+        rebase: bool,
         /// What happens to the siblings, if not what the mount says
         #[arg(long, value_enum)]
         policy: Option<Policy>,
@@ -120,6 +124,19 @@ enum Command {
         published: Published,
         /// The branch; may be left out where the mount has control files: the current one
         name: Option<String>,
+        /// The mountpoint
+        mountpoint: PathBuf,
+    },
+    /// Fork a branch anew from its parent as it is now, and keep its changes
+    Rebase {
+        /// Keep the branch's version of the paths that others changed since the fork
+        #[arg(long)]
+        force: bool,
+        /// List those paths, and change nothing
+        #[arg(long)]
+        dry_run: bool,
+        /// The branch
+        name: String,
         /// The mountpoint
         mountpoint: PathBuf,
     },
@@ -310,6 +327,7 @@ fn run(command: Command) -> Result<()> {
             only,
             exclude,
             dry_run,
+            rebase,
             policy,
             published: _,
             name,
@@ -319,8 +337,17 @@ fn run(command: Command) -> Result<()> {
             let request = json!({
                 "verb": "commit", "branch": name, "force": force, "dry_run": dry_run,
                 "policy": policy.map(Policy::name), "skip": skip, "only": only, "exclude": exclude,
+                "rebase": rebase,
             });
             show_changes(&ask(&mountpoint, request)?)
+        }
+        Command::Rebase { force, dry_run, name, mountpoint } => {
+            let request =
+                json!({ "verb": "rebase", "branch": name, "force": force, "dry_run": dry_run });
+            for path in ask(&mountpoint, request)?["conflicts"].as_array().into_iter().flatten() {
+                show(path.as_str().unwrap_or_default())?;
+            }
+            Ok(())
         }
         Command::Abort { published: _, name, mountpoint } => {
             let name = named_or_current(name, &mountpoint)?;

@@ -184,6 +184,49 @@ impl WriteSet {
         Ok(loaded)
     }
 
+    /// Replaces what was seen at each path by what `now` tells. The log is replaced as a whole: a crash leaves the old one
+    /// or the new one.
+    pub(crate) fn see_again(
+        &mut self,
+        now: impl Fn(&Path) -> Result<Expected, Errno>,
+    ) -> Result<(), Errno> {
+        let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        let path = self.0.path.clone();
+        let mut text = match std::fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            other => other.map_err(errno)?,
+        };
+        let lines: Vec<Record> = text
+            .split(|byte| *byte == b'\n')
+            .map_while(|line| serde_json::from_slice(line).ok())
+            .collect();
+        text.clear();
+        for mut record in lines {
+            if let Record::Path { path, seen } = &mut record {
+                let Some(path) = from_hex(path) else { break };
+                *seen = match now(&path)? {
+                    Expected::Absent => None,
+                    Expected::Present(identity) => Some(identity),
+                };
+            }
+            serde_json::to_writer(&mut text, &record).map_err(|_| Errno::IO)?;
+            text.push(b'\n');
+        }
+        let draft = path.with_extension("new");
+        let written = || {
+            let mut options = OpenOptions::new();
+            let options = options.create(true).write(true).truncate(true).mode(0o600);
+            let mut file = options.custom_flags(libc::O_NOFOLLOW).open(&draft)?;
+            file.write_all(&text)?;
+            file.sync_data()?;
+            give_as_layer(&draft)?;
+            std::fs::rename(&draft, &path)?;
+            Log::open(&path)
+        };
+        self.0 = written().map_err(errno)?;
+        Ok(())
+    }
+
     pub(crate) fn seen(&mut self, path: &Path, expected: Expected) -> Result<(), Errno> {
         let seen = match expected {
             Expected::Absent => None,

@@ -30,6 +30,7 @@ mod nested;
 mod planning;
 mod presentation;
 mod probe;
+mod rebase;
 mod records;
 mod recovery;
 mod selector;

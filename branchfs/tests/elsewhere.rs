@@ -16,6 +16,8 @@ mod nested;
 mod policies;
 #[path = "posix.rs"]
 mod posix;
+#[path = "rebase.rs"]
+mod rebase;
 
 mod common {
     pub(crate) use super::history::common::*;

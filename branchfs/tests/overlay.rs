@@ -18,6 +18,8 @@ mod posix;
 mod power_cuts;
 #[path = "programs.rs"]
 mod programs;
+#[path = "rebase.rs"]
+mod rebase;
 
 mod common {
     pub(crate) use super::branches::common::*;

@@ -26,7 +26,7 @@ use rustix::fs::{FileType, Statx};
 
 use super::change::{Change, Renames, one_change_a_path};
 use super::journal::directory_of;
-use super::step::{Disk, Place, Step};
+use super::step::{Disk, Metadata, Place, Step};
 use super::traces::Traces;
 use crate::difference::ChangeKind;
 use crate::error::Error;
@@ -52,6 +52,9 @@ pub(crate) struct Request {
     pub(crate) by_kernel: bool,
     /// Layers that show what the base was at the fork, top first: directories in the store (`crate::commit::veil`).
     pub(crate) veils: Vec<PathBuf>,
+    /// Attributes that objects of the base had at the fork and that our own transactions changed since, beside those that
+    /// the layers in `veils` show.
+    pub(crate) attributes_at_fork: BTreeMap<PathBuf, Metadata>,
     /// What of the branch is committed.
     pub(crate) selection: Selection,
     /// What our own work did to ctimes.
@@ -85,6 +88,16 @@ impl Plan {
     /// Whether the base would be as before but for the times of directories. The root's attributes are in the steps alone.
     pub(crate) fn changes_nothing(&self) -> bool {
         self.changes.is_empty() && self.steps.iter().all(Step::sets_times_alone)
+    }
+}
+
+impl Plan {
+    /// The attributes that the plan gives to directories of the base, with changes of others since the fork kept.
+    pub(crate) fn merged_attributes(&self) -> impl Iterator<Item = (&Path, &Metadata)> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Metadata { path: Place::Base(path), new, .. } => Some((path.as_path(), new)),
+            _ => None,
+        })
     }
 }
 

@@ -203,19 +203,20 @@ impl Disk {
             let value = tree.get_xattr(place.path(), name).at(place.path())?;
             xattrs.insert(hex_of(name.as_bytes()), hex_of(&value));
         }
-        Ok(Metadata {
-            mode: u32::from(stat.stx_mode) & 0o7777,
-            uid: stat.stx_uid,
-            gid: stat.stx_gid,
-            atime: (stat.stx_atime.tv_sec, stat.stx_atime.tv_nsec),
-            mtime: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec),
-            xattrs,
-        })
+        let (atime, mtime) = times_of(&stat);
+        let mode = u32::from(stat.stx_mode) & 0o7777;
+        Ok(Metadata { mode, uid: stat.stx_uid, gid: stat.stx_gid, atime, mtime, xattrs })
     }
 }
 
+/// The times of the last access and the last change of content, in seconds and nanoseconds.
+pub(crate) fn times_of(stat: &Statx) -> ((i64, u32), (i64, u32)) {
+    let (atime, mtime) = (stat.stx_atime, stat.stx_mtime);
+    ((atime.tv_sec, atime.tv_nsec), (mtime.tv_sec, mtime.tv_nsec))
+}
+
 /// Gives an object the attributes that are wanted.
-pub(super) fn set_metadata(tree: &Tree, path: &Path, wanted: &Metadata) -> Result<(), Errno> {
+pub(crate) fn set_metadata(tree: &Tree, path: &Path, wanted: &Metadata) -> Result<(), Errno> {
     let stat = tree.stat(path)?;
     if (stat.stx_uid, stat.stx_gid) != (wanted.uid, wanted.gid) {
         tree.set_owner(path, Some(wanted.uid), Some(wanted.gid))?;
@@ -257,6 +258,14 @@ impl Step {
             Self::Exchange { .. } => "exchange",
             Self::Strip { .. } => "unmark",
             Self::Metadata { .. } => "attributes",
+        }
+    }
+
+    /// An object of the base whose attributes the step sets, and those that it had.
+    pub(crate) fn attributes_before(&self) -> Option<(&Path, &Metadata)> {
+        match self {
+            Self::Metadata { before: Place::Base(path), old, .. } => Some((path, old)),
+            _ => None,
         }
     }
 

@@ -103,6 +103,11 @@ impl Traces {
         self.intervals.push(interval);
     }
 
+    /// Drops the transactions that are not among these.
+    pub(crate) fn keep_intervals(&mut self, kept: &[Interval]) {
+        self.intervals.retain(|interval| kept.contains(interval));
+    }
+
     /// Drops what ended before `oldest`. Tells whether there was anything.
     pub(crate) fn drop_before(&mut self, oldest: i64) -> bool {
         let count = |traces: &Self| traces.intervals.len() + traces.unlinked.len();

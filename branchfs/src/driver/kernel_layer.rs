@@ -18,6 +18,8 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
@@ -33,6 +35,9 @@ use crate::view::HIDDEN;
 
 const ORIGIN_XATTR: &str = "trusted.overlay.origin";
 const LINKS_XATTR: &str = "trusted.overlay.nlink";
+
+/// How long the end of a detached mount is waited for. A process that is still inside keeps it.
+const DETACHED_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The kernel's work directory in a layer; its presence says who writes the layer.
 pub(crate) const WORK: &str = "overlay";
@@ -56,7 +61,18 @@ pub(crate) fn settle_alone(
         return Ok(());
     }
     let (upper, work) = (directory.join("upper"), directory.join(WORK));
-    let mount = KernelMount::make(Layers { lower: base, upper: &upper, work: &work }, false);
+    let layers = Layers { lower: base, upper: &upper, work: &work };
+    let start = Instant::now();
+    let mount = loop {
+        match KernelMount::make(layers, false) {
+            // A mount of the layer that was detached a moment ago ends in the background.
+            Err(Errno::BUSY) if start.elapsed() < DETACHED_WAIT_MAX => {
+                thread::sleep(Duration::from_millis(2));
+            }
+            Err(Errno::BUSY) => return Err(Error::InUse(name.to_owned())),
+            other => break other,
+        }
+    };
     let mount = mount.map_err(|error| {
         Error::Unsupported(format!(
             "branch {name} was written by the overlay driver, which cannot be used here to complete it ({error}): mount where it can be, or abort the branch there"

@@ -26,6 +26,8 @@ pub(crate) struct CommitOptions {
     pub(crate) skip: bool,
     /// What to commit; the rest goes with the branch.
     pub(crate) selection: Selection,
+    /// Fork a branch anew first if a sibling was committed before it; conflicts are found by path.
+    pub(crate) rebase: bool,
 }
 
 impl Workspace {
@@ -39,13 +41,16 @@ impl Workspace {
         selector: &Selector,
         options: &CommitOptions,
     ) -> Result<Committed, Error> {
+        let mut options = options.clone();
+        self.rebase_first(selector, &mut options)?;
+        let options = &options;
         let _frozen = if options.dry_run { None } else { self.await_writers(selector)? };
         let _turn = self.begin_transaction()?;
         let held = self
             .hold(selector, has_no_live_children)?
             .ok_or_else(|| Error::Usage("main has no parent to commit to".to_owned()))?;
         let branch = &held.branch;
-        if branch.record.is_stale {
+        if branch.record.is_stale && !(options.rebase && options.dry_run) {
             return self.commit_stale(branch, options);
         }
         let (id, parent) = (branch.record.id, branch.record.parent);
@@ -93,6 +98,21 @@ impl Workspace {
         drop(held);
         self.thaw_presented(&self.lock());
         outcome
+    }
+
+    /// Rebases a stale branch that is to be committed all the same. What is to be skipped is left out of the commit.
+    fn rebase_first(&self, selector: &Selector, options: &mut CommitOptions) -> Result<(), Error> {
+        let is_stale =
+            || Ok(selector.find(&self.lock())?.is_some_and(|branch| branch.record.is_stale));
+        if !options.rebase || !is_stale()? {
+            return Ok(());
+        }
+        let force = options.force || options.skip;
+        let conflicts = self.rebase(selector, force, options.dry_run)?;
+        if options.skip {
+            options.selection.skip(conflicts);
+        }
+        Ok(())
     }
 
     /// Files of which only the attributes changed stand for those of the base, unless siblings live on: their snapshot
@@ -186,7 +206,7 @@ impl Workspace {
     }
 }
 
-fn has_no_live_children(branches: &Branches, branch: &Branch) -> Result<(), Error> {
+pub(super) fn has_no_live_children(branches: &Branches, branch: &Branch) -> Result<(), Error> {
     let name = &branch.record.name;
     let children = children_of(branches, branch.record.id);
     if children.is_empty() {

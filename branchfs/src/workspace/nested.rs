@@ -45,7 +45,7 @@ impl Workspace {
         if options.force || theirs.is_empty() {
             return Ok(());
         }
-        if policy == Policy::FirstWinner {
+        if policy == Policy::FirstWinner && !options.rebase {
             return Err(too_late(&record.name));
         }
         let written = ours.against(&theirs);

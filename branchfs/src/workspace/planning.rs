@@ -10,7 +10,7 @@ use super::nested::Work;
 use super::{Branch, CommitOptions, Policy, Workspace, now};
 #[cfg(test)]
 use crate::commit::Disk;
-use crate::commit::{self, Header, Kind, Plan, Request, VERSION};
+use crate::commit::{self, Header, Kind, Metadata, Plan, Request, Traces, VERSION};
 use crate::error::{Context, Error};
 use crate::seen::WriteSet;
 use crate::selection::Selection;
@@ -42,7 +42,8 @@ impl Workspace {
         if !theirs.is_empty() && !options.force && Work::of(branch)?.is_empty()? {
             return Ok(Plan::default());
         }
-        if policy == Policy::FirstWinner && !theirs.is_empty() && !options.force {
+        if policy == Policy::FirstWinner && !theirs.is_empty() && !options.force && !options.rebase
+        {
             return Err(too_late(&record.name));
         }
         let mut selection = options.selection.clone();
@@ -83,7 +84,28 @@ impl Workspace {
         }
     }
 
+    /// The plan of all that a branch changed, compared with the base as these traces explain it.
+    pub(super) fn plan_against(
+        &self,
+        branch: &Branch,
+        traces: Traces,
+        attributes_at_fork: BTreeMap<PathBuf, Metadata>,
+    ) -> Result<Plan, Error> {
+        self.plan_with(branch, Selection::default(), traces, attributes_at_fork)
+    }
+
     fn plan(&self, branch: &Branch, selection: Selection) -> Result<Plan, Error> {
+        let traces = self.traces(&self.disk()?)?;
+        self.plan_with(branch, selection, traces, BTreeMap::new())
+    }
+
+    fn plan_with(
+        &self,
+        branch: &Branch,
+        selection: Selection,
+        traces: Traces,
+        attributes_at_fork: BTreeMap<PathBuf, Metadata>,
+    ) -> Result<Plan, Error> {
         self.driver().settle(branch.record.id)?;
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
         mounted.lock().join_all_links().at(&self.base_path)?;
@@ -100,7 +122,6 @@ impl Workspace {
             }
         }
         let disk = self.disk()?;
-        let traces = self.traces(&disk)?;
         self.seen_by_kernel(branch, &traces, &mut seen)?;
         let layers = branch
             .record
@@ -116,6 +137,7 @@ impl Workspace {
             forked: branch.record.created,
             by_kernel: self.is_by_kernel(branch),
             veils: self.veils_of(&branch.record),
+            attributes_at_fork,
             selection,
             traces,
             origins,
@@ -171,7 +193,7 @@ pub(super) fn too_late(name: &str) -> Error {
     Error::Conflict {
         message: format!("branch {name} cannot be committed: a sibling was committed first"),
         paths: Vec::new(),
-        hint: "abort it, and start again from a new branch",
+        hint: "the branch keeps its changes: rebase it onto its parent, or commit it with --rebase",
     }
 }
 

@@ -75,7 +75,7 @@ impl Workspace {
     pub(super) fn leave_to_fuse(&self, branch: &Branch) -> Result<(), Error> {
         let record = &branch.record;
         self.driver().detach(record.id);
-        let traces = self.traces(&self.disk()?)?;
+        let traces = self.traces_since(branch)?;
         let is_as_forked = |found: &Identity| is_as_forked(found, record.created, &traces);
         for layer in &branch.stack {
             let directory = self.layer_path(layer.id.0);

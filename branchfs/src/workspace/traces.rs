@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{FileType, OFlags};
 
-use super::Workspace;
 use super::store::{give, write_private};
-use crate::commit::{self, Decided, Disk, Outline, Traces, Unlinking};
+use super::{Branch, Workspace};
+use crate::commit::{self, Decided, Disk, Interval, Outline, Traces, Unlinking};
 use crate::error::{Context, Error};
 use crate::scheduling::let_others;
 use crate::seen::Identity;
@@ -35,6 +35,21 @@ impl Workspace {
             [Some(past.done), past.undone].into_iter().flatten().for_each(|one| traces.add(one));
         }
         Ok(traces)
+    }
+
+    /// What explains ctimes to the rebase of a branch. For a stale one only the transactions that the history still has:
+    /// of those that it dropped nobody knows what they changed, so that a ctime is all there is to tell by.
+    pub(super) fn traces_since(&self, branch: &Branch) -> Result<Traces, Error> {
+        let mut traces = self.traces(&self.disk()?)?;
+        if branch.record.is_stale {
+            traces.keep_intervals(&self.kept_intervals()?);
+        }
+        Ok(traces)
+    }
+
+    fn kept_intervals(&self) -> Result<Vec<Interval>, Error> {
+        let outline = commit::outline(&self.disk()?)?;
+        Ok(outline.iter().flat_map(|past| [Some(past.done), past.undone]).flatten().collect())
     }
 
     fn noted(&self) -> Result<Traces, Error> {

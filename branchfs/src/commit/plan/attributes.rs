@@ -20,7 +20,7 @@ impl Planner<'_> {
                 return self.disk.metadata(&place).map(Some);
             }
         }
-        Ok(None)
+        Ok(self.request.attributes_at_fork.get(path).cloned())
     }
 
     /// An object comes into the base without the marks that it bears in the layer. What makes a directory opaque is seen
