@@ -11,7 +11,7 @@
 
 mod change;
 #[cfg(test)]
-mod crash_tests;
+pub(crate) mod crash_tests;
 #[cfg(test)]
 mod generated_tests;
 mod history;

@@ -13,6 +13,8 @@ mod daemon;
 mod difference;
 mod driver;
 mod error;
+#[cfg(test)]
+mod faults;
 mod filesystem;
 mod guard;
 mod kernel;

@@ -282,6 +282,80 @@ fn last_error() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
+/// Makes the listed system calls of this thread, and of the threads that it starts, wait for an answer through the
+/// returned descriptor (seccomp user notification). Cannot be undone while the threads live.
+#[cfg(test)]
+pub(crate) fn intercept_calls(calls: &[libc::c_long]) -> io::Result<OwnedFd> {
+    let number = |number: libc::c_long| u32::try_from(number).map_err(io::Error::other);
+    let statement = |code: u32, k: u32| {
+        let code = u16::try_from(code).map_err(io::Error::other)?;
+        io::Result::Ok(libc::sock_filter { code, jt: 0, jf: 0, k })
+    };
+    let load_number = statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)?;
+    let mut program = vec![load_number];
+    for call in calls {
+        let jump = statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number(*call)?)?;
+        program.push(libc::sock_filter { jf: 1, ..jump });
+        program.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_USER_NOTIF)?);
+    }
+    program.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW)?);
+    let filter = libc::sock_fprog {
+        len: u16::try_from(program.len()).map_err(io::Error::other)?,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: prctl takes numbers here; the kernel copies the program, which outlives the call. The descriptor that it
+    // returns is owned by nobody else.
+    unsafe {
+        if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let listener = libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
+            &raw const filter,
+        );
+        match i32::try_from(listener) {
+            Ok(listener) if listener >= 0 => Ok(OwnedFd::from_raw_fd(listener)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// Answers one call that [`intercept_calls`] holds: `decide` takes its number, and returns the error with which it fails,
+/// or `None` to let it happen. Returns false when all threads concerned have ended.
+#[cfg(test)]
+pub(crate) fn answer_call(
+    listener: BorrowedFd<'_>,
+    decide: impl FnOnce(libc::c_long) -> Option<i32>,
+) -> bool {
+    const RECEIVE: libc::c_ulong = 0xc050_2100; // SECCOMP_IOCTL_NOTIF_RECV
+    const CONTINUE: u32 = 1; // SECCOMP_USER_NOTIF_FLAG_CONTINUE
+    const SEND: libc::c_ulong = 0xc018_2101; // SECCOMP_IOCTL_NOTIF_SEND
+    let mut poll = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: the kernel reads and writes one `pollfd`, one `seccomp_notif` (zeros, as it wants it) and one
+    // `seccomp_notif_resp`, which outlive the calls.
+    unsafe {
+        libc::poll(&raw mut poll, 1, -1);
+        if poll.revents & libc::POLLIN == 0 {
+            return poll.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) == 0;
+        }
+        let mut call: libc::seccomp_notif = std::mem::zeroed();
+        if libc::ioctl(listener.as_raw_fd(), RECEIVE as _, &raw mut call) != 0 {
+            return true; // the thread ended meanwhile
+        }
+        let error = decide(libc::c_long::from(call.data.nr));
+        let answer = libc::seccomp_notif_resp {
+            id: call.id,
+            val: 0,
+            error: error.map_or(0, |error| -error),
+            flags: if error.is_none() { CONTINUE } else { 0 },
+        };
+        libc::ioctl(listener.as_raw_fd(), SEND as _, &raw const answer);
+    }
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

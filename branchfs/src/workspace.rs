@@ -22,6 +22,8 @@ mod elsewhere;
 mod ending;
 mod fail_stop;
 #[cfg(test)]
+mod fault_tests;
+#[cfg(test)]
 mod folding_tests;
 mod held;
 mod history;

@@ -161,3 +161,20 @@ fn a_base_that_keeps_branches_itself_takes_no_store_elsewhere() {
     assert!(said.contains("mount it without --store"), "{said}");
     assert!(!store.exists());
 }
+
+#[test]
+fn a_commit_without_room_for_its_copies_names_the_file_and_gives_the_room_back() {
+    let disk = common::disk::Disk::image("32M", "mkfs.ext4 -q -m 0");
+    disk.mount();
+    let branch = disk.create("work");
+    shell(&branch, "mkdir d; head -c 40M /dev/zero | tr '\\0' x > d/big; echo small > d/small");
+    let free = disk.free();
+    let said = refusal(&disk.run(&["commit", "work"], &[]));
+    assert!(said.contains("base/d/big: No space left on device"), "{said}");
+    const SLACK: u64 = 256 << 10; // directories that stay
+    common::wait_until("the room is given back", || disk.free() + SLACK > free);
+    shell(&branch, "truncate -s 1M d/big");
+    disk.commit("work");
+    assert_eq!(fs::metadata(disk.base().join("d/big")).unwrap().len(), 1 << 20);
+    disk.unmount();
+}

@@ -156,7 +156,7 @@ fn visit(root: &Path, path: &Path, tree: &mut BTreeMap<PathBuf, String>) {
     tree.insert(path.to_path_buf(), format!("{mode:o} {links} {seconds}.{nanoseconds} {content}"));
 }
 
-pub(super) fn parent(view: &mut View, path: &str) -> (Index, String) {
+pub(crate) fn parent(view: &mut View, path: &str) -> (Index, String) {
     let mut at = ROOT;
     let mut parts: Vec<&str> = path.split('/').collect();
     let name = parts.pop().unwrap().to_owned();
@@ -167,20 +167,20 @@ pub(super) fn parent(view: &mut View, path: &str) -> (Index, String) {
     (at, name)
 }
 
-pub(super) fn find(view: &mut View, path: &str) -> Index {
+pub(crate) fn find(view: &mut View, path: &str) -> Index {
     let (parent, name) = parent(view, path);
     let found = view.lookup(parent, OsStr::new(&name)).unwrap().unwrap().0;
     view.nodes.remember(found);
     found
 }
 
-pub(super) fn make(view: &mut View, path: &str, new: New<'_>) {
+pub(crate) fn make(view: &mut View, path: &str, new: New<'_>) {
     let (parent, name) = parent(view, path);
     let (index, _, _) = view.create(parent, OsStr::new(&name), new, 0, OWNER).unwrap();
     view.nodes.remember(index);
 }
 
-pub(super) fn write(view: &mut View, path: &str, content: &str) {
+pub(crate) fn write(view: &mut View, path: &str, content: &str) {
     let (parent, name) = parent(view, path);
     if view.lookup(parent, OsStr::new(&name)).unwrap().is_none() {
         make(view, path, New::File { mode: 0o644 });
@@ -193,12 +193,12 @@ pub(super) fn write(view: &mut View, path: &str, content: &str) {
     view.close(opened.handle);
 }
 
-pub(super) fn unlink(view: &mut View, path: &str) {
+pub(crate) fn unlink(view: &mut View, path: &str) {
     let (parent, name) = parent(view, path);
     view.unlink(parent, OsStr::new(&name)).unwrap();
 }
 
-fn remove_tree(view: &mut View, path: &str) {
+pub(crate) fn remove_tree(view: &mut View, path: &str) {
     let index = find(view, path);
     for entry in view.list(index).unwrap() {
         let below = format!("{path}/{}", entry.name.to_str().unwrap());
@@ -212,7 +212,7 @@ fn remove_tree(view: &mut View, path: &str) {
     view.rmdir(parent, OsStr::new(&name)).unwrap();
 }
 
-pub(super) fn rename(view: &mut View, from: &str, to: &str) {
+pub(crate) fn rename(view: &mut View, from: &str, to: &str) {
     let (source, target) = (parent(view, from), parent(view, to));
     view.rename(
         (source.0, OsStr::new(&source.1)),

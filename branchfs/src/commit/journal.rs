@@ -315,6 +315,13 @@ impl Decided {
         Self::sync(disk)
     }
 
+    /// Half of the steps, as a crash in their middle leaves them.
+    #[cfg(test)]
+    pub(crate) fn run_half_for_tests(&self, disk: &Disk) -> Result<(), Error> {
+        let half = &self.steps[..self.steps.len() / 2];
+        half.iter().try_for_each(|step| step.run(disk, Direction::Forward))
+    }
+
     /// Makes the outcome durable. After this the journal entry may go.
     pub(crate) fn sync(disk: &Disk) -> Result<(), Error> {
         sync_file_system(disk, Path::new("."), Root::Base)

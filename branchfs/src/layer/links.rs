@@ -18,18 +18,20 @@ impl Layer {
     /// An object goes on showing this many links.
     pub(crate) fn set_links(&self, ino: u64, links: u32) -> Result<()> {
         let mut log = lock(&self.own().log);
+        log.writes.links(ino, links)?;
         log.link_counts.insert(ino, links);
-        log.writes.links(ino, links)
+        Ok(())
     }
 
     /// One name more or less for an object whose links are counted.
     pub(crate) fn count_links(&self, ino: u64, change: i32) -> Result<()> {
         let Some(own) = &self.own else { return Ok(()) };
         let mut log = lock(&own.log);
-        let Some(count) = log.link_counts.get_mut(&ino) else { return Ok(()) };
-        *count = count.saturating_add_signed(change);
-        let count = *count;
-        log.writes.links(ino, count)
+        let Some(count) = log.link_counts.get(&ino) else { return Ok(()) };
+        let count = count.saturating_add_signed(change);
+        log.writes.links(ino, count)?;
+        log.link_counts.insert(ino, count);
+        Ok(())
     }
 
     /// Remembers the copy at `path`, inode `ino`, of an object that had `links` names in a lower layer.
@@ -51,13 +53,14 @@ impl Layer {
         log.writes.links(ino, links)
     }
 
-    /// This layer hides one of the names of a lower object.
-    pub(crate) fn hide_link(&self, (layer, ino): (LayerId, u64)) -> Result<()> {
+    /// This layer hides so many more, or fewer, of the names of a lower object.
+    pub(crate) fn hide_links(&self, (layer, ino): (LayerId, u64), change: i32) -> Result<()> {
         let mut log = lock(&self.own().log);
-        let count = log.hidden.entry((layer.0, ino)).or_default();
-        *count += 1;
-        let count = *count;
-        log.writes.hidden((layer.0, ino), count)
+        let count = log.hidden.get(&(layer.0, ino)).copied().unwrap_or(0);
+        let count = count.saturating_add_signed(change);
+        log.writes.hidden((layer.0, ino), count)?;
+        log.hidden.insert((layer.0, ino), count);
+        Ok(())
     }
 
     /// How many of the names of a lower object this layer hides.

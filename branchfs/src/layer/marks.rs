@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{RenameFlags, Statx, XattrFlags};
 use rustix::io::Errno;
 
-use super::Layer;
+use super::{Layer, Scratch};
 use crate::overlay;
 use crate::tree::{Result, Tree};
 
@@ -85,10 +85,10 @@ impl Layer {
             Err(Errno::EXIST) => {}
             other => return other,
         }
-        let scratch = self.scratch();
+        let scratch = Scratch::new(self); // has what was there in the end, and removes it
         self.work()?.make_node(&scratch, WHITEOUT_MODE, 0)?;
         self.place(&scratch, path, RenameFlags::EXCHANGE)?;
         self.tree.forget(path);
-        self.work()?.remove_all(&scratch)
+        Ok(())
     }
 }

@@ -5,6 +5,8 @@
 //! seen half-made is built in scratch and renamed into place.
 
 mod create;
+#[cfg(test)]
+mod fault_tests;
 mod remove;
 mod rename;
 
@@ -19,9 +21,9 @@ use super::accounts;
 use super::copy_up::Content;
 use super::{Index, Place, View};
 use crate::kernel::handler::Attributes;
-use crate::layer::{Layer, identity};
+use crate::layer::{Layer, Scratch, identity};
 use crate::seen::Expected;
-use crate::tree::Result;
+use crate::tree::{Result, stat_of};
 pub(crate) use create::{New, Owner};
 
 /// What the top layer has under a name.
@@ -48,35 +50,37 @@ impl View {
         }
         let charge = accounts::charge_name(&top, self.nodes.get(index)?.kind)?;
         self.note_absent(parent, name)?;
-        let orphan = self.nodes.get(index)?.names.is_empty();
-        let to = if above == Above::Whiteout { None } else { Some(&path) };
-        if orphan {
-            let file = self.open_file_of(index).ok_or(Errno::NOENT)?;
-            if to.is_none() {
-                top.tree.remove_file(&path)?;
-            }
-            top.tree.link_file(file.as_fd(), &path)?;
-            let stat = top.tree.stat(&path)?;
+        // Without a name it can be reached through an open file alone.
+        let file = match self.nodes.get(index)?.names.is_empty() {
+            true => Some(self.open_file_of(index).ok_or(Errno::NOENT)?),
+            false => None,
+        };
+        let place = || match (&file, above) {
+            (Some(file), Above::Whiteout) => self.exchange_whiteout(&top, &path, |scratch| {
+                top.work()?.link_file(file.as_fd(), scratch)
+            }),
+            (Some(file), _) => top.tree.link_file(file.as_fd(), &path),
+            (None, Above::Whiteout) => self.exchange_whiteout(&top, &path, |scratch| {
+                top.link_to_scratch(&self.nodes.path(index)?, scratch)
+            }),
+            (None, _) => top.tree.link(&self.nodes.path(index)?, &path),
+        };
+        let ino = match &file {
+            Some(file) => stat_of(file)?.stx_ino,
+            None => top.tree.stat(&self.nodes.path(index)?)?.stx_ino,
+        };
+        top.count_links(ino, 1)?;
+        place().inspect_err(|_| {
+            let _ = top.count_links(ino, -1); // the first error is the one to report
+        })?;
+        if file.is_some() {
             if let (Some(ledger), Some(file_use)) = (top.ledger(), self.file_use(index)?) {
-                ledger.enter(stat.stx_ino, file_use);
+                ledger.enter(ino, file_use);
             }
             self.nodes.get_mut(index)?.place = Place::Upper;
-            self.nodes.set_inode(index, Some((top.id, stat.stx_ino)));
-        } else {
-            let from = self.nodes.path(index)?;
-            match to {
-                Some(path) => top.tree.link(&from, path)?,
-                None => {
-                    // A name for it in scratch takes the whiteout's place at once.
-                    let scratch = top.scratch();
-                    top.link_to_scratch(&from, &scratch)?;
-                    top.place(&scratch, &path, RenameFlags::EXCHANGE)?;
-                    top.work()?.remove_all(&scratch)?;
-                }
-            }
+            self.nodes.set_inode(index, Some((top.id, ino)));
         }
         accounts::keep(charge);
-        top.count_links(top.tree.stat(&path)?.stx_ino, 1)?;
         self.nodes.name(index, parent, name);
         self.getattr(index)
     }
@@ -88,6 +92,18 @@ impl View {
             Err(Errno::NOENT) => Ok(Above::Nothing),
             Err(error) => Err(error),
         }
+    }
+
+    /// Puts what `link` gives a name in scratch in the place of the whiteout at `path`, in one step.
+    fn exchange_whiteout(
+        &self,
+        top: &Layer,
+        path: &Path,
+        link: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<()> {
+        let scratch = Scratch::new(top); // has the whiteout in the end, and removes it
+        link(&scratch)?;
+        top.place(&scratch, path, RenameFlags::EXCHANGE)
     }
 
     /// The path of a name in the base, where the directory is there too.

@@ -158,8 +158,9 @@ impl Workspace {
             let (from, to) = (from.join("upper"), to.join("upper"));
             self.make_directory(&to)?;
             let open = |path: &Path| Tree::open_root(path).at(path);
-            let mut copier = Copier { from: open(&from)?, to: open(&to)?, linked: HashMap::new() };
-            copier.directory(Path::new("")).at(&to)?;
+            let mut copier = Copier::new(open(&from)?, open(&to)?);
+            let copied = copier.directory(Path::new(""));
+            copied.at(self.base_path.join(&copier.current))?;
         }
         Ok(staged)
     }
@@ -188,12 +189,19 @@ struct Copier {
     to: Tree,
     /// Inode number -> first name, of objects with several.
     linked: HashMap<u64, PathBuf>,
+    /// What is being copied.
+    current: PathBuf,
 }
 
 impl Copier {
+    fn new(from: Tree, to: Tree) -> Self {
+        Self { from, to, linked: HashMap::new(), current: PathBuf::new() }
+    }
+
     fn directory(&mut self, path: &Path) -> Result<(), rustix::io::Errno> {
         for entry in self.from.list(path)? {
             let path = path.join(&entry.name);
+            self.current.clone_from(&path);
             let stat = self.from.stat(&path)?;
             if entry.kind == FileType::Directory {
                 self.to.make_directory(&path, 0o700)?;
@@ -265,7 +273,7 @@ mod tests {
         chown(from.path().join("in"), Some(1000), Some(1000)).unwrap();
         let linked = HashMap::from([(fs::metadata(&one).unwrap().ino(), "missing".into())]);
         let open = |place: &tempfile::TempDir| Tree::open_root(place.path()).unwrap();
-        let mut copier = Copier { from: open(&from), to: open(&to), linked };
+        let mut copier = Copier { linked, ..Copier::new(open(&from), open(&to)) };
         assert_eq!(copier.directory(Path::new("")), Err(rustix::io::Errno::NOENT));
         assert_eq!(fs::metadata(to.path().join("in")).unwrap().uid(), 1000);
     }

@@ -301,6 +301,7 @@ impl Records {
         let is_named = |id: &u64| loaded.records.values().any(|record| record.layers.contains(id));
         let made = loaded.made.iter().copied().filter(is_named);
         lines.extend(made.map(|made| Line::Made { made }));
+        lines.extend(loaded.gone.iter().map(|gone| Line::Gone { gone: *gone }));
         if loaded.lines <= lines.len() {
             return Ok(());
         }

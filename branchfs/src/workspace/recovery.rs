@@ -71,6 +71,8 @@ impl Workspace {
             }
         }
         self.clear_layers(&keep, &loaded.gone, &mut done)?;
+        // A layer that could not be thrown away stays known as one that belongs to no branch.
+        loaded.gone.retain(|id| self.layer_path(*id).exists());
         self.records.compact(&loaded)?;
         if !loaded.records.is_empty() {
             // The last daemon may have died without it; nobody else knows which records were not synced.

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::Above;
 use crate::kernel::handler::Attributes;
-use crate::layer::Layer;
+use crate::layer::{Layer, Scratch};
 use crate::tree::Result;
 use crate::view::copy_up::Content;
 use crate::view::{Found, Index, Place, View, accounts};
@@ -45,40 +45,48 @@ impl View {
         let (top, path) = (self.top(), self.nodes.path(parent)?.join(name));
         let below = self.find_below(parent, name)?;
         self.note_present(parent, name)?;
-        self.uncount(&top, &path, below.as_ref())?;
-        let below = below.is_some();
         let leaving = accounts::leaving(&top, &path)?;
-        match self.above(&top, &path)? {
-            Above::Object(_) if below => top.put_whiteout(&path)?,
-            Above::Object(FileType::Directory) => self.remove_directory(&top, &path)?,
-            Above::Object(_) => top.tree.remove_file(&path)?,
-            Above::Nothing if below => top.put_whiteout(&path)?,
-            Above::Nothing | Above::Whiteout => return Err(Errno::NOENT),
-        }
+        let above = self.above(&top, &path)?;
+        self.counting_less(&top, &path, below.as_ref(), || match above {
+            Above::Object(_) | Above::Nothing if below.is_some() => top.put_whiteout(&path),
+            Above::Object(FileType::Directory) => self.remove_directory(&top, &path),
+            Above::Object(_) => top.tree.remove_file(&path),
+            Above::Nothing | Above::Whiteout => Err(Errno::NOENT),
+        })?;
         accounts::left(&top, leaving.as_ref());
         self.orphan(parent, name, attributes);
         Ok(())
     }
 
-    /// An object is about to lose its name at `path`: it shows one link less from now on.
-    pub(super) fn uncount(&self, top: &Layer, path: &Path, below: Option<&Found>) -> Result<()> {
-        match top.tree.stat(path) {
-            Ok(stat) => top.count_links(stat.stx_ino, -1),
+    /// Runs `change`, with which the object at `path` loses that name: it shows one link less. The count is logged first,
+    /// and again where the change fails.
+    pub(super) fn counting_less(
+        &self,
+        top: &Layer,
+        path: &Path,
+        below: Option<&Found>,
+        change: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let count: Box<dyn Fn(i32) -> Result<()> + '_> = match top.tree.stat(path) {
+            Ok(stat) => Box::new(move |less| top.count_links(stat.stx_ino, -less)),
             Err(Errno::NOENT) => match below.and_then(|below| below.inode) {
-                Some(origin) => top.hide_link(origin),
-                None => Ok(()),
+                Some(origin) => Box::new(move |less| top.hide_links(origin, less)),
+                None => return change(),
             },
-            Err(error) => Err(error),
-        }
+            Err(error) => return Err(error),
+        };
+        count(1)?;
+        change().inspect_err(|_| {
+            let _ = count(-1); // the first error is the one to report
+        })
     }
 
     /// A directory that shows no entries may still hold whiteouts.
     pub(super) fn remove_directory(&self, top: &Layer, path: &Path) -> Result<()> {
         match top.tree.remove_directory(path) {
             Err(Errno::NOTEMPTY | Errno::EXIST) if !top.is_base() => {
-                let scratch = top.scratch();
-                top.unplace(path, &scratch)?;
-                top.work()?.remove_all(&scratch)
+                let scratch = Scratch::new(top); // removes what comes there
+                top.unplace(path, &scratch)
             }
             other => other,
         }

@@ -7,7 +7,7 @@ use rustix::fs::{FileType, RenameFlags};
 use rustix::io::Errno;
 
 use super::Above;
-use crate::layer::Layer;
+use crate::layer::{Layer, Scratch};
 use crate::tree::Result;
 use crate::view::copy_up::Content;
 use crate::view::{Index, Place, View, accounts};
@@ -48,10 +48,12 @@ impl View {
         self.note_present(from.0, from.1)?;
         self.note_present(to.0, to.1)?;
         self.mark_moved(source, &top, &old, below_new.is_some())?;
-        self.uncount(&top, &new, below_new.as_ref())?;
         let leaving = accounts::leaving(&top, &new)?;
         let whiteout = below_old || (flags.contains(RenameFlags::WHITEOUT) && !top.is_base());
-        self.move_entry(&top, &old, &new, self.nodes.get(source)?.kind, whiteout)?;
+        let kind = self.nodes.get(source)?.kind;
+        self.counting_less(&top, &new, below_new.as_ref(), || {
+            self.move_entry(&top, &old, &new, kind, whiteout)
+        })?;
         accounts::left(&top, leaving.as_ref());
         if flags.contains(RenameFlags::WHITEOUT) && top.is_base() {
             top.tree.make_node(&old, 0o020_000, 0)?;
@@ -111,7 +113,16 @@ impl View {
         if is_directory && !top.is_base() && self.above(top, new)? != Above::Nothing {
             // A directory cannot be renamed over a whiteout or over a directory that holds whiteouts.
             top.tree.rename(old, new, RenameFlags::EXCHANGE)?;
-            return if whiteout { top.put_whiteout(old) } else { top.tree.remove_all(old) };
+            let replaced = if whiteout {
+                top.put_whiteout(old)
+            } else {
+                let scratch = Scratch::new(top); // removes what comes there
+                top.unplace(old, &scratch)
+            };
+            return replaced.inspect_err(|_| {
+                // Where this fails too, the names stay exchanged; the first error is the one to report.
+                let _ = top.tree.rename(old, new, RenameFlags::EXCHANGE);
+            });
         }
         if !whiteout {
             return top.tree.rename(old, new, RenameFlags::empty());
