@@ -10,11 +10,14 @@
 //! `SCHILY.xattr.*`), as GNU tar, bsdtar and the container engines read them. Access times are left out: reading changes
 //! them, and two exports of a branch are the same bytes.
 //!
-//! The library `tar` does headers, checksums and padding. Its reader is used for raw members alone: what extends a header
-//! is read here, with limits, for an archive may come from anywhere.
+//! Files with holes are in GNU tar's format for sparse files ([`sparse`]).
+//!
+//! The library `tar` knows the headers. Members, and what extends a header, are read here, with limits, for an archive may
+//! come from anywhere.
 
 mod export;
 mod import;
+mod sparse;
 
 pub(crate) use export::export;
 pub(crate) use import::{Rights, Unpacked, unpack};
@@ -27,3 +30,6 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// Begins a record with an extended attribute.
 const XATTR: &str = "SCHILY.xattr.";
+
+/// Of a header, of the end mark, and what content is filled up to.
+const BLOCK_BYTES: usize = 512;

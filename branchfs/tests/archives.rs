@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -256,6 +256,14 @@ fn hostile_archives_are_refused_whole_and_leave_nothing() {
             vec![(b'x', "x", "", b"47 SCHILY.xattr.trusted.overlay.redirect=/../x\n"), good],
         ),
         ("a sparse record", vec![(b'x', "x", "", b"22 GNU.sparse.major=1\n"), good]),
+        (
+            "data beyond the end of a sparse file",
+            vec![(b'x', "x", "", b"21 GNU.sparse.size=9\n22 GNU.sparse.map=4,7\n"), good],
+        ),
+        (
+            "less data than the map of a sparse file names",
+            vec![(b'x', "x", "", b"22 GNU.sparse.size=90\n22 GNU.sparse.map=4,9\n"), good],
+        ),
     ] {
         let path = archive(&mount, &members);
         let told = refusal(&import(&mount, "branch", &path));
@@ -337,4 +345,67 @@ fn what_an_archive_cannot_carry_is_refused() {
         .map(|entry| entry.unwrap().file_name())
         .collect();
     assert!(left.iter().all(|name| name == "base" || name == "mount"), "{left:?}");
+}
+
+/// Blocks of 512 bytes that the file takes on disk.
+fn blocks(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().blocks()
+}
+
+/// Holes are small in the archive and on disk, whatever wrote them.
+#[test]
+fn holes_stay_holes_in_an_archive_and_after_a_load() {
+    const MIB: u64 = 1 << 20;
+    let mount = Mount::over(|base| {
+        shell(
+            base,
+            "truncate -s 64M big; printf base | dd of=big bs=1 seek=10M conv=notrunc status=none",
+        );
+    });
+    let branch = mount.create("branch");
+    let long = "n".repeat(120);
+    shell(
+        &branch,
+        &format!(
+            "truncate -s 64M middle; echo middle | dd of=middle bs=4k seek=10000 conv=notrunc status=none; truncate -s 3M empty
+             truncate -s 2M end; echo end >>end; echo begin >begin; truncate -s 2M begin; mkdir {long}; cp --sparse=always middle {long}/{long}
+             cp --sparse=always middle \"$(printf 'odd\\377')\"; ln middle linked; head -c 100000 /dev/urandom >dense
+             for n in $(seq 0 100 3000); do printf x | dd of=holes bs=1k seek=$n conv=notrunc status=none; done; printf branch | dd of=big bs=1 seek=50M conv=notrunc status=none"
+        ),
+    );
+    let read = |path: &Path| {
+        String::from_utf8(Command::new("sha1sum").arg(path).output().unwrap().stdout).unwrap()[..40]
+            .to_owned()
+    };
+    let names = ["big", "middle", "empty", "end", "begin", "holes", "dense"];
+    let wanted: Vec<String> = names.iter().map(|name| read(&branch.join(name))).collect();
+    let archive = export(&mount, "branch");
+    let bytes = fs::metadata(&archive).unwrap().len();
+    assert!(bytes < MIB, "{bytes} bytes");
+    let unpacked = mount.directory.path().join("unpacked");
+    fs::create_dir(&unpacked).unwrap();
+    shell(&unpacked, "tar --xattrs -xf ../branch.tar; test $(stat -c %h middle) = 2");
+    shell(&unpacked, "tar -cf ../plain.tar --format=gnu holes end dense");
+    let packed = [
+        ("ours", "true"),
+        ("gnu", "tar -cSf ../packed.tar --format=gnu ."),
+        ("v00", "tar -cSf ../packed.tar --format=posix --sparse-version=0.0 ."),
+        ("v01", "tar -cSf ../packed.tar --format=posix --sparse-version=0.1 ."),
+        ("v10", "tar -cSf ../packed.tar --format=posix --sparse-version=1.0 ."),
+    ];
+    for (name, pack) in packed {
+        shell(&unpacked, pack);
+        let archive =
+            if name == "ours" { archive.clone() } else { archive.with_file_name("packed.tar") };
+        succeed(&import(&mount, name, &archive));
+        for (file, wanted) in names.iter().zip(&wanted) {
+            assert_eq!(&read(&mount.branch(name).join(file)), wanted, "{file} of {name}");
+            let upper = mount.branch(name).join(file);
+            assert!(*file == "dense" || blocks(&upper) < MIB / 512, "{file} of {name}");
+        }
+        assert_eq!(read(&mount.branch(name).join(&long).join(&long)), wanted[1]);
+        mount.abort(name);
+    }
+    succeed(&import(&mount, "plain", &archive.with_file_name("plain.tar")));
+    assert_eq!(read(&mount.branch("plain").join("holes")), wanted[5]);
 }

@@ -1,14 +1,16 @@
 //! Writing the archive, in the order of paths.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
-use std::os::unix::ffi::OsStrExt;
+use std::ops::Range;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
 use tar::{Builder, EntryType, Header};
 
+use super::sparse::Sparse;
 use super::{WHITEOUT, XATTR};
 use crate::difference::{OpenedFile, Pair, Reader, Side};
 use crate::error::{Context, Error};
@@ -142,10 +144,30 @@ impl Archive<'_> {
             FileType::RegularFile => {
                 let file = self.reader.open(side)?;
                 let size = file.size().at(&side.path)?;
+                let parts = file.data().at(&side.path)?;
                 header.set_entry_type(EntryType::Regular);
-                header.set_size(size);
-                let exact = Exact { file: file.take(size), left: size };
-                return self.append(header, &name, b"", records, exact).map_err(|error| {
+                let mut map = Vec::new();
+                let bytes: u64 = parts.iter().map(|part| part.end - part.start).sum();
+                if bytes < size {
+                    let ends_in_a_hole = parts.last().is_none_or(|last| last.end < size);
+                    let parts = parts.iter().map(|part| (part.start, part.end - part.start));
+                    // As GNU tar does, which takes the end of the last part for the file's.
+                    let parts = parts.chain(ends_in_a_hole.then_some((size, 0))).collect();
+                    map = Sparse { size, parts }.to_map();
+                    records.extend([
+                        ("GNU.sparse.major".to_owned(), b"1".to_vec()),
+                        ("GNU.sparse.minor".to_owned(), b"0".to_vec()),
+                        ("GNU.sparse.name".to_owned(), name.clone()),
+                        ("GNU.sparse.realsize".to_owned(), size.to_string().into_bytes()),
+                    ]);
+                    if std::str::from_utf8(&name).is_err() {
+                        records.insert(0, ("hdrcharset".to_owned(), b"BINARY".to_vec()));
+                    }
+                    name = sparse_name(&side.path);
+                }
+                header.set_size(map.len() as u64 + bytes);
+                let content = io::Cursor::new(map).chain(Parts { file, parts: parts.into() });
+                return self.append(header, &name, b"", records, content).map_err(|error| {
                     let is_short = matches!(&error, Error::Io { source, .. }
                         if source.kind() == io::ErrorKind::UnexpectedEof);
                     if is_short { Error::Changed(side.path.clone()) } else { error }
@@ -178,10 +200,12 @@ impl Archive<'_> {
         mut records: Records,
         content: impl Read,
     ) -> Result<(), Error> {
+        let mut has_charset = records.first().is_some_and(|(key, _)| key == "hdrcharset");
         for (key, text) in [("path", name), ("linkpath", target)] {
             if text.len() > HEADER_NAME_BYTES_MAX {
-                if std::str::from_utf8(text).is_err() {
+                if std::str::from_utf8(text).is_err() && !has_charset {
                     records.insert(0, ("hdrcharset".to_owned(), b"BINARY".to_vec()));
+                    has_charset = true;
                 }
                 records.push((key.to_owned(), text.to_vec()));
             }
@@ -213,19 +237,32 @@ fn decimal((seconds, nanoseconds): (i64, u32)) -> String {
     format!("-{whole}.{:09}", 1_000_000_000 - nanoseconds)
 }
 
-/// A file's content, which must be as long as its header says.
-struct Exact {
-    file: io::Take<OpenedFile>,
-    left: u64,
+/// The name that programs show which do not know the format, as GNU tar makes it.
+fn sparse_name(path: &Path) -> Vec<u8> {
+    let directory = path.parent().unwrap_or(Path::new("")).join("GNUSparseFile.0");
+    directory.join(path.file_name().unwrap_or_default()).into_os_string().into_vec()
 }
 
-impl Read for Exact {
+/// Parts of a file's content, which must be as long as the header says.
+struct Parts {
+    file: OpenedFile,
+    /// What is left of them.
+    parts: VecDeque<Range<u64>>,
+}
+
+impl Read for Parts {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read(buffer)?;
-        self.left -= read as u64;
-        if read == 0 && self.left > 0 && !buffer.is_empty() {
+        while self.parts.front().is_some_and(Range::is_empty) {
+            self.parts.pop_front();
+        }
+        let Some(part) = self.parts.front_mut() else { return Ok(0) };
+        let length = usize::try_from(part.end - part.start).unwrap_or(usize::MAX);
+        let length = length.min(buffer.len());
+        let read = self.file.read_at(&mut buffer[..length], part.start)?;
+        if read == 0 && length > 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        part.start += read as u64;
         Ok(read)
     }
 }

@@ -9,16 +9,17 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{FileType, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
-use tar::{Archive, EntryType, Header};
+use tar::{EntryType, Header};
 
-use super::{OPAQUE, WHITEOUT, XATTR};
+use super::sparse::{self, Sparse};
+use super::{BLOCK_BYTES, OPAQUE, WHITEOUT, XATTR};
 use crate::difference::{Side, find_below};
 use crate::error::{Context, Error};
 use crate::layer::{Layer, copy_attributes, drop_inherited_acls, times};
@@ -54,7 +55,7 @@ pub(crate) struct Unpacked {
 
 /// Fills `layer` with what an archive brings.
 pub(crate) fn unpack(
-    content: impl Read,
+    mut content: impl Read,
     layer: &Layer,
     rights: &Rights<'_>,
 ) -> Result<Unpacked, Error> {
@@ -64,30 +65,76 @@ pub(crate) fn unpack(
         deleted: BTreeSet::new(),
     };
     let mut import = Import { layer, rights, unpacked };
-    let mut archive = Archive::new(Counted { content, bytes: 0 });
     let mut extension = Extension::default();
-    let mut members_end = 0;
-    for entry in archive.entries().map_err(|error| damaged(&error))?.raw(true) {
-        let mut entry = entry.map_err(|error| damaged(&error))?;
-        let size = entry.header().entry_size().map_err(|error| damaged(&error))?;
-        members_end = entry.raw_file_position() + size.next_multiple_of(BLOCK_BYTES);
-        let kind = entry.header().entry_type();
+    while let Some(header) = next_header(&mut content)? {
+        let kind = header.entry_type();
+        let is_extension = matches!(
+            kind,
+            EntryType::XHeader
+                | EntryType::XGlobalHeader
+                | EntryType::GNULongName
+                | EntryType::GNULongLink
+        );
+        let stored = match extension.size {
+            Some(size) if !is_extension => size,
+            _ => header.entry_size().map_err(|error| damaged(&error))?,
+        };
+        let mut sparse = None;
+        if kind == EntryType::GNUSparse {
+            sparse = Some(Sparse::read_old(&header, &mut content)?);
+        }
+        let mut entry = (&mut content).take(stored);
         match kind {
             EntryType::XHeader => extension.read_pax(&read_extension(&mut entry)?)?,
             EntryType::XGlobalHeader => check_global(&read_extension(&mut entry)?)?,
             EntryType::GNULongName => extension.path = Some(text(read_extension(&mut entry)?)),
             EntryType::GNULongLink => extension.target = Some(text(read_extension(&mut entry)?)),
             _ => {
-                let member = Member::of(entry.header(), std::mem::take(&mut extension))?;
+                let extension = std::mem::take(&mut extension);
+                let sparse = match extension.sparse.clone().parts(&mut entry)? {
+                    None => sparse,
+                    found => found,
+                };
+                if let Some(sparse) = &sparse {
+                    sparse.check(entry.limit())?;
+                }
+                let member = Member::of(&header, extension, sparse)?;
                 import.member(&member, &mut entry)?;
             }
         }
-    }
-    // Between two members nothing else tells an archive that was cut off from one that is whole.
-    if archive.into_inner().bytes < members_end + BLOCK_BYTES {
-        return Err(Error::Usage("the archive is cut off: its end mark is missing".to_owned()));
+        let padding = stored.next_multiple_of(BLOCK_BYTES as u64) - stored;
+        let left = entry.limit() + padding;
+        let passed = io::copy(&mut (&mut content).take(left), &mut io::sink());
+        if passed.map_err(|error| damaged(&error))? < left {
+            return Err(cut_off());
+        }
     }
     Ok(import.unpacked)
+}
+
+/// The next member's header; `None` at the end mark.
+fn next_header(content: &mut impl Read) -> Result<Option<Header>, Error> {
+    let mut header = Header::new_old();
+    let block = header.as_mut_bytes();
+    // Between two members nothing else tells an archive that was cut off from one that is whole.
+    content.read_exact(block).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => cut_off(),
+        _ => damaged(&error),
+    })?;
+    if block.iter().all(|byte| *byte == 0) {
+        return Ok(None);
+    }
+    let checksum = header.cksum().map_err(|error| damaged(&error))?;
+    let mut again = header.clone();
+    again.set_cksum();
+    if again.cksum().ok() != Some(checksum) {
+        return Err(damaged(&io::Error::other("archive header checksum mismatch")));
+    }
+    Ok(Some(header))
+}
+
+fn cut_off() -> Error {
+    Error::Usage("the archive is cut off: its end mark is missing".to_owned())
 }
 
 impl Unpacked {
@@ -123,23 +170,6 @@ fn kind(layer: &Layer, path: &Path) -> Result<Option<FileType>, Error> {
         Err(Errno::NOENT) => Ok(None),
         Err(Errno::NOTDIR | Errno::LOOP) => Err(refused(path, "what is above it is no directory")),
         Err(error) => Err(error).at(path),
-    }
-}
-
-/// Of a header, of the end mark, and what content is filled up to.
-const BLOCK_BYTES: u64 = 512;
-
-/// Counts what is read.
-struct Counted<R> {
-    content: R,
-    bytes: u64,
-}
-
-impl<R: Read> Read for Counted<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.content.read(buffer)?;
-        self.bytes += read as u64;
-        Ok(read)
     }
 }
 
@@ -206,21 +236,82 @@ fn records(mut bytes: &[u8]) -> Result<Vec<Record<'_>>, Error> {
 #[derive(Default)]
 struct Extension {
     path: Option<Vec<u8>>,
+    /// Of a sparse file, whose `path` is for programs that do not know the format.
+    real_path: Option<Vec<u8>>,
     target: Option<Vec<u8>>,
     mtime: Option<(i64, u32)>,
     owner: (Option<u32>, Option<u32>),
+    /// What the archive has of the member's content.
+    size: Option<u64>,
+    sparse: SparseRecords,
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// The records `GNU.sparse.*`.
+#[derive(Clone, Default)]
+struct SparseRecords {
+    /// Version 1.0 or later has the map before the data.
+    major: u64,
+    size: Option<u64>,
+    /// Offsets and lengths, in turn.
+    map: Vec<u64>,
+}
+
+impl SparseRecords {
+    /// The parts that hold data, where it is a sparse file. Reads a map that is before the data.
+    fn parts(self, content: &mut impl Read) -> Result<Option<Sparse>, Error> {
+        match self.size {
+            None if self.major == 0 && self.map.is_empty() => Ok(None),
+            Some(size) if self.major > 0 => Sparse::read_map(size, content).map(Some),
+            Some(size) if self.map.len() % 2 == 0 => {
+                let parts = self.map.chunks(2).map(|part| (part[0], part[1])).collect();
+                Ok(Some(Sparse { size, parts }))
+            }
+            _ => Err(sparse::damaged()),
+        }
+    }
+
+    /// Takes the record `GNU.sparse.KEY`; `false` for one that is not known.
+    fn read(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Error> {
+        let number = |value: &[u8]| {
+            let digits = std::str::from_utf8(value).ok();
+            digits.and_then(|digits| digits.parse::<u64>().ok()).ok_or_else(sparse::damaged)
+        };
+        match key {
+            b"major" => self.major = number(value)?,
+            b"realsize" | b"size" => self.size = Some(number(value)?),
+            b"offset" | b"numbytes" => self.map.push(number(value)?),
+            b"map" if value.is_empty() => {}
+            b"map" => {
+                let map = value.split(|byte| *byte == b',').map(number);
+                self.map = map.collect::<Result<_, _>>()?;
+            }
+            b"minor" | b"numblocks" => {}
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
 }
 
 impl Extension {
     fn read_pax(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        let number = |value: &[u8]| {
-            std::str::from_utf8(value).ok().and_then(|digits| digits.parse().ok()).ok_or_else(
-                || Error::Usage("the archive is refused: an owner that is no number".to_owned()),
-            )
-        };
+        fn number<N: std::str::FromStr>(value: &[u8]) -> Result<N, Error> {
+            let digits = std::str::from_utf8(value).ok();
+            digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| {
+                Error::Usage(
+                    "the archive is refused: an owner or size that is no number".to_owned(),
+                )
+            })
+        }
         for (key, value) in records(bytes)? {
+            if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
+                if key != b"name" && self.sparse.read(key, value)? {
+                    continue;
+                }
+            }
             match key {
+                b"GNU.sparse.name" => self.real_path = Some(value.to_vec()),
+                b"size" => self.size = Some(number(value)?),
                 b"path" => self.path = Some(value.to_vec()),
                 b"linkpath" => self.target = Some(value.to_vec()),
                 b"mtime" => self.mtime = Some(time(value)?),
@@ -235,7 +326,7 @@ impl Extension {
                     None => {
                         let key = String::from_utf8_lossy(key).into_owned();
                         return Err(Error::Usage(format!(
-                            "the archive is refused: {key} is not known; pack it again without (sparse files: without --sparse)"
+                            "the archive is refused: {key} is not known; pack it again without"
                         )));
                     }
                 },
@@ -270,11 +361,13 @@ struct Member {
     mtime: (i64, u32),
     device: (u32, u32),
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    sparse: Option<Sparse>,
 }
 
 impl Member {
-    fn of(header: &Header, extension: Extension) -> Result<Self, Error> {
-        let path = extension.path.unwrap_or_else(|| header.path_bytes().into_owned());
+    fn of(header: &Header, extension: Extension, sparse: Option<Sparse>) -> Result<Self, Error> {
+        let path = extension.real_path.or(extension.path);
+        let path = path.unwrap_or_else(|| header.path_bytes().into_owned());
         let path = beneath(&path)?;
         let target = extension
             .target
@@ -308,6 +401,7 @@ impl Member {
             kind,
             owner,
             device,
+            sparse,
         })
     }
 }
@@ -366,7 +460,9 @@ impl Import<'_> {
         }
         self.clear(path)?;
         match member.kind {
-            EntryType::Regular | EntryType::Continuous => self.file(path, content)?,
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+                self.file(path, content, member.sparse.as_ref())?;
+            }
             EntryType::Symlink => {
                 let target = OsStr::from_bytes(&member.target);
                 self.layer.tree.make_symlink(path, target).at(path)?;
@@ -435,11 +531,23 @@ impl Import<'_> {
         self.kind(path).map(|_| ())
     }
 
-    fn file(&self, path: &Path, content: &mut impl Read) -> Result<(), Error> {
+    fn file(
+        &self,
+        path: &Path,
+        content: &mut impl Read,
+        sparse: Option<&Sparse>,
+    ) -> Result<(), Error> {
         let mut file = std::fs::File::from(self.layer.tree.create_file(path, 0o600).at(path)?);
         // An error of the archive and one of the disk look the same here; either refuses the whole.
-        io::copy(content, &mut file).at(path)?;
-        Ok(())
+        let Some(sparse) = sparse else {
+            io::copy(content, &mut file).at(path)?;
+            return Ok(());
+        };
+        for (offset, length) in &sparse.parts {
+            file.seek(io::SeekFrom::Start(*offset)).at(path)?;
+            io::copy(&mut content.take(*length), &mut file).at(path)?;
+        }
+        file.set_len(sparse.size).at(path)
     }
 
     /// Only to what the archive itself brought: not to a file of the base that the user may not even read.

@@ -10,9 +10,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{FileType, OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::{Side, Stat};
@@ -29,7 +31,7 @@ const BUFFER_BYTES: usize = 128 * 1024;
 pub(crate) struct OpenedFile {
     file: File,
     partial: Option<Arc<PartialCopy>>,
-    /// How far it was read, where it was copied up in part.
+    /// How far it was read.
     offset: u64,
 }
 
@@ -37,12 +39,43 @@ impl OpenedFile {
     pub(crate) fn size(&self) -> std::io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }
+
+    /// The parts that hold data, as the file system tells them; all the rest is holes.
+    pub(crate) fn data(&self) -> std::io::Result<Vec<Range<u64>>> {
+        let size = self.size()?;
+        let (mut found, mut at) = (Vec::new(), 0);
+        while at < size {
+            let start = match &self.partial {
+                Some(partial) => partial.seek_data(at),
+                None => rustix::fs::seek(&self.file, SeekFrom::Data(at)),
+            };
+            let start = match start {
+                Err(Errno::NXIO) => break,
+                Err(Errno::INVAL) => return Ok(std::iter::once(0..size).collect()), // the file system does not tell
+                other => other?,
+            };
+            let end = match &self.partial {
+                Some(partial) => partial.seek_hole(start)?,
+                None => rustix::fs::seek(&self.file, SeekFrom::Hole(start))?,
+            };
+            found.push(start..end.min(size));
+            at = end;
+        }
+        Ok(found)
+    }
+
+    /// Reads at `offset`; 0 bytes only at the end of the file.
+    pub(crate) fn read_at(&self, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
+        match &self.partial {
+            Some(partial) => Ok(partial.read(buffer, offset)?),
+            None => self.file.read_at(buffer, offset),
+        }
+    }
 }
 
 impl Read for OpenedFile {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let Some(partial) = &self.partial else { return self.file.read(buffer) };
-        let read = partial.read(buffer, self.offset)?;
+        let read = self.read_at(buffer, self.offset)?;
         self.offset += read as u64;
         Ok(read)
     }
