@@ -40,9 +40,12 @@ def is_open(number: int) -> bool:
 def is_stream(number: int) -> bool:
     """Returns whether a standard descriptor belongs to a standard stream of this program.
 
-    Where the interpreter was started without the stream, any file may have got its number.
+    Where the interpreter was started without the stream, or has closed it, any file may have got
+    its number. Python opens all files but these such that no other program inherits them.
     """
     name = _STREAMS[number]
+    if not is_open(number) or not os.get_inheritable(number):
+        return False
     return any(_number_of(getattr(sys, each)) == number for each in (name, f"__{name}__"))
 
 

@@ -122,9 +122,15 @@ def _score(answer: Answer) -> float:
 
 def with_end(answer: Answer, task: Task) -> Answer:
     """Adds how the candidate's process ended, if it had one."""
-    if task.ended is None:
+    ended = task.ended
+    if ended is None:
         return answer
-    return replace(answer, ended=task.ended, exit_code=task.ended.exit_code or answer.exit_code)
+    if not answer.success and ended.success and ended.oom_kills:
+        # The function noticed only that a process that it had started failed.
+        reason = f"out of memory: a process that it started was killed ({ended.reason})"
+        ended = replace(ended, how="oom", reason=reason)
+        answer = replace(answer, error=answer.error or reason)
+    return replace(answer, ended=ended, exit_code=ended.exit_code or answer.exit_code)
 
 
 def ends_when_cancelled(function: Callable[..., object]) -> bool:

@@ -44,6 +44,8 @@ class Ended:
     cpu_seconds: float | None = None
     """CPU seconds, user and system, of it and of those of its children that it waited for."""
     wall_seconds: float = 0.0
+    oom_kills: int = 0
+    """How many of its processes were killed for want of memory, where that is counted."""
 
     @property
     def success(self) -> bool:
@@ -105,4 +107,5 @@ class Exit:
             memory_peak=self.memory_peak,
             cpu_seconds=self.cpu_seconds,
             wall_seconds=wall_seconds,
+            oom_kills=self.oom_kills,
         )

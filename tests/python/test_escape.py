@@ -224,6 +224,27 @@ for path, text in (
     except OSError:
         pass
 """,
+    "the priority and limits of its first process": """
+import os, resource
+for attempt in (
+    lambda: os.setpriority(os.PRIO_PROCESS, 1, 19),
+    lambda: os.setpriority(os.PRIO_PGRP, 1, 19),
+    lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19),
+    lambda: os.setpriority(os.PRIO_USER, 0, 19),
+    lambda: os.sched_setaffinity(1, {min(os.sched_getaffinity(0))}),
+    lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)),
+    lambda: os.sched_setparam(1, os.sched_param(0)),
+    lambda: resource.prlimit(1, resource.RLIMIT_CPU, (1, 1)),
+):
+    try:
+        attempt()
+        print("ESCAPED")
+    except OSError as error:
+        assert error.errno in (1, 3), error
+os.setpriority(os.PRIO_PROCESS, 0, 5)  # its own are its own
+os.sched_setaffinity(0, os.sched_getaffinity(0))
+resource.setrlimit(resource.RLIMIT_CPU, (100, 100))
+""",
     "abstract sockets": """
 import socket
 try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,22 @@ def test_the_memory_limit_holds(real_workspace: Workspace, kind: str) -> None:
     assert not outcome.committed
     assert result.process is not None
     assert (result.process.how, result.exit_code) == ("oom", 137)
+
+
+def test_a_killed_child_of_a_function_that_returns_false_is_named(
+    real_workspace: Workspace,
+) -> None:
+    def starts_a_hog(path: Path) -> bool:
+        hog = ["python3", "-c", "x = bytearray(200 << 20)"]
+        return subprocess.run(hog, check=False).returncode == 0
+
+    limits = ResourceLimits(memory=64 * MIB)
+    outcome = Speculate([starts_a_hog], resource_limits=limits)(real_workspace)
+    [result] = outcome.all_results
+    assert result.return_value is False
+    assert result.process is not None
+    assert result.process.how == "oom"
+    assert "out of memory" in result.process.reason
 
 
 def test_the_disk_limit_holds_and_is_told(real_workspace: Workspace) -> None:

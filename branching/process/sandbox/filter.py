@@ -4,8 +4,9 @@ What is refused is what an ordinary user has no use for and what an attacker wan
 namespaces and mounts (a way to capabilities of one's own), keys (shared between processes of a
 user), loading code into the kernel, and typing into the terminal (TIOCSTI: a command on our
 terminal could type into the shell that started it); and what goes past filters and namespaces:
-rings (io_uring) and unusual sockets. The list is that of a container without SYS_ADMIN; a filter
-that the container has stays in force beside ours.
+rings (io_uring) and unusual sockets. So is what changes the priority, processors or limits of the
+sandbox's first process, which keeps the time limit and has the same user. The list is that of a
+container without SYS_ADMIN; a filter that the container has stays in force beside ours.
 
 Numbers differ by architecture, and a process can make calls of more than one: each that the
 machine can run has its own table, all others are refused.
@@ -32,6 +33,15 @@ _CLONE_SIGNAL = 0xFF
 _TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI types a character; TIOCLINUX pastes the console's selection."""
 
+_INIT = 1
+"""The number of the first process in its namespace."""
+_OF_PROCESS = (
+    "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler", "prlimit64"
+)  # fmt: skip
+"""Calls whose first argument is a process."""
+_OF_PROCESSES = {"setpriority": 2, "ioprio_set": 3}
+"""Calls whose first argument says what the second one is; this value: all processes of a user."""
+
 _UNKNOWN_HERE = ("clone3", "socketcall")
 """Calls whose arguments lie in memory, out of a filter's sight. The C library uses others then."""
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
@@ -47,7 +57,9 @@ _X86_64 = _SINCE_5 | {
     "swapon": 167, "swapoff": 168, "reboot": 169, "init_module": 175, "delete_module": 176,
     "kexec_load": 246, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272,
     "perf_event_open": 298, "open_by_handle_at": 304, "setns": 308, "finit_module": 313,
-    "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323, "socket": 41,
+    "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323, "socket": 41, "setpriority": 141,
+    "sched_setparam": 142, "sched_setscheduler": 144, "sched_setaffinity": 203, "ioprio_set": 251,
+    "prlimit64": 302, "sched_setattr": 314,
 }  # fmt: skip
 _I386 = _SINCE_5 | {
     "ioctl": 54, "clone": 120, "pivot_root": 217, "acct": 51, "mount": 21, "umount2": 52,
@@ -55,13 +67,17 @@ _I386 = _SINCE_5 | {
     "delete_module": 129, "kexec_load": 283, "add_key": 286, "request_key": 287, "keyctl": 288,
     "unshare": 310, "perf_event_open": 336, "open_by_handle_at": 342, "setns": 346,
     "finit_module": 350, "bpf": 357, "userfaultfd": 374, "socket": 359, "socketcall": 102,
+    "setpriority": 97, "sched_setparam": 154, "sched_setscheduler": 156, "sched_setaffinity": 241,
+    "ioprio_set": 289, "prlimit64": 340, "sched_setattr": 351,
 }  # fmt: skip
 _AARCH64 = _SINCE_5 | {
     "ioctl": 29, "clone": 220, "pivot_root": 41, "acct": 89, "mount": 40, "umount2": 39,
     "swapon": 224, "swapoff": 225, "reboot": 142, "init_module": 105, "delete_module": 106,
     "kexec_load": 104, "add_key": 217, "request_key": 218, "keyctl": 219, "unshare": 97,
     "perf_event_open": 241, "open_by_handle_at": 265, "setns": 268, "finit_module": 273,
-    "kexec_file_load": 294, "bpf": 280, "userfaultfd": 282, "socket": 198,
+    "kexec_file_load": 294, "bpf": 280, "userfaultfd": 282, "socket": 198, "setpriority": 140,
+    "sched_setparam": 118, "sched_setscheduler": 119, "sched_setaffinity": 122, "ioprio_set": 30,
+    "prlimit64": 261, "sched_setattr": 274,
 }  # fmt: skip
 
 _TABLES = {
@@ -86,7 +102,7 @@ def program(machine: str) -> bytes:
     code = b""
     for architecture, block in blocks:
         count = len(block) // 8
-        # A jump within a filter reaches 255 instructions; a block has about 80.
+        # A jump within a filter reaches 255 instructions; a block has about 210.
         code += _op(_LOAD, _ARCHITECTURE) + _op(_JUMP_EQUAL, architecture, 0, count) + block
     return code + _op(_RETURN, _REFUSE | errno.ENOSYS)
 
@@ -110,6 +126,13 @@ def _block(table: dict[str, int], machine: str) -> bytes:
     for request in _TERMINAL_INPUT:
         typing += _op(_JUMP_EQUAL, request, 0, 1) + _op(_RETURN, _REFUSE | errno.EPERM)
     cases[table["ioctl"]] = typing + _op(_RETURN, _ALLOW)
+    refused = _op(_RETURN, _REFUSE | errno.EPERM)
+    of_init = _op(_JUMP_EQUAL, _INIT, 0, 1) + refused + _op(_RETURN, _ALLOW)
+    for name in _OF_PROCESS:
+        cases[table[name]] = _op(_LOAD, _ARGUMENT_0) + of_init
+    for name, of_user in _OF_PROCESSES.items():
+        kind = _op(_LOAD, _ARGUMENT_0) + _op(_JUMP_EQUAL, of_user, 0, 1) + refused
+        cases[table[name]] = kind + _op(_LOAD, _ARGUMENT_1) + of_init
     return code + _search(sorted(cases.items()))
 
 
