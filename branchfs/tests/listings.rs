@@ -6,6 +6,7 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::Path;
 
 use common::{Mount, shell};
@@ -88,5 +89,53 @@ fn main_shows_at_once_what_others_make_whatever_the_times_say() {
         utimensat(CWD, &base, &times, AtFlags::empty()).unwrap();
         assert!(names(&shown).contains("two"), "in {shown:?}");
         assert_eq!(names(&shown).len(), others + 1);
+    }
+}
+
+#[test]
+fn a_listing_shows_the_inode_numbers_that_stat_shows() {
+    let mount = Mount::over(|base| {
+        shell(
+            base,
+            "mkdir -p plain/in moved/in anew/in other/in deep/er; echo > deep/er/f; echo > file",
+        );
+    });
+    let change = "mv moved renamed; rm -r anew; mkdir anew; mv other other2; mkdir other; chmod 700 plain; mkdir new; echo >> file
+         mv deep/er deep/est; mkdir deep/er; mv file file2";
+    let assert_same_numbers = |directory: &Path| {
+        for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
+            let stat = fs::symlink_metadata(entry.path()).unwrap();
+            assert_eq!(entry.ino(), stat.ino(), "{}", entry.path().display());
+        }
+    };
+    let branch = mount.create("branch");
+    shell(&branch, change);
+    let child = mount.create_below("branch", "child");
+    for directory in [&branch, &branch.join("deep"), &child, &child.join("deep")] {
+        assert_same_numbers(directory);
+    }
+    shell(&child, "mv renamed again; rm -r new; mkdir new; mv other2 other/x");
+    for directory in [&child, &child.join("other")] {
+        assert_same_numbers(directory);
+    }
+    mount.unmount();
+    mount.mount();
+    for directory in [&branch, &child, &child.join("other"), &child.join("deep")] {
+        assert_same_numbers(directory);
+    }
+}
+
+#[test]
+fn a_rename_that_asks_for_a_whiteout_is_refused() {
+    let mount = Mount::over(|base| shell(base, "echo file > file"));
+    let branch = mount.create("branch");
+    for root in [&branch, &mount.mountpoint()] {
+        let flags = rustix::fs::RenameFlags::WHITEOUT;
+        let (from, to) = (root.join("file"), root.join("new"));
+        let renamed =
+            rustix::fs::renameat_with(rustix::fs::CWD, &from, rustix::fs::CWD, &to, flags);
+        assert_eq!(renamed, Err(rustix::io::Errno::INVAL));
+        assert_eq!(fs::read_to_string(&from).unwrap(), "file\n");
+        assert!(!to.exists());
     }
 }

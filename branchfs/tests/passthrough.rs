@@ -243,6 +243,70 @@ fn writing_takes_set_id_bits_away() {
     assert_eq!(fs::metadata(branch.join("tool")).unwrap().mode() & 0o7777, 0o777);
 }
 
+/// Changes the content of one file in each way that takes rights away, and prints what each file has left.
+const CONTENT_CHANGES: &str = r#"
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.fallocate.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
+user = int(sys.argv[1])
+os.setgroups([]), os.setresgid(user, user, user), os.setresuid(user, user, user)
+def allocate(mode):
+    def change(name):
+        assert libc.fallocate(os.open(name, os.O_RDWR), mode, 0, 4096) == 0, os.strerror(ctypes.get_errno())
+    return change
+def copy(name):
+    source = os.open("source", os.O_RDONLY)
+    assert os.copy_file_range(source, os.open(name, os.O_RDWR), 10) == 10
+KEEP_SIZE, PUNCH, ZERO = 1, 3, 16
+changes = [
+    lambda name: os.write(os.open(name, os.O_WRONLY), b"x"),
+    lambda name: os.truncate(name, 5000),
+    lambda name: os.ftruncate(os.open(name, os.O_RDWR), 3000),
+    lambda name: os.open(name, os.O_WRONLY | os.O_TRUNC),
+    allocate(0), allocate(KEEP_SIZE), allocate(PUNCH), allocate(ZERO), copy,
+]
+for number, change in enumerate(changes):
+    name = f"tool-{number}"
+    change(name)
+    print(oct(os.stat(name).st_mode & 0o7777), "security.capability" in os.listxattr(name))
+"#;
+
+#[test]
+fn every_change_of_content_takes_the_rights_away_that_it_takes_on_ext4() {
+    let fill = |root: &Path| {
+        // `cap_net_raw+ep`, in the form of version 2.
+        let capability: Vec<u8> =
+            [0x0200_0001_u32, 1 << 13, 0, 0, 0].into_iter().flat_map(u32::to_le_bytes).collect();
+        for number in 0..9 {
+            let path = root.join(format!("tool-{number}"));
+            fs::write(&path, [0; 8192]).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o6777)).unwrap();
+            let flags = rustix::fs::XattrFlags::empty();
+            rustix::fs::setxattr(&path, "security.capability", &capability, flags).unwrap();
+        }
+        fs::write(root.join("source"), [1; 8192]).unwrap();
+    };
+    let change = |directory: &Path, user: u32| {
+        let words = ["-c", CONTENT_CHANGES, &user.to_string()];
+        let done = Command::new("python3").args(words).current_dir(directory).output().unwrap();
+        common::succeed(&done);
+        String::from_utf8(done.stdout).unwrap()
+    };
+    for user in [65534, 0] {
+        let native = tempfile::tempdir().unwrap();
+        fs::set_permissions(native.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        fill(native.path());
+        let wanted = change(native.path(), user);
+        for options in [&[][..], &["--no-passthrough"]] {
+            let mount = Mount::with(options, fill);
+            let public = fs::Permissions::from_mode(0o755);
+            fs::set_permissions(mount.directory.path(), public).unwrap();
+            let branch = mount.create("branch");
+            assert_eq!(change(&branch, user), wanted, "user {user}, {options:?}");
+        }
+    }
+}
+
 #[test]
 fn a_file_can_be_opened_in_every_order() {
     let mount = Mount::over(|base| {
@@ -327,4 +391,53 @@ fn a_running_program_cannot_be_truncated() {
     assert!(fs::metadata(&program).unwrap().len() > 0);
     running.kill().unwrap();
     running.wait().unwrap();
+}
+
+/// Prints the errno of each operation that a branch does not have.
+const MISSING: &str = r#"
+import array, ctypes, errno, fcntl, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.fallocate.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
+file = os.open("file", os.O_RDWR)
+for mode in (8, 32):
+    assert libc.fallocate(file, mode, 0, 4096) == -1
+    print(errno.errorcode[ctypes.get_errno()])
+for number, size in ((0xC020660B, 32), (0x80086601, 8)):
+    try:
+        fcntl.ioctl(file, number, array.array("B", bytes(size)))
+        print("done")
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+"#;
+
+#[test]
+fn what_a_branch_does_not_have_fails_as_the_table_of_differences_says() {
+    let mount = Mount::over(|base| fs::write(base.join("file"), [1; 8192]).unwrap());
+    let branch = mount.create("branch");
+    let words = ["-c", MISSING];
+    let done = Command::new("python3").args(words).current_dir(&branch).output().unwrap();
+    common::succeed(&done);
+    let printed = String::from_utf8(done.stdout).unwrap();
+    assert_eq!(printed, "ENOTSUP\nENOTSUP\nENOTSUP\nENOTTY\n", "as Python calls EOPNOTSUPP");
+    shell(&branch, "test $(stat -c %W file) = 0");
+}
+
+#[test]
+fn without_passthrough_readers_of_a_big_file_go_on_with_its_copy() {
+    let mount = Mount::unmounted(|base| fs::write(base.join("log"), vec![b'l'; 1 << 20]).unwrap());
+    let mount = mount.with_big_files_from(1 << 19);
+    mount.mount_with(&["--no-passthrough"]);
+    let branch = mount.create("branch");
+    let mut reader = File::open(branch.join("log")).unwrap();
+    let mut content = Vec::new();
+    reader.read_to_end(&mut content).unwrap();
+    let writer = OpenOptions::new().write(true).open(branch.join("log")).unwrap();
+    writer.write_all_at(b"first", 5000).unwrap();
+    shell(&branch, "printf end >> log");
+    content.clear();
+    reader.read_to_end(&mut content).unwrap();
+    assert_eq!(content, b"end", "as tail -f needs it");
+    let mut found = [0; 5];
+    reader.read_exact_at(&mut found, 5000).unwrap();
+    assert_eq!(&found, b"first", "as SQLite needs it");
 }

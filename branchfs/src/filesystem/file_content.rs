@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::Filesystem;
 use crate::content::Content;
-use crate::kernel::handler::{Answer, Handle, NodeId};
+use crate::kernel::handler::{Answer, Caller, Handle, NodeId};
 use crate::quota::FileUse;
 use crate::view::CopiedContent;
 
@@ -63,11 +63,7 @@ impl Filesystem {
         }
         let _pass = self.pass();
         let (content, file_use) = self.writable_content(node, handle)?;
-        if kill_privileges && crate::view::kill_privileges_of(&*content.file)? {
-            if let Some(kernel) = self.kernel.get() {
-                let _ = kernel.invalidate_attributes(node); // the kernel may have none: as good
-            }
-        }
+        self.kill_privileges(node, &content, kill_privileges)?;
         let write = || content.write(offset, data);
         match file_use {
             Some(file_use) => {
@@ -77,8 +73,19 @@ impl Filesystem {
         }
     }
 
+    /// Drops what a change of content takes away: capabilities, and with `set_id` the set-id bits.
+    fn kill_privileges(&self, node: NodeId, content: &Content, set_id: bool) -> Answer<()> {
+        if crate::view::kill_privileges_of(&*content.file, set_id)? {
+            if let Some(kernel) = self.kernel.get() {
+                let _ = kernel.invalidate_attributes(node); // the kernel may have none: as good
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn allocate(
         &self,
+        caller: &Caller,
         node: NodeId,
         handle: Handle,
         mode: u32,
@@ -86,7 +93,9 @@ impl Filesystem {
         length: u64,
     ) -> Answer<()> {
         let _pass = self.pass();
-        let (Content { file, partial }, file_use) = self.writable_content(node, handle)?;
+        let (content, file_use) = self.writable_content(node, handle)?;
+        self.kill_privileges(node, &content, loses_set_id(caller))?;
+        let Content { file, partial } = content;
         let mode = FallocateFlags::from_bits_retain(mode);
         match (file_use, partial) {
             (Some(file_use), _) => file_use.allocate(file.as_fd(), mode, offset, length),
@@ -116,6 +125,7 @@ impl Filesystem {
 
     pub(super) fn copy_range(
         &self,
+        caller: &Caller,
         from: (NodeId, Handle, u64),
         to: (NodeId, Handle, u64),
         length: u64,
@@ -123,6 +133,7 @@ impl Filesystem {
         let _pass = self.pass();
         let source = self.content(from.0, from.1)?;
         let (target, file_use) = self.writable_content(to.0, to.1)?;
+        self.kill_privileges(to.0, &target, loses_set_id(caller))?;
         let copy = |length: u64| target.copy_from(&source, from.2, to.2, length);
         let Some(file_use) = file_use else { return copy(length) };
         // Asked for more than there is, it copies what there is: no more is to be taken.
@@ -130,4 +141,10 @@ impl Filesystem {
         let length = length.min(size.saturating_sub(from.2));
         file_use.write(target.file.as_fd(), to.2, length, || copy(length))
     }
+}
+
+/// Whether a change of content by this caller takes set-id bits away. The kernel does not say so of these requests; that
+/// root may have given up `CAP_FSETID` goes unnoticed.
+fn loses_set_id(caller: &Caller) -> bool {
+    caller.uid != 0
 }

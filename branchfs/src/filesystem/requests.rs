@@ -173,6 +173,10 @@ impl Handler for Filesystem {
         flags: u32,
     ) -> Answer<()> {
         let _pass = self.pass();
+        let flags = RenameFlags::from_bits_retain(flags);
+        if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE).contains(flags) {
+            return Err(Errno::INVAL); // a branch has no whiteouts that a program could see
+        }
         let (mounted, parent) = self.at(parent)?;
         let (new_slot, new_parent) = Self::split(new_parent);
         if new_slot != mounted.slot {
@@ -186,11 +190,7 @@ impl Handler for Filesystem {
                 return Err(Errno::PERM);
             }
         }
-        mounted.writable()?.rename(
-            (parent, name),
-            (new_parent, new_name),
-            RenameFlags::from_bits_retain(flags),
-        )
+        mounted.writable()?.rename((parent, name), (new_parent, new_name), flags)
     }
 
     fn link(
@@ -368,13 +368,14 @@ impl Handler for Filesystem {
 
     fn fallocate(
         &self,
+        caller: &Caller,
         node: NodeId,
         handle: Handle,
         mode: u32,
         offset: u64,
         length: u64,
     ) -> Answer<()> {
-        self.allocate(node, handle, mode, offset, length)
+        self.allocate(caller, node, handle, mode, offset, length)
     }
 
     fn lseek(&self, node: NodeId, handle: Handle, offset: u64, whence: u32) -> Answer<u64> {
@@ -383,12 +384,13 @@ impl Handler for Filesystem {
 
     fn copy_file_range(
         &self,
+        caller: &Caller,
         from: (NodeId, Handle, u64),
         to: (NodeId, Handle, u64),
         length: u64,
         _flags: u64,
     ) -> Answer<usize> {
-        self.copy_range(from, to, length)
+        self.copy_range(caller, from, to, length)
     }
 
     fn readdir(

@@ -312,6 +312,7 @@ pub(crate) trait Handler: Send + Sync + 'static {
     }
     fn fallocate(
         &self,
+        caller: &Caller,
         node: NodeId,
         handle: Handle,
         mode: u32,
@@ -326,6 +327,7 @@ pub(crate) trait Handler: Send + Sync + 'static {
     }
     fn copy_file_range(
         &self,
+        caller: &Caller,
         from: (NodeId, Handle, u64),
         to: (NodeId, Handle, u64),
         length: u64,

@@ -100,8 +100,8 @@ impl View {
         if let Some(mode) = changes.mode {
             tree.set_mode(&at.path, mode)?;
         }
-        if changes.kill_privileges {
-            kill_privileges(tree, &at.path)?;
+        if changes.kill_privileges || changes.size.is_some() {
+            kill_privileges(tree, &at.path, changes.kill_privileges)?;
         }
         if let Some(times) = timestamps(changes) {
             tree.set_times(&at.path, &times)?;
@@ -117,6 +117,9 @@ impl View {
         let through = descriptor_path(file.as_fd());
         if let Some(size) = changes.size {
             self.resize(index, &file, size)?;
+        }
+        if changes.kill_privileges || changes.size.is_some() {
+            kill_privileges_of(&*file, changes.kill_privileges)?;
         }
         if changes.uid.is_some() || changes.gid.is_some() {
             let (uid, gid) = (
@@ -221,10 +224,11 @@ fn stat_file(file: &OwnedFd) -> Result<Statx> {
     rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
 }
 
-/// Drops set-id bits and file capabilities, as a write by an unprivileged process does.
-fn kill_privileges(tree: &Tree, path: &std::path::Path) -> Result<()> {
+/// Drops what a change of content takes away: capabilities, and with `set_id` the set-id bits. The kernel leaves this to
+/// the filesystem, and says when the caller is one who loses set-id bits.
+fn kill_privileges(tree: &Tree, path: &std::path::Path, set_id: bool) -> Result<()> {
     let mode = u32::from(tree.stat(path)?.stx_mode);
-    if let Some(mode) = without_set_id(mode) {
+    if let Some(mode) = without_set_id(mode).filter(|_| set_id) {
         tree.set_mode(path, mode)?;
     }
     match tree.remove_xattr(path, OsStr::new(CAPABILITY)) {
@@ -234,11 +238,14 @@ fn kill_privileges(tree: &Tree, path: &std::path::Path) -> Result<()> {
 }
 
 /// The same for an open file. Returns whether its mode is another now, which the kernel does not expect of a write.
-pub(crate) fn kill_privileges_of(file: impl AsFd) -> Result<bool> {
+pub(crate) fn kill_privileges_of(file: impl AsFd, set_id: bool) -> Result<bool> {
     let file = file.as_fd();
-    let mode = without_set_id(rustix::fs::fstat(file)?.st_mode);
+    let mode = if set_id { without_set_id(rustix::fs::fstat(file)?.st_mode) } else { None };
     if let Some(mode) = mode {
         rustix::fs::fchmod(file, Mode::from_raw_mode(mode & 0o7777))?;
+    }
+    if rustix::fs::fgetxattr(file, CAPABILITY, &mut [0_u8; 0]).is_err() {
+        return Ok(mode.is_some()); // none, as nearly always: cheaper to ask than to remove
     }
     match rustix::fs::fremovexattr(file, CAPABILITY) {
         Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM) => Ok(mode.is_some()),

@@ -1,6 +1,6 @@
 //! Directory listings: the names of all layers, merged once when a directory is read from its start.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -62,8 +62,8 @@ impl View {
             other => other?,
         };
         let mut entries: Vec<DirectoryEntry> = Vec::new();
-        // Name -> position in `entries`, or `None` for a whiteout. Only needed where layers merge.
-        let mut seen: HashMap<std::ffi::OsString, Option<usize>> = HashMap::new();
+        // Names and whiteouts of the layers so far. Only needed where layers merge.
+        let mut seen: HashSet<std::ffi::OsString> = HashSet::new();
         let merges = sources.len() > 1;
         for source in sources.iter() {
             for mut entry in source.layer.tree.list(&source.path)? {
@@ -73,24 +73,20 @@ impl View {
                 {
                     continue;
                 }
-                if merges {
-                    match seen.get(&entry.name) {
-                        Some(None) => continue,
-                        Some(Some(position)) => {
-                            merge_ino(&mut entries[*position], &entry);
-                            continue;
-                        }
-                        None => {}
-                    }
-                }
-                if self.is_whiteout(source, &entry) {
-                    seen.insert(entry.name, None);
+                if merges && !seen.insert(entry.name.clone()) {
                     continue;
                 }
-                if merges {
-                    seen.insert(entry.name.clone(), Some(entries.len()));
+                if self.is_whiteout(source, &entry) {
+                    continue;
                 }
-                entry.ino = source.layer.shown_ino(entry.ino);
+                entry.ino = match entry.kind {
+                    // Which directories below it merges with, if any, takes a lookup to know.
+                    FileType::Directory if !source.layer.is_base() => {
+                        let found = self.find_in(&sources, &entry.name)?;
+                        found.map_or(entry.ino, |found| found.attributes.ino)
+                    }
+                    _ => source.layer.shown_ino(entry.ino),
+                };
                 entries.push(entry);
             }
         }
@@ -123,12 +119,5 @@ impl View {
     /// True for names that a listing of this directory must never show.
     pub(crate) fn hides(&self, node: Index, name: &OsStr) -> bool {
         node == super::ROOT && is_hidden(name.as_ref())
-    }
-}
-
-/// A merged directory shows the number of its lowest part.
-fn merge_ino(entry: &mut DirectoryEntry, lower: &DirectoryEntry) {
-    if entry.kind == FileType::Directory && lower.kind == FileType::Directory {
-        entry.ino = lower.ino;
     }
 }

@@ -127,7 +127,7 @@ impl View {
             return Err(Errno::STALE);
         }
         let has_lost_privileges =
-            truncate && kill_privileges && super::attributes::kill_privileges_of(&file)?;
+            truncate && super::attributes::kill_privileges_of(&file, kill_privileges)?;
         let mut opened = self.serve(index, file, access, kernel)?;
         opened.outdates_attributes |= has_lost_privileges;
         if flags.bits() & EXECUTED != 0 {

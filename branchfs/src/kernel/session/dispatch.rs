@@ -191,7 +191,7 @@ impl Worker {
             opcode::REMOVEXATTR => done(handler.removexattr(caller, node, input.name()?)),
             opcode::FALLOCATE => {
                 let (handle, offset, length) = (Handle(input.u64()?), input.u64()?, input.u64()?);
-                done(handler.fallocate(node, handle, input.u32()?, offset, length))
+                done(handler.fallocate(caller, node, handle, input.u32()?, offset, length))
             }
             opcode::LSEEK => {
                 let (handle, offset, whence) = (Handle(input.u64()?), input.u64()?, input.u32()?);
@@ -202,6 +202,7 @@ impl Worker {
                 let (handle, offset) = (Handle(input.u64()?), input.u64()?);
                 let to = (NodeId(input.u64()?), Handle(input.u64()?), input.u64()?);
                 let copied = handler.copy_file_range(
+                    caller,
                     (node, handle, offset),
                     to,
                     input.u64()?,

@@ -49,15 +49,11 @@ impl View {
         self.note_present(to.0, to.1)?;
         self.mark_moved(source, &top, &old, below_new.is_some())?;
         let leaving = accounts::leaving(&top, &new)?;
-        let whiteout = below_old || (flags.contains(RenameFlags::WHITEOUT) && !top.is_base());
         let kind = self.nodes.get(source)?.kind;
         self.counting_less(&top, &new, below_new.as_ref(), || {
-            self.move_entry(&top, &old, &new, kind, whiteout)
+            self.move_entry(&top, &old, &new, kind, below_old)
         })?;
         accounts::left(&top, leaving.as_ref());
-        if flags.contains(RenameFlags::WHITEOUT) && top.is_base() {
-            top.tree.make_node(&old, 0o020_000, 0)?;
-        }
         if let Some((_, attributes)) = target {
             self.orphan(to.0, to.1, Some(attributes));
         }
