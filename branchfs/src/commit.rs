@@ -23,6 +23,7 @@ mod reverse;
 mod step;
 mod traces;
 mod veil;
+mod watch;
 
 pub(crate) use crate::difference::ChangeKind;
 pub(crate) use change::Change;

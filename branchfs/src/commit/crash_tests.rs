@@ -17,7 +17,7 @@ use crate::view::{Index, New, Owner, ROOT, View};
 use crate::workspace::{Selector, Settings, Towards, Workspace};
 
 /// A base with one of everything, and a branch that changes it in every way a plan knows.
-struct Scenario {
+pub(super) struct Scenario {
     directory: tempfile::TempDir,
     /// Another file system, on which the store is.
     elsewhere: Option<tempfile::TempDir>,
@@ -25,7 +25,7 @@ struct Scenario {
 
 /// Where the store is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Store {
+pub(super) enum Store {
     Inside,
     Elsewhere,
 }
@@ -69,7 +69,7 @@ impl Scenario {
         scenario
     }
 
-    fn base(&self) -> PathBuf {
+    pub(super) fn base(&self) -> PathBuf {
         self.directory.path().join("base")
     }
 
@@ -115,7 +115,7 @@ impl Scenario {
         workspace.plan_for_tests("branch").unwrap()
     }
 
-    fn snapshot(&self) -> BTreeMap<PathBuf, String> {
+    pub(super) fn snapshot(&self) -> BTreeMap<PathBuf, String> {
         let mut tree = BTreeMap::new();
         visit(&self.base(), Path::new(""), &mut tree);
         tree
@@ -223,7 +223,7 @@ pub(crate) fn rename(view: &mut View, from: &str, to: &str) {
 }
 
 /// Forks, changes and decides; returns the scenario, its disk, the decided commit and the base before.
-fn decided(place: Store) -> (Scenario, Disk, Decided, BTreeMap<PathBuf, String>) {
+pub(super) fn decided(place: Store) -> (Scenario, Disk, Decided, BTreeMap<PathBuf, String>) {
     let scenario = Scenario::new(place);
     let before = scenario.snapshot();
     scenario.work();
@@ -237,7 +237,7 @@ fn decided(place: Store) -> (Scenario, Disk, Decided, BTreeMap<PathBuf, String>)
 }
 
 /// What must not depend on the run: everything but the times of what was written just now.
-fn without_times(tree: &BTreeMap<PathBuf, String>) -> BTreeMap<PathBuf, String> {
+pub(super) fn without_times(tree: &BTreeMap<PathBuf, String>) -> BTreeMap<PathBuf, String> {
     let strip = |text: &String| {
         text.split(' ')
             .enumerate()

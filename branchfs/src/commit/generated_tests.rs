@@ -322,6 +322,9 @@ impl Case {
         let back = |range: &[Step]| {
             range.iter().rev().for_each(|step| step.run(disk, Direction::Back).unwrap());
         };
+        // Undisturbed, nothing looks like an edit of others.
+        decided.apply(disk).unwrap();
+        back(steps);
         let mut wanted = None;
         for cut in 0..=steps.len() {
             let when = format!("cut after {cut} of {} steps: {steps:#?}", steps.len());

@@ -22,6 +22,7 @@ use super::history::interval;
 use super::progress::{Progress, progress};
 use super::step::{Direction, Disk, Place};
 use super::traces::Interval;
+use super::watch::{Displaced, Watch};
 use super::{Change, Plan, Step};
 use crate::error::{Context, Error};
 
@@ -93,6 +94,8 @@ pub(crate) struct Decided {
     pub(crate) directory: PathBuf,
     pub(crate) steps: Vec<Step>,
     pub(crate) changes: Vec<Change>,
+    /// Not part of the entry: nothing of it is known after a crash.
+    pub(super) displaced: Displaced,
 }
 
 /// Where the objects lie that a transaction moves out of the base.
@@ -118,6 +121,7 @@ pub(crate) struct Prepared {
     directory: PathBuf,
     steps: Vec<Step>,
     changes: Vec<Change>,
+    displaced: Displaced,
 }
 
 impl Prepared {
@@ -134,13 +138,13 @@ impl Prepared {
             steps.iter_mut().for_each(|step| step.expect(place, ino));
         }
         sync_file_system(disk, &Path::new("").join("."), Root::Store)?;
-        Ok(Self { directory, steps, changes: plan.changes })
+        Ok(Self { directory, steps, changes: plan.changes, displaced: plan.displaced })
     }
 
     /// Decides: when this returns, the transaction will happen.
     pub(crate) fn decide(self, disk: &Disk, header: Header) -> Result<Decided, Error> {
-        let Self { directory, steps, changes } = self;
-        let decided = Decided { header, directory, steps, changes };
+        let Self { directory, steps, changes, displaced } = self;
+        let decided = Decided { header, directory, steps, changes, displaced };
         decided.write(disk)?;
         Ok(decided)
     }
@@ -197,6 +201,7 @@ impl Decided {
             directory: directory.to_path_buf(),
             steps: serde_json::from_slice(steps).map_err(damaged)?,
             changes: serde_json::from_slice(changes).map_err(damaged)?,
+            displaced: Displaced::new(),
         };
         decided.follow(disk)?;
         Ok(Some(decided))
@@ -230,19 +235,25 @@ impl Decided {
         Ok(())
     }
 
-    /// Does all steps. When one fails, those before it are taken back and the base is as before.
+    /// Runs all steps. If one fails, or others change what leaves the base, all is rolled back and the base is as before.
     pub(crate) fn apply(&self, disk: &Disk) -> Result<(), Error> {
         let emptied = self.times_of_sources(disk)?;
-        for (done, step) in self.steps.iter().enumerate() {
-            let run = step.check(disk).and_then(|()| step.run(disk, Direction::Forward));
-            if let Err(error) = run {
-                let taken_back = self.roll_back(disk, done).and_then(|()| {
-                    emptied.iter().try_for_each(|(path, times)| disk.set_store_times(path, times))
-                });
-                return Err(rolled_back(step.named(error), taken_back));
+        let mut watch = Watch::new(disk, &self.displaced);
+        let mut done = 0;
+        let mut run_all = || {
+            for step in &self.steps {
+                watch.before(step)?;
+                step.run(disk, Direction::Forward).map_err(|error| step.named(error))?;
+                done += 1;
             }
-        }
-        Ok(())
+            watch.after_all()
+        };
+        run_all().map_err(|error| {
+            let taken_back = self.roll_back(disk, done).and_then(|()| {
+                emptied.iter().try_for_each(|(path, times)| disk.set_store_times(path, times))
+            });
+            rolled_back(error, taken_back)
+        })
     }
 
     /// The times of the directories that objects are taken out of: a branch whose commit failed shows them again.

@@ -28,10 +28,11 @@ use super::change::{Change, Renames, one_change_a_path};
 use super::journal::directory_of;
 use super::step::{Disk, Metadata, Place, Step};
 use super::traces::Traces;
+use super::watch::Displaced;
 use crate::difference::ChangeKind;
 use crate::error::Error;
 use crate::overlay::{DEVICE_XATTR, Namespace, may_be_whiteout};
-use crate::seen::Expected;
+use crate::seen::{Expected, Identity};
 use crate::selection::Selection;
 use crate::view::is_hidden;
 use drift::{refuse_folding, refuse_immutable};
@@ -80,6 +81,8 @@ pub(crate) struct Plan {
     pub(crate) empty: Vec<Place>,
     /// Whiteouts that hide nothing and must not come into the base.
     pub(crate) litter: Vec<Place>,
+    /// What it saw of the objects that leave the base.
+    pub(crate) displaced: Displaced,
     /// Bytes on disk of what leaves the base: what keeping it for an undo costs.
     pub(crate) displaced_bytes: u64,
 }
@@ -339,7 +342,7 @@ impl Planner<'_> {
         let to = Place::Base(path.to_path_buf());
         match found {
             Some(found) => {
-                self.displace(found);
+                self.displace(&from, found);
                 if kind_of(found) == FileType::Directory {
                     self.list_deleted(path, existing, &from)?;
                 }
@@ -371,9 +374,9 @@ impl Planner<'_> {
 
     fn remove(&mut self, path: &Path, existing: &Place, found: &Statx) -> Result<(), Error> {
         self.check(existing, Some(found))?;
-        self.displace(found);
         let kind = kind_of(found);
         let (from, to) = (Place::Base(path.to_path_buf()), self.aside());
+        self.displace(&to, found);
         if kind == FileType::Directory {
             self.list_deleted(path, existing, &to)?;
         }
@@ -383,9 +386,11 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn displace(&mut self, stat: &Statx) {
+    /// Notes an object that leaves the base for a place in the store.
+    fn displace(&mut self, to: &Place, stat: &Statx) {
         const BLOCK_BYTES: u64 = 512; // the unit of st_blocks, stat(2)
         self.plan.displaced_bytes += stat.stx_blocks * BLOCK_BYTES;
+        self.plan.displaced.insert(to.clone(), Identity::of(stat));
     }
 
     /// Everything below a removed directory is deleted too, and must be what the branch knew. `aside` is where it goes.
@@ -400,7 +405,7 @@ impl Planner<'_> {
             let kind = kind_of(&stat);
             refuse_immutable(&path, &stat)?;
             self.check(&place, Some(&stat))?;
-            self.displace(&stat);
+            self.displace(&aside.join(&entry.name), &stat);
             if kind == FileType::Directory {
                 self.check_unseen_directory(&path, &stat);
                 self.list_deleted(&path, &place, &aside.join(&entry.name))?;

@@ -125,7 +125,7 @@ impl Planner<'_> {
                 (ino, directory) = (stat.stx_ino, directory || is_directory(&stat));
             } else if !self.moved_out.contains(from) {
                 // A directory of the base that was only moved is not looked through: what others did in it stays in it.
-                self.check(&real, path, &stat)?;
+                self.check(&real, path, &stat, from)?;
             }
         }
         if let Place::Base(path) = from {
@@ -150,7 +150,7 @@ impl Planner<'_> {
             }
             Some((real, stat)) => {
                 if stat.stx_ino == ino_one {
-                    self.check(&real, path, &stat)?;
+                    self.check(&real, path, &stat, one)?;
                 } else {
                     self.plan.drift.insert(path.to_path_buf());
                 }
@@ -231,8 +231,9 @@ impl Planner<'_> {
         Ok(self.disk.stat(&real)?.map(|stat| (real, stat)))
     }
 
-    /// What goes away must be as the transaction left it.
-    fn check(&mut self, real: &Place, path: &Path, stat: &Statx) -> Result<(), Error> {
+    /// What goes away to a place in the store must be as the transaction left it.
+    fn check(&mut self, real: &Place, path: &Path, stat: &Statx, to: &Place) -> Result<(), Error> {
+        self.plan.displaced.insert(to.clone(), Identity::of(stat));
         let Reversal { finished, traces, .. } = *self.reversal;
         let is_ours = |ctime: i64| ctime <= finished || traces.covers(ctime, finished);
         if !traces.same(stat.stx_ino, Identity::of(stat).ctime).any(is_ours) {
@@ -245,7 +246,7 @@ impl Planner<'_> {
                     continue; // it leaves by a step of its own, which has looked at it
                 }
                 if let Some(stat) = self.disk.stat(&real)? {
-                    self.check(&real, &path, &stat)?;
+                    self.check(&real, &path, &stat, &to.join(&entry.name))?;
                 }
             }
         }

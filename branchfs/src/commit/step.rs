@@ -88,6 +88,25 @@ impl Metadata {
         Self { atime: other.atime, mtime: other.mtime, ..self.clone() } == *other
     }
 
+    /// These attributes, but for mode, owner and extended attributes `now` that are neither these nor `new`: others have set
+    /// them meanwhile.
+    fn but_for_edits(&self, new: &Self, now: &Self) -> Self {
+        let mut wanted = self.clone();
+        if now.mode != new.mode {
+            wanted.mode = now.mode;
+        }
+        if (now.uid, now.gid) != (new.uid, new.gid) {
+            (wanted.uid, wanted.gid) = (now.uid, now.gid);
+        }
+        let is_ours = |(name, value): (&String, &String)| {
+            [self, new].iter().any(|known| known.xattrs.get(name) == Some(value))
+        };
+        if !now.xattrs.iter().all(is_ours) {
+            wanted.xattrs.clone_from(&now.xattrs);
+        }
+        wanted
+    }
+
     /// Where these attributes are those of `then`, takes those of `now`: what others changed since stays.
     pub(super) fn keep_changes(&mut self, then: &Self, now: &Self) {
         if self.mode == then.mode {
@@ -302,26 +321,6 @@ impl Step {
         }
     }
 
-    /// Refuses where the base has something else than was planned for: others may have replaced it since.
-    pub(super) fn check(&self, disk: &Disk) -> Result<(), Error> {
-        let (place, ino) = match self {
-            Self::Rename { from: place @ Place::Base(_), ino, .. } => (place, *ino),
-            Self::Exchange { other: place @ Place::Base(_), ino_other, .. } => (place, *ino_other),
-            _ => return Ok(()),
-        };
-        if disk.stat(place)?.is_some_and(|stat| stat.stx_ino == ino) {
-            return Ok(());
-        }
-        Err(Error::Conflict {
-            message: format!(
-                "{} was changed by others at this moment; everything is as before",
-                place.path().display()
-            ),
-            paths: vec![place.path().to_path_buf()],
-            hint: "look at it, then commit again",
-        })
-    }
-
     /// Does the step, or takes it back.
     pub(crate) fn run(&self, disk: &Disk, direction: Direction) -> Result<(), Error> {
         let forward = direction == Direction::Forward;
@@ -348,12 +347,14 @@ impl Step {
             Self::Metadata { path, new, .. } if forward => {
                 set_metadata(disk.tree(path), path.path(), new).at(path.path())
             }
-            Self::Metadata { path, before, ino, old, .. } => {
+            Self::Metadata { path, before, ino, new, old } => {
                 // On the way back the directory may be at either place, or gone back into a layer.
                 for place in [path, before] {
                     if disk.stat(place)?.is_some_and(|stat| stat.stx_ino == *ino) {
+                        let now = disk.metadata(place)?;
+                        let old = &old.but_for_edits(new, &now);
                         // One that cannot be changed has not been.
-                        if disk.metadata(place)?.is_but_for_access(old) {
+                        if now.is_but_for_access(old) {
                             return Ok(());
                         }
                         return set_metadata(disk.tree(place), place.path(), old).at(place.path());

@@ -306,11 +306,11 @@ pub(crate) fn write_for_tests(base: &Path, layer: &Path, write: impl FnOnce(&Pat
     write(&crate::tree::descriptor_path(mount.root()));
     let base = open_directory(base).unwrap();
     loop {
-        let unsettled = Unsettled::of(layer, &base, Completion::ForCommit).unwrap();
+        let unsettled = unsettled(layer, &base, Completion::ForCommit, &mount).unwrap();
         if unsettled.is_empty() {
             return;
         }
-        unsettled.settle(layer, &Tree::new(rustix::io::dup(mount.root()).unwrap())).unwrap();
+        unsettled.settle(layer, &tree_of(&mount).unwrap()).unwrap();
     }
 }
 
