@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -103,10 +104,15 @@ def _python() -> str:
 
 def _kernel() -> str:
     release = platform.release()
-    major, minor = (int("".join(filter(str.isdigit, part))) for part in release.split(".")[:2])
-    if (major, minor) < KERNEL_OLDEST:
+    if kernel_version(release) < KERNEL_OLDEST:
         raise _Fault(f"{release} is too old", f"Linux {'.'.join(map(str, KERNEL_OLDEST))} or newer")
     return release
+
+
+def kernel_version(release: str) -> tuple[int, int]:
+    """Reads "6.12.9-amd64", "5.9-rc3" or "6" as major and minor version; 0 for what is missing."""
+    found = re.match(r"(\d+)(?:\.(\d+))?", release, re.ASCII)
+    return (int(found[1]), int(found[2] or 0)) if found else (0, 0)
 
 
 def _branchfs() -> str:
@@ -121,6 +127,11 @@ def _fuse() -> str:
         os.close(os.open(FUSE, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
         raise _Fault("there is none", hint) from None
+    except PermissionError as error:
+        refused = (
+            "give this user read and write access to /dev/fuse (its group, an ACL), or use root"
+        )
+        raise _Fault(f"it cannot be opened: {error.strerror}", refused) from None
     except OSError as error:
         raise _Fault(f"it cannot be opened: {error.strerror}", hint) from None
     return "can be opened"

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
-from branching.errors import MountError
+from branching.errors import MountError, add_note
 from branching.fs.branchfs import BranchFS, NoAnswer, read_control_path
 from branching.fs.locks import is_locked
 from branching.fs.mounts import read_mounts
@@ -213,12 +213,19 @@ def _mounted(
         words += ["--driver", driver]
     try:
         _run(program, "mount", "--base", os.fspath(base), *words, os.fspath(made or point or ""))
-        lease = _lease(made or point or Path())
-        if lease is None:
-            raise MountError(f"{base} was mounted, and the mount was gone at once", path=str(base))
     except BaseException:
         if made is not None:
             made.rmdir()
+        raise
+    try:
+        lease = _lease(made or point or Path())
+        if lease is None:
+            raise MountError(f"{base} was mounted, and the mount was gone at once", path=str(base))
+    except BaseException as error:
+        try:
+            _unmount(made or point or Path(), program)
+        except (MountError, OSError) as failure:
+            add_note(error, f"and its mount stays: {failure}")
         raise
     return Held(made or point or Path(), base, program, lease)
 

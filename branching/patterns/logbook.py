@@ -119,7 +119,8 @@ class Logbook:
             if self._directory is not None:
                 try:
                     with self._lock:
-                        self._write(self._directory, event)
+                        if self._directory is not None:
+                            self._write(self._directory, event)
                 except OSError as error:
                     self._give_up(error)
             listener(event)
@@ -139,7 +140,6 @@ class Logbook:
         if self._store is not None and self._store.is_dir():
             try:
                 self._directory = self._open(self._store / "logs")
-                self._make_room(self._directory)
                 if self._keeps_store:
                     self._keep(self._directory)
                 sweep(self._store / "logs")
@@ -159,9 +159,13 @@ class Logbook:
             self._door = None
         for log in self._logs.values():
             log.close()
-        if self._directory is not None:
-            os.close(self._directory)
-            self._directory = None
+        self._close_directory()
+
+    def _close_directory(self) -> None:
+        with self._lock:  # another thread may be writing to it
+            if self._directory is not None:
+                os.close(self._directory)
+                self._directory = None
 
     def _on_state(self, branch: str, state: str) -> None:
         with self._lock:
@@ -170,9 +174,7 @@ class Logbook:
                 self._note(self._directory, replace(entry, state=state))
 
     def _give_up(self, error: OSError) -> None:
-        if self._directory is not None:
-            os.close(self._directory)
-            self._directory = None
+        self._close_directory()
         text = f"branching: from here on no output is kept for `branching log`: {error}"
         print(text, file=sys.stderr, flush=True)
 
@@ -194,11 +196,22 @@ class Logbook:
         os.close(file)
 
     def _make_room(self, directory: int) -> None:
+        """Removes the oldest entries, so that another one fits; never one of a call under way."""
         names = [name for name in os.listdir(directory) if name.endswith(".json")]
-        age = {name: os.lstat(name, dir_fd=directory).st_mtime for name in names}
-        for name in sorted(names, key=age.__getitem__)[: 1 - ENTRIES_MAX]:
+        excess = len(names) + 1 - ENTRIES_MAX
+        if excess <= 0:
+            return
+        here = Path(f"/proc/self/fd/{directory}")
+        doors = {path.name for path in here.glob(f"*{SUFFIX}")}
+        for name in sorted(names, key=lambda name: _age(name, directory)):
+            entry = read_entry(here / name)
+            if entry is not None and entry.state in UNDER_WAY and entry.door in doors:
+                continue
             for gone in (name.removesuffix(".json") + ".log", name):
                 _remove(gone, directory)
+            excess -= 1
+            if excess == 0:
+                return
 
     def _write(self, directory: int, event: Event) -> None:
         if event.kind in ("started", "resumed"):
@@ -219,6 +232,7 @@ class Logbook:
         if event.kind == "resumed":
             earlier = read_entry(Path(f"/proc/self/fd/{directory}/{event.branch}.json"))
         if earlier is None:
+            self._make_room(directory)
             # Of branches of one name, one after the other, the last one's is kept.
             _remove(f"{event.branch}.log", directory)
         file = os.open(f"{event.branch}.log", _AGAIN if earlier else _NEW, 0o600, dir_fd=directory)
@@ -254,6 +268,13 @@ class Logbook:
     def _give(self, file: int) -> None:
         if os.geteuid() == 0:
             os.fchown(file, *self._owner)
+
+
+def _age(name: str, directory: int) -> float:
+    try:
+        return os.lstat(name, dir_fd=directory).st_mtime
+    except FileNotFoundError:
+        return 0.0  # another call makes room too
 
 
 def _remove(name: str, directory: int) -> None:

@@ -14,6 +14,9 @@ from typing import Protocol
 from branching.process.end import Exit
 from branching.process.pipes import Pipes
 
+POLL_MILLISECONDS_MAX = 1 << 30
+"""The kernel takes a wait as 32 bits. This is 12 days; whoever waits longer, waits again."""
+
 
 class Process(Protocol):
     """A running process, with a sandbox or without."""
@@ -143,4 +146,6 @@ class Attendance:
 
 def _milliseconds(waits: list[float]) -> int | None:
     # Rounded up: waking a moment early would turn the last millisecond into a busy loop.
-    return int(max(0.0, min(waits)) * 1000) + 1 if waits else None
+    if not waits:
+        return None
+    return int(min(max(0.0, min(waits)) * 1000, POLL_MILLISECONDS_MAX)) + 1

@@ -103,17 +103,18 @@ class Budget:
 
 
 def told(ended: Ended, *, usage: Usage | None, disk_refusals: int, is_over: bool) -> Ended:
-    """Returns the end with the limit that was met, where the command failed for it."""
-    if is_over:
-        return replace(ended, how="timeout", reason=f"its time was over ({ended.reason})")
-    if ended.success or ended.how not in ("exit", "signal"):
-        return ended
+    """Returns the end with what its control group counted, and with the limit that was met, where
+    the command failed for it."""
     if usage is not None:
         ended = replace(
             ended,
             memory_peak=ended.memory_peak if usage.memory_peak is None else usage.memory_peak,
             cpu_seconds=ended.cpu_seconds if usage.cpu_seconds is None else usage.cpu_seconds,
         )
+    if is_over:
+        return replace(ended, how="timeout", reason=f"its time was over ({ended.reason})")
+    if ended.success or ended.how not in ("exit", "signal"):
+        return ended
     if usage is not None and usage.oom_kills:
         return replace(ended, how="oom", reason=f"out of memory ({ended.reason})")
     if disk_refusals:

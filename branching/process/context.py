@@ -167,7 +167,9 @@ class BranchContext:
         """
         _ = self.pid
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not self._attending.acquire(timeout=-1 if timeout is None else timeout):
+        if not self._attending.acquire(
+            timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+        ):
             raise TimeoutError(f"process {self.pid} did not end within {timeout:g} s")
         try:
             if self._result is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import math
 import os
 import shutil
 import signal
@@ -712,3 +713,18 @@ def await_that(condition: Any, seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("seconds", [3_000_000.0, 1e300])
+def test_a_wait_longer_than_the_kernel_can_count(tmp_path: Path, seconds: float) -> None:
+    """More than 24.8 days are more milliseconds than 31 bits."""
+    limits = ResourceLimits(wall_time=seconds)
+    with BranchContext(["sh", "-c", "sleep 0.1"], tmp_path, limits=limits) as context:
+        context.wait(timeout=seconds)
+        assert context.result is not None
+        assert context.result.how == "exit"
+
+
+def test_a_wait_without_end(tmp_path: Path) -> None:
+    with BranchContext(["sleep", "0.1"], tmp_path) as context:
+        context.wait(timeout=math.inf)

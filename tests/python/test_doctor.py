@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -55,8 +56,30 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_a_kernel_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.release", lambda: "4.19.0-27-amd64")
     assert named("kernel").detail == "4.19.0-27-amd64 is too old"
-    monkeypatch.setattr("platform.release", lambda: "6.1-rc3+")
-    assert named("kernel").state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("release", "version"),
+    [
+        ("6.12.9-amd64", (6, 12)),
+        ("5.9-rc3", (5, 9)),
+        ("5.10.0", (5, 10)),
+        ("6", (6, 0)),
+        ("6.1-rc3+", (6, 1)),
+        ("unknown", (0, 0)),
+    ],
+)
+def test_the_version_of_a_kernel_is_read(release: str, version: tuple[int, int]) -> None:
+    assert doctor.kernel_version(release) == version
+
+
+def test_a_device_without_access_names_the_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    found = doctor._find("/dev/fuse", "missing", doctor._fuse)
+    assert (found.state, "read and write access" in found.hint) == ("missing", True)
 
 
 def test_a_mount_that_fails_gives_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,21 @@ class TestPatterns:
     def program(self, space: Workspace, text: str) -> Program:
         return Program(shell(text), workspace=space.root, owner=None)
 
+    @pytest.mark.parametrize("code", [0, 3])
+    def test_usage_counts_all_processes_of_a_command(
+        self, real_workspace: Workspace, code: int
+    ) -> None:
+        """Two at a time hold 50 MiB each; the largest process alone would be about 60 MiB."""
+        hold = "held = bytearray(50 << 20); print(flush=True); import time; time.sleep(0.5)"
+        text = f"{sys.executable} -c '{hold}' & {sys.executable} -c '{hold}' & wait; exit {code}"
+        program = Program(shell(text), workspace=real_workspace.seen_at, owner=None)
+        limits = ResourceLimits(memory=600 * MIB)
+        outcome = BestOfN([program], resource_limits=limits)(real_workspace)
+        process = outcome.all_results[0].process
+        assert process is not None
+        assert process.exit_code == code
+        assert (process.memory_peak or 0) > 90 * MIB
+
     def test_time_is_limited_for_each(self, real_workspace: Workspace) -> None:
         slow = self.program(real_workspace, "sleep 600")
         limits = ResourceLimits(wall_time=0.3)

@@ -318,6 +318,20 @@ class TestMount:
         with pytest.raises(MountError, match="there is no program"):
             Workspace.mount(base, branchfs_bin="/no/such")
 
+    def test_a_mount_that_cannot_be_locked_is_unmounted_and_the_reason_is_raised(
+        self, base: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = mounts_of_ours()
+
+        def refuse(point: Path) -> int | None:
+            raise MountError(f"{point} cannot be used: No locks available")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(on_demand, "_lease", refuse)
+            with pytest.raises(MountError, match="No locks available"):
+                Workspace.mount(base)
+        assert mounts_of_ours() == before
+
     def test_a_mount_in_use_is_told_and_can_be_closed_later(
         self, base: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -344,6 +358,14 @@ class TestCommand:
         [entry] = branching(base / "deep", "ls", "--json").document["branches"]
         assert entry["name"] == "kept"
         assert branching(base / "deep", "abort", "kept").code == 0
+
+    def test_two_commands_that_change_nothing_both_succeed(self, base: Path) -> None:
+        """They share the mount that the first makes, whichever ends first."""
+        for _ in range(2):
+            pair = [
+                Running(base, ["run", "-q", "--", "sleep", seconds]) for seconds in ("0.1", "0")
+            ]
+            assert [(run.done().code, run.done().err) for run in pair] == [(0, "")] * 2
 
     def test_the_state_of_forks_goes_with_the_store(self, base: Path) -> None:
         """A store that keeps no branch is removed whole, or it would be no store of ours."""

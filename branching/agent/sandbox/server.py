@@ -33,6 +33,8 @@ EXIT_CANNOT_EXECUTE = 126
 EXIT_NOT_FOUND = 127
 EXIT_SIGNAL_BASE = 128
 _READ_BYTES = 1 << 16
+POLL_MILLISECONDS_MAX = 1 << 30
+"""The kernel takes a wait as 32 bits; after this one, 12 days, a loop waits again."""
 
 
 def serve(requests: int, replies: int) -> None:
@@ -225,7 +227,7 @@ def _drop(files: list[Any]) -> None:
 
 
 def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else int(seconds * 1000) + 1
+    return None if seconds is None else int(min(seconds * 1000, POLL_MILLISECONDS_MAX)) + 1
 
 
 def _kill_group(group: int) -> None:

@@ -42,6 +42,8 @@ from branching.process.sandbox.hidden import Watch
 from branching.process.sandbox.request import Request
 from branching.process.sandbox.view import View, bound_sockets
 
+POLL_MILLISECONDS_MAX = 1 << 30
+"""The kernel takes a wait as 32 bits. This is 12 days; a longer limit takes several waits."""
 TIMEOUT_GRACE_SECONDS = 1.0
 """Between SIGTERM and the end when the time is over."""
 EXIT_KILLED = 137
@@ -197,7 +199,7 @@ class _Init:
         deadline = None if limit is None else self._started + limit
         timed_out = has_ended = False
         while True:
-            wait = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
+            wait = _milliseconds_until(deadline)
             ready = {descriptor for descriptor, _ in poll.poll(wait)}
             if self._watch is not None and not self._watch.is_whole():
                 os.kill(-1, signal.SIGKILL)
@@ -278,3 +280,9 @@ def _map_own_user(uid: int, gid: int) -> None:
     ):
         with open(f"/proc/self/{file}", "w") as target:
             target.write(text)
+
+
+def _milliseconds_until(deadline: float | None) -> float | None:
+    if deadline is None:
+        return None
+    return min(max(0.0, deadline - time.monotonic()) * 1000 + 1, POLL_MILLISECONDS_MAX)
