@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from branching.process import ResourceLimits
 
 
+FORKS_MAX = 5
+"""How often a branch is forked for a command that could not be started, as a sibling was committed
+at that moment."""
+
+
 class End(str, Enum):
     """What becomes of the branch. `none` is an older word for `keep`."""
 
@@ -209,6 +214,16 @@ def _run(plan: _Plan, path: Path | None) -> tuple[int, str, str | None, list[Cha
             setup = Program(shell(plan.setup), **on_stderr, **surroundings)
 
         def call() -> tuple[int, End, str | None, list[Change]] | None:
+            for _ in range(FORKS_MAX - 1):
+                try:
+                    return fork_and_run()
+                except _Outrun:
+                    pass
+            return fork_and_run(is_last=True)
+
+        def fork_and_run(
+            *, is_last: bool = False
+        ) -> tuple[int, End, str | None, list[Change]] | None:
             with Runner(
                 workspace,
                 # After a setup the branch that stays is the one the setup was run in.
@@ -224,6 +239,8 @@ def _run(plan: _Plan, path: Path | None) -> tuple[int, str, str | None, list[Cha
                 attempt = runner.start(program)
                 try:
                     runner.finish(attempt)
+                    if not is_last and setup is None and _is_outrun(attempt):
+                        raise _Outrun
                     if copy is not None:
                         runner.consult(attempt, copy.relay.finish)
                 except Stopped:
@@ -244,6 +261,17 @@ def _run(plan: _Plan, path: Path | None) -> tuple[int, str, str | None, list[Cha
         assert done is not None, "without a value the call was stopped, and that is raised"
         code, end, how, changes = done
         return code, _ACTIONS[end], how, changes, workspace.seen_at
+
+
+class _Outrun(Exception):
+    """Another command was committed before this one was started."""
+
+
+def _is_outrun(attempt: Attempt) -> bool:
+    """Returns whether nothing ran, because a sibling was committed while the sandbox was made."""
+    from branching.errors import NamespaceError
+
+    return isinstance(attempt.answer.exception, NamespaceError) and attempt.branch.is_stale()
 
 
 def _exit_code(attempt: Attempt) -> int:
