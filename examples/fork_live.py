@@ -2,7 +2,7 @@
 """An agent that forks itself, on a real model.
 
     export ANTHROPIC_API_KEY=...
-    pip install "BranchContext[agent]" "pydantic-ai-slim[anthropic]"
+    pip install ".[agent]" "pydantic-ai-slim[anthropic]"
     python examples/fork_live.py DIRECTORY "Make the tests pass" [MODEL]
 
 Each branch may cost 50 cents at most, all of them 2 dollars. The project's own tests and the judge

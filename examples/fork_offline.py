@@ -5,7 +5,7 @@
 
 The agent is asked for a program that adds. It forks into two branches that try two ways, each with
 files of its own; the tests of one pass, and that one is kept: its files, its commit, its turns.
-Needs the extra (`pip install "BranchContext[agent]"`), the program branchfs, and git.
+Needs the extra (`pip install ".[agent]"`), the program branchfs, and git.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def main() -> None:
             raise
         print(
             f"error: the branching command needs {error.name}, which is not installed\n"
-            'Hint: pip install "BranchContext[cli]"',
+            'Hint: pip install ".[cli]" in the source tree',
             file=sys.stderr,
         )
         sys.exit(EXIT_OURS)

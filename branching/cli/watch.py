@@ -39,7 +39,7 @@ def check_terminal(command: str, instead: str) -> None:
         import textual  # noqa: F401
     except ModuleNotFoundError as error:
         raise UsageFault(
-            f'{command} needs its extra: pip install "BranchContext[tui]" ({error})'
+            f'{command} needs its extra: pip install ".[tui]" in the source tree ({error})'
         ) from error
     if not _has_colours():
         os.environ["NO_COLOR"] = "1"

@@ -12,7 +12,7 @@ try:
     import mcp  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        'branching.mcp needs its extra: pip install "BranchContext[mcp]"', name="mcp"
+        'branching.mcp needs its extra: pip install ".[mcp]" in the source tree', name="mcp"
     ) from error
 
 from branching.mcp.desk import Desk, Rules

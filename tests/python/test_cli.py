@@ -150,7 +150,7 @@ class TestCommon:
             [sys.executable, "-c", script], capture_output=True, text=True, check=False
         )
         assert done.returncode == 125
-        assert 'pip install "BranchContext[cli]"' in done.stderr
+        assert 'pip install ".[cli]" in the source tree' in done.stderr
 
 
 class TestRun:

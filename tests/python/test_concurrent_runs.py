@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -19,7 +20,7 @@ def test_a_command_that_a_commit_kept_from_starting_is_started_in_a_new_branch(
     start = client.start
     others: list[Path] = []
 
-    def commit_first(*arguments: object, **options: object) -> object:
+    def commit_first(*arguments: Any, **options: Any) -> object:
         if not others:
             with real_workspace.branch("other") as other:
                 (other.path / "theirs").touch()

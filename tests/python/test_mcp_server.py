@@ -437,7 +437,7 @@ def test_without_its_extra_it_says_what_to_install(project: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.strip().endswith('needs its extra: pip install "BranchContext[mcp]"')
+    assert done.stderr.strip().endswith('needs its extra: pip install ".[mcp]" in the source tree')
 
 
 @pytest.mark.anyio

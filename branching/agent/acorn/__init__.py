@@ -31,7 +31,7 @@ try:
     import pydantic_ai as _pydantic_ai  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        'branching.agent.acorn needs its extra: pip install "BranchContext[agent]"'
+        'branching.agent.acorn needs its extra: pip install ".[agent]" in the source tree'
     ) from error
 
 from branching.agent.acorn.errors import BranchError

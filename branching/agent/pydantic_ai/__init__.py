@@ -1,4 +1,4 @@
-"""Agents of pydantic-ai that fork. Needs the extra `agent`: pip install "BranchContext[agent]".
+"""Agents of pydantic-ai that fork. Needs the extra `agent`: pip install ".[agent]" in the source.
 
 LiveForkCapability   lets an agent fork its runs, by seven tools
 AgentRunner          an agent's run in one branch, for a coordinator of one's own
@@ -14,7 +14,7 @@ try:
     import pydantic_ai as _pydantic_ai  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        'branching.agent.pydantic_ai needs its extra: pip install "BranchContext[agent]"'
+        'branching.agent.pydantic_ai needs its extra: pip install ".[agent]" in the source tree'
     ) from error
 
 from branching.agent.pydantic_ai.candidate import agent_candidate
