@@ -6,7 +6,9 @@ module's variables that it names, as they are at this moment. So lambdas and nes
 arrive, also those of a script or a test module that nobody could import, and they see the values a
 fork would have shown them: copies. A lock arrives unlocked.
 
-What cannot be copied (a socket, a generator, a thread) is an error that names the variable. A file
+What cannot be copied (a socket, a generator, a thread) is an error that names the variable. The
+receiver imports the program's own modules that a function names; plain data that it mentions there
+has the value that it has at this moment, other objects are as the module makes them. A file
 object over a pipe is passed on: its descriptor is sent along. No other descriptor is: a number is
 a number, whatever file has it here.
 
@@ -51,6 +53,8 @@ _NAMELESS = {kind: name for name, kind in vars(types).items() if isinstance(kind
 """Types that no module has under their own name."""
 _FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.TextIOWrapper)
 _STANDARD_STREAMS = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+_DATA_DEPTH_MAX = 20
 _NOT_CARRIED = frozenset({"__dict__", "__weakref__", "_abc_impl", "__annotations__"})
 _ENUM_OWN = frozenset(
     {"_member_names_", "_member_map_", "_value2member_map_", "_member_type_", "__new__"}
@@ -193,6 +197,7 @@ class _Packer(pickle.Pickler):
             "number": self._numbered(function),
             "variables": variables,
             "modules": modules,
+            "settings": _settings(function),
             "cells": [_content(cell) for cell in cells],
             "defaults": function.__defaults__,
             "keyword_defaults": function.__kwdefaults__,
@@ -274,6 +279,77 @@ def _names_in(code: types.CodeType) -> set[str]:
     return names
 
 
+def _settings(function: types.FunctionType) -> list[tuple[str, str | None, dict[str, Any]]]:
+    """Lists the values that variables of the program's own modules have at this moment.
+
+    The receiver imports such a module, and so has them as the module was written. Sent are those
+    that the function, or a function of such a module that it names, mentions: plain data in a
+    module, in a class, or in an object.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    seen: set[tuple[str, frozenset[str]]] = set()
+    space = function.__globals__
+    names = frozenset(_names_in(function.__code__))
+    todo = [(space[name], names) for name in names if name in space]
+    todo += [(module, names) for module in _imported_in(function.__code__)]
+    todo = [each for each in todo if isinstance(each[0], types.ModuleType)]
+    while todo:
+        module, names = todo.pop()
+        key = (module.__name__, names)
+        if key in seen or module.__name__ == "__main__" or not is_own_code(module.__name__):
+            continue
+        seen.add(key)
+        values = found.setdefault(module.__name__, {})
+        for name in names & vars(module).keys():
+            value = vars(module)[name]
+            if isinstance(value, types.ModuleType):
+                todo.append((value, names))
+            elif _is_data(value):
+                values[name] = value
+            elif is_own_code(getattr(value, "__module__", None)):
+                todo += _mentioned_by(value)
+                content = getattr(value, "__dict__", {})
+                if not isinstance(value, types.FunctionType):
+                    data = {each: content[each] for each in content if each[:2] != "__"}
+                    values |= {f"{name}.{k}": v for k, v in data.items() if _is_data(v)}
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in found}
+    return [(name, files[name], values) for name, values in found.items() if values]
+
+
+def _mentioned_by(value: Any) -> list[tuple[types.ModuleType, frozenset[str]]]:
+    """Lists the module of a function, or of a class's methods, with the names they mention."""
+    kind = value if isinstance(value, type) else type(value)
+    functions = [value] if isinstance(value, types.FunctionType) else list(vars(kind).values())
+    return [
+        (sys.modules[each.__module__], frozenset(_names_in(each.__code__)))
+        for each in functions
+        if isinstance(each, types.FunctionType) and each.__module__ in sys.modules
+    ]
+
+
+def _imported_in(code: types.CodeType) -> list[types.ModuleType]:
+    """Lists the modules that code imports when it runs, as far as they are loaded here."""
+    found = [
+        sys.modules[str(instruction.argval)]
+        for instruction in dis.get_instructions(code)
+        if instruction.opname == "IMPORT_NAME" and instruction.argval in sys.modules
+    ]
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found += _imported_in(constant)
+    return found
+
+
+def _is_data(value: object, depth: int = 0) -> bool:
+    """Returns whether a value is a number, text, or a container of such."""
+    if type(value) in _ATOMS:
+        return True
+    if depth > _DATA_DEPTH_MAX or type(value) not in (list, tuple, dict, set, frozenset):
+        return False
+    items = [*value, *value.values()] if isinstance(value, dict) else value
+    return all(_is_data(item, depth + 1) for item in items)  # type: ignore[attr-defined]
+
+
 def _content(cell: types.CellType) -> tuple[object, ...]:
     try:
         return (cell.cell_contents,)
@@ -300,6 +376,28 @@ def _module(name: str, file: str | None) -> types.ModuleType:
     return module
 
 
+def _set_values(module: str, file: str | None, values: dict[str, Any]) -> None:
+    try:
+        top = _module(module, file)
+    except Exception:
+        return  # the function meets the same error, if it imports the module at all
+    for path, value in values.items():
+        *way, name = path.split(".")
+        holder: Any = top
+        for part in way:
+            holder = getattr(holder, part, None)
+        if not hasattr(holder, "__dict__"):
+            continue
+        now = vars(holder).get(name)
+        if now is not value and type(now) is type(value) and isinstance(value, (list, dict, set)):
+            now.clear()  # others may have imported the object itself
+            now.extend(value) if isinstance(value, list) else now.update(value)
+        elif isinstance(holder, (type, types.ModuleType)):
+            setattr(holder, name, value)
+        else:
+            vars(holder)[name] = value
+
+
 def _function_skeleton(code: bytes, space: int, cells: int, name: str) -> types.FunctionType:
     variables = _spaces.setdefault(space, {"__builtins__": builtins})
     empty = tuple(types.CellType() for _ in range(cells))
@@ -310,6 +408,8 @@ def _fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
     _note(function, state["number"])
     for name in state["modules"]:
         importlib.import_module(name)
+    for name, file, values in state["settings"]:
+        _set_values(name, file, values)
     function.__globals__.update(state["variables"])
     for cell, content in zip(function.__closure__ or (), state["cells"], strict=True):
         if content:
