@@ -26,6 +26,7 @@ from branching.cli.log import log
 from branching.cli.ls import ls
 from branching.cli.mcp import mcp
 from branching.cli.prune import prune
+from branching.cli.rebase import rebase
 from branching.cli.reflexion import reflexion
 from branching.cli.reversal import redo, undo
 from branching.cli.run import run
@@ -64,6 +65,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "export": (export, "A branch as an archive."),
     "load": (load, "A branch from an archive."),
     "commit": (commit, "Take over a branch that was kept."),
+    "rebase": (rebase, "A stale branch, forked anew with its changes."),
     "abort": (abort, "Drop a branch that was kept."),
     "undo": (undo, "Take the last commit back."),
     "redo": (redo, "Make it again."),

@@ -10,7 +10,7 @@ import typer
 from branching.cli.failure import UsageFault, reported
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption, not_blank
 from branching.cli.place import opened_workspace
-from branching.cli.report import change_facts, change_lines, print_json
+from branching.cli.report import change_facts, change_lines, note_forgotten, print_json
 
 
 class Policy(str, Enum):
@@ -49,6 +49,14 @@ def commit(
             show_default=False,
         ),
     ] = None,
+    rebase: Annotated[
+        bool,
+        typer.Option(
+            "--rebase",
+            help="If a sibling was committed first, fork the branch anew from the workspace's "
+            "present state before the commit. Paths that both changed are a conflict.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Tell what would be committed, and do nothing.")
     ] = False,
@@ -62,14 +70,17 @@ def commit(
         if force and skip:
             raise UsageFault("--force and --skip say opposite things; give one of them")
         with opened_workspace(workspace) as space:
-            changes = space.reopen(name).commit(
+            branch = space.reopen(name)
+            changes = branch.commit(
                 force=force,
                 skip=skip,
                 only=only or (),
                 exclude=exclude or (),
                 policy=policy.value if policy else None,
+                rebase=rebase,
                 dry_run=dry_run,
             )
+        note_forgotten(branch.forgotten, is_dry_run=dry_run)
         action = "none" if dry_run else "committed"
         if json:
             facts = change_facts(changes)

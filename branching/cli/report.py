@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from branching.cli.failure import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT, JSON_VERSION
+from branching.cli.failure import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT, JSON_VERSION, note
 from branching.cli.visible import line_for
 from branching.errors import BranchingError
 
@@ -42,6 +42,13 @@ def print_json(command: str, **facts: object) -> None:
             f"{command} has ended, and what came of it could not be printed: {error.strerror}",
             hint="branching history and branching ls tell what was committed and kept",
         ) from error
+
+
+def note_forgotten(branches: Sequence[str], *, is_dry_run: bool = False) -> None:
+    """Prints which earlier commits can no longer be undone because of a commit."""
+    could = "could" if is_dry_run else "can"
+    for branch in branches:
+        note(f"the commit of {branch!r} {could} no longer be undone: the history is full")
 
 
 def finish(

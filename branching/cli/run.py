@@ -25,7 +25,13 @@ from branching.cli.options import (
     WorkspaceOption,
 )
 from branching.cli.place import owned_workspace
-from branching.cli.report import change_facts, change_lines, ended_how, print_json
+from branching.cli.report import (
+    change_facts,
+    change_lines,
+    ended_how,
+    note_forgotten,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from branching.fs import Change
@@ -235,6 +241,8 @@ def _run(plan: _Plan, path: Path | None) -> tuple[int, str, str | None, list[Cha
                 only=plan.select,
                 limits=plan.limits,
                 on_event=None if copy is None else copy.on_event,
+                # Commands that run at the same time and change other paths are all committed.
+                policy="snapshot" if workspace.policy == "first-winner" else None,
             ) as runner:
                 attempt = runner.start(program)
                 try:
@@ -251,6 +259,7 @@ def _run(plan: _Plan, path: Path | None) -> tuple[int, str, str | None, list[Cha
                 end = plan.policy.choose(runner, attempt)
                 if end is End.commit:
                     runner.commit(attempt)
+                    note_forgotten(runner.forgotten)
                 elif end is not End.abort:
                     runner.keep(attempt)
                 how = ended_how(attempt.answer.value, attempt.state)

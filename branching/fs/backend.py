@@ -132,6 +132,16 @@ class Reversal:
     """What it changed in the workspace."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Committed:
+    """The result of a commit, or of its dry run."""
+
+    changes: list[Change]
+    """The paths that it changed in the parent."""
+    forgotten: list[str]
+    """Branch names of the earlier commits that can no longer be undone because of it."""
+
+
 class Backend(Protocol):
     """One mount of a branching file system."""
 
@@ -173,9 +183,18 @@ class Backend(Protocol):
         only: Sequence[str] = (),
         exclude: Sequence[str] = (),
         policy: Policy | None = None,
+        rebase: bool = False,
         dry_run: bool = False,
-    ) -> list[Change]:
+    ) -> Committed:
         """Applies the branch to its parent, all or nothing. CommitError or ConflictError if not."""
+
+    def rebase(
+        self, branch: BranchRecord, *, force: bool = False, dry_run: bool = False
+    ) -> list[str]:
+        """Forks the branch anew from its parent's present state and keeps its changes.
+
+        Returns the conflicting paths that `force` decided. ConflictError or CommitError if not.
+        """
 
     def abort(self, branch: BranchRecord) -> None:
         """Drops the branch and its children. One that is gone already is no error."""

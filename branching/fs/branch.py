@@ -70,6 +70,8 @@ class Branch:
         self._disk_limit = disk_limit
         self._record: BranchRecord | None = None
         self._ended: str | None = None
+        self.forgotten: list[str] = []
+        """After a commit: branch names of earlier commits that can no longer be undone."""
         self._pid = os.getpid()
 
     @classmethod
@@ -131,6 +133,7 @@ class Branch:
         only: Sequence[str] = (),
         exclude: Sequence[str] = (),
         policy: Policy | None = None,
+        rebase: bool = False,
         dry_run: bool = False,
     ) -> list[Change]:
         """Applies the branch to its parent, all or nothing, and closes it; returns what changed.
@@ -138,6 +141,7 @@ class Branch:
         Where a path of the base was changed by others since the branch depended on it, `force`
         takes the branch's side and `skip` the others'. `only` and `exclude` are patterns of the
         paths to commit. `policy` says what becomes of the siblings, if not what the mount says.
+        `rebase` rebases a stale branch first; without it a stale branch is a conflict.
         `dry_run` tells what would be changed, or raises what would be raised, and does nothing.
         On a branch that has ended already this does nothing and returns []. Where `only` and
         `exclude` leave nothing of what was changed the commit is refused: the work would be lost.
@@ -150,13 +154,14 @@ class Branch:
         if self._ended is not None:
             return []
         try:
-            changes = self._backend.commit(
+            committed = self._backend.commit(
                 record,
                 force=force,
                 skip=skip,
                 only=only,
                 exclude=exclude,
                 policy=policy,
+                rebase=rebase,
                 dry_run=dry_run,
             )
         except RecoveryError:
@@ -164,7 +169,29 @@ class Branch:
             raise
         if not dry_run:
             self._ended = "committed"
-        return changes
+        self.forgotten = committed.forgotten
+        return committed.changes
+
+    def rebase(self, *, force: bool = False, dry_run: bool = False) -> list[str]:
+        """Forks the branch anew from its parent's present state and keeps its changes on top.
+
+        Makes a stale branch live again. A live one shows what was committed to its parent since
+        the fork. Nothing is copied; open files of the branch become stale.
+
+        Args:
+            force: Keep the branch's version of paths that were changed in the parent, too.
+            dry_run: Find these paths, and change nothing.
+
+        Returns:
+            The conflicting paths of which the branch's version was kept; empty without `force`.
+
+        Raises:
+            ConflictError: Both sides changed the `paths` that it lists. The branch is unchanged.
+            CommitError: The branch has live children, files open for writing, or a stale parent,
+                or the file system refused. The branch is unchanged.
+            RecoveryError: The branch was rebased, and the store must be recovered.
+        """
+        return self._backend.rebase(self._opened(), force=force, dry_run=dry_run)
 
     def abort(self) -> None:
         """Drops the branch with all it holds, and its children. Its parent is untouched.

@@ -23,7 +23,14 @@ from branching.errors import (
     MountError,
     RecoveryError,
 )
-from branching.fs.backend import BranchRecord, Change, CommitRecord, Policy, Reversal
+from branching.fs.backend import (
+    BranchRecord,
+    Change,
+    CommitRecord,
+    Committed,
+    Policy,
+    Reversal,
+)
 from branching.fs.control import ControlSocket, DaemonGone, Fields, Refused
 from branching.fs.mounts import Mount
 
@@ -119,16 +126,30 @@ class BranchFS:
         only: Sequence[str] = (),
         exclude: Sequence[str] = (),
         policy: Policy | None = None,
+        rebase: bool = False,
         dry_run: bool = False,
-    ) -> list[Change]:
+    ) -> Committed:
         fields: Fields = {"branch": branch.id, "force": force, "skip": skip}
+        fields |= {"rebase": True} if rebase else {}
         fields |= {} if policy is None else {"policy": policy}
         fields |= {"dry_run": True} if dry_run else {}
         fields |= {"only": list(only), "exclude": list(exclude)}
         what = f"branch {branch.name!r} was not committed"
         with _translated(CommitError, what, self._root, branch=branch.name):
             done = _patiently(lambda: self._control.request("commit", fields))
-        return _changes(done)
+        forgotten = cast("list[Fields]", done.get("forgotten", []))
+        return Committed(
+            changes=_changes(done), forgotten=[str(entry["branch"]) for entry in forgotten]
+        )
+
+    def rebase(
+        self, branch: BranchRecord, *, force: bool = False, dry_run: bool = False
+    ) -> list[str]:
+        fields: Fields = {"branch": branch.id, "force": force, "dry_run": dry_run}
+        what = f"branch {branch.name!r} was not rebased"
+        with _translated(CommitError, what, self._root, branch=branch.name):
+            done = _patiently(lambda: self._control.request("rebase", fields))
+        return [str(path) for path in cast("list[object]", done["conflicts"])]
 
     def abort(self, branch: BranchRecord) -> None:
         what = f"branch {branch.name!r} was not dropped"

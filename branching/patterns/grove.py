@@ -14,6 +14,7 @@ from branching.fs import Branch, Change, Workspace
 from branching.patterns.helm import Helm
 
 if TYPE_CHECKING:
+    from branching.fs.backend import Policy
     from branching.process import Budget
 
 
@@ -27,8 +28,16 @@ class Grove:
         budget: Budget | None,
         *,
         is_between: bool,
+        policy: Policy | None = None,
     ) -> None:
-        """With `is_between` all are forked from a branch between them and the parent."""
+        """With `is_between` all are forked from a branch between them and the parent.
+
+        With the policy "snapshot" a commit lets other branches of the parent live on, and conflicts
+        are found by path, whichever was committed first.
+        """
+        self._policy: Policy | None = policy
+        self.forgotten: list[str] = []
+        """Branch names of earlier commits that can no longer be undone because of a commit."""
         self._parent = parent
         self._name = name
         self._disk_each = None if budget is None else budget.disk_each
@@ -69,7 +78,10 @@ class Grove:
     def commit(self, branch: Branch, only: Sequence[str] = ()) -> list[Change]:
         """Commits the branch. If that is refused but could be made later, it is kept."""
         try:
-            return branch.commit(only=only)
+            is_any_first = self._policy == "snapshot"
+            changes = branch.commit(only=only, policy=self._policy, rebase=is_any_first)
+            self.forgotten += branch.forgotten
+            return changes
         except CommitError as error:
             if not isinstance(error, ConflictError) or error.paths:
                 self._kept.add(branch)

@@ -47,6 +47,7 @@ from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
 from branching.patterns.teller import Teller
 
 if TYPE_CHECKING:
+    from branching.fs.backend import Policy
     from branching.process import ResourceLimits
 
 LOSER_GRACE_SECONDS = 0.02
@@ -80,6 +81,7 @@ class Runner:
         apart: Surroundings | None = None,
         limits: ResourceLimits | None = None,
         group_limits: ResourceLimits | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self._budget = None
         if limits is not None or group_limits is not None:
@@ -94,7 +96,8 @@ class Runner:
         self._only = only
         self._setup = setup
         self._keeps_failed = keep_failed
-        self._grove = Grove(parent, name, self._budget, is_between=setup is not None)
+        is_between = setup is not None
+        self._grove = Grove(parent, name, self._budget, is_between=is_between, policy=policy)
         self._elsewhere = elsewhere
 
         self._mailbox = Mailbox(timeout)
@@ -270,6 +273,11 @@ class Runner:
         attempt.state = "won"
         self._winner, self._winning_branch = attempt, branch
         self._teller.tell(attempt, "committed" if self._commits else "kept")
+
+    @property
+    def forgotten(self) -> list[str]:
+        """Branch names of earlier commits that the call's commit pushed out of the history."""
+        return self._grove.forgotten
 
     def lift_deadline(self) -> None:
         """What follows may take as long as it likes: a person is asked."""

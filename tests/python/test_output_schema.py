@@ -92,7 +92,7 @@ def test_every_document_is_as_it_says(root: Path, place: Path) -> None:
     check("fork", "-c", "echo 1 > forked", "-c", "exit 3", "--test-command", "test -e forked")
     check("fork", "-c", "false", code=1)
     check("history")
-    check("undo")
+    check("undo", "--force")
     check("redo")
     log = check("log")
     check("log", log["candidates"][0]["branch"])
@@ -100,6 +100,7 @@ def test_every_document_is_as_it_says(root: Path, place: Path) -> None:
     assert branching(root, "export", "kept", "-o", str(exported)).code == 0
     check("abort", "kept")
     check("load", "loaded", str(exported))
+    check("rebase", "loaded")
     check("commit", "--dry-run", "loaded")
     check("commit", "--force", "loaded")
     check("prune")

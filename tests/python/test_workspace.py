@@ -203,8 +203,8 @@ def test_the_first_sibling_wins_and_the_second_is_told(workspace: Workspace) -> 
 def test_a_stale_branch_has_no_files_and_no_children(workspace: Workspace) -> None:
     """2.16, S5"""
     with workspace.branch("loser", on_success=None) as loser:
-        with workspace.branch("winner"):
-            pass
+        with workspace.branch("winner") as winner:
+            (winner.path / "won").touch()
         with pytest.raises(OSError, match=r"\w"):
             (loser.path / NAME_FROM).read_text()
         with pytest.raises(OSError, match=r"\w"):

@@ -24,11 +24,12 @@ _FIELDS = {
     "info": set[str](),
     "create": {"name", "parent"},
     "commit": {"branch", "force", "skip", "only", "exclude"},
+    "rebase": {"branch", "force", "dry_run"},
     "abort": {"branch"},
     "list": set[str](),
     "diff": {"branch"},
 }
-_OPTIONAL = {"create": {"disk_limit"}, "commit": {"policy", "dry_run"}, "diff": {"stat"}}
+_OPTIONAL = {"create": {"disk_limit"}, "commit": {"policy", "rebase", "dry_run"}, "diff": {"stat"}}
 
 
 class Refusal(Exception):
@@ -120,14 +121,25 @@ class FakeBranchFS:
         if only:
             changes = [c for c in changes if any(fnmatch(c["path"], glob) for glob in only)]
         if dry_run:
-            return {"changes": changes, "stale": []}
+            return {"changes": changes, "stale": [], "forgotten": []}
+        if not changes:
+            self._forget(found)
+            return {"changes": [], "stale": [], "forgotten": []}
         for change in changes:
             _carry(change["path"], found.path, self._directory(found.parent))
         self._forget(found)
         stale = [other for other in self.open.values() if other.parent == found.parent]
         for other in stale:
             self._make_stale(other)
-        return {"changes": changes, "stale": [other.name for other in stale]}
+        names = [other.name for other in stale]
+        return {"changes": changes, "stale": names, "forgotten": []}
+
+    def _rebase(self, branch: int, force: bool, dry_run: bool) -> dict[str, Any]:
+        """A branch that lost has lost its files here: only a live one can be rebased."""
+        found = self._find(branch)
+        if found.state == "stale":
+            raise Refusal("conflict", f"branch {found.name} cannot be rebased", ("gone",))
+        return {"conflicts": []}
 
     def _abort(self, branch: int) -> dict[str, Any]:
         self._forget(self._find(branch))
