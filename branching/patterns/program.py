@@ -61,6 +61,8 @@ EXPLAINED_LINES_MAX = 40
 """So many lines of a failure are worth telling the next attempt."""
 TIMEOUT_GRACE_SECONDS = 1.0
 """Between SIGTERM and SIGKILL when the time of a command is over."""
+ANSWER_BYTES_MAX = 8 << 20
+"""Of the output of a callback, which is kept in memory."""
 LINE_CHARACTERS_MAX = 8192
 """A longer line is told in pieces: a program that never ends its line must not fill our memory."""
 
@@ -250,17 +252,25 @@ class Explainer(Program):
 
 
 class Reader(BranchCommand):
-    """A command as a callback: what it prints is the answer."""
+    """A command as a callback: what it prints is the answer, of which the last ANSWER_BYTES_MAX
+    bytes are kept.
+    """
 
     def __call__(self, path: Path, *_: object) -> str:
         """Runs the command and returns what it printed, stripped, whatever its exit code: a test
         run that fails has the more to say. Raises ProcessBranchError when it could not run.
         """
-        printed: list[bytes] = []
-        ended = self._run(path, printed.append, self._stderr)
+        printed = bytearray()
+
+        def keep(arrived: bytes) -> None:
+            printed.extend(arrived)
+            if len(printed) > 2 * ANSWER_BYTES_MAX:  # seldom, as it moves all that is kept
+                del printed[:-ANSWER_BYTES_MAX]
+
+        ended = self._run(path, keep, self._stderr)
         if ended.how == "error":
             raise ProcessBranchError(ended.reason)
-        return b"".join(printed).decode("utf-8", "replace").strip()
+        return printed[-ANSWER_BYTES_MAX:].decode("utf-8", "replace").strip()
 
 
 @contextmanager
