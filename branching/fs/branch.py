@@ -243,6 +243,10 @@ class Branch:
         except BranchNotFoundError:
             return True
 
+    def __repr__(self) -> str:
+        state = self._ended or ("open" if self._record else "not open yet")
+        return f"<Branch {self.branch_path} ({state})>"
+
     def __enter__(self) -> Branch:
         if self._record is not None:
             raise BranchError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 
 CPU_MIN = 0.001
@@ -20,7 +20,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])?", re.ASCII | re.IGNORECASE)
 _UNIT_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ResourceLimits:
     """Limits of one branch, or, as `group_limits`, of all branches of a call together.
 
@@ -34,6 +34,7 @@ class ResourceLimits:
     Above it the kernel kills (the branch ends as "oom")."""
     cpu: float | None = None
     """Share of CPU time; 0.5 is half of one CPU, 2.0 two whole ones. Above it the branch waits."""
+    _: KW_ONLY
     memory_high: int | None = None
     """Bytes of memory above which the kernel slows the branch down and reclaims (cgroup v2)."""
     oom_group: bool = False

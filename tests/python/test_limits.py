@@ -48,6 +48,12 @@ def test_without_arguments_nothing_is_limited() -> None:
     assert not limits.needs_cgroup
 
 
+def test_memory_and_cpu_may_be_given_by_position() -> None:
+    assert ResourceLimits(1 << 20, 0.5) == ResourceLimits(memory=1 << 20, cpu=0.5)
+    with pytest.raises(TypeError):
+        ResourceLimits(1 << 20, 0.5, 1 << 19)  # type: ignore[call-arg]
+
+
 def test_limits_are_frozen_and_equal_by_value() -> None:
     limits = ResourceLimits(memory=MIB, cpu=0.5)
     assert limits == ResourceLimits(memory=MIB, cpu=0.5)

@@ -148,6 +148,14 @@ def test_a_branch_is_made_by_with_and_not_before(workspace: Workspace) -> None:
             pass  # pragma: no cover
 
 
+def test_a_branch_is_shown_with_its_state(workspace: Workspace) -> None:
+    branch = workspace.branch("b")
+    assert repr(branch) == "<Branch /main/b (not open yet)>"
+    with branch:
+        assert repr(branch) == "<Branch /main/b (open)>"
+    assert repr(branch) == "<Branch /main/b (committed)>"
+
+
 def test_the_name_is_the_name(workspace: Workspace) -> None:
     """2.9, 2.14, 2.17"""
     with workspace.branch("née 1") as branch:
