@@ -6,6 +6,8 @@
 // The conformance suite: these modules find out by their path that they are here, see `common::Mount`.
 #[path = "fail_stop.rs"]
 mod fail_stop;
+#[path = "faults.rs"]
+mod faults;
 #[path = "history.rs"]
 mod history;
 #[path = "model.rs"]

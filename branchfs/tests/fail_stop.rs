@@ -119,8 +119,8 @@ fn an_ordinary_unmount_keeps_what_recovery_needs() {
 #[test]
 fn a_mount_refuses_a_journal_with_several_transactions_and_changes_nothing() {
     let (mount, history, wanted) = incomplete();
+    mount.unmount();
     drop(history);
-    mount.kill();
     let journal = mount.base().join(".branching/journal");
     let number = names(&journal).remove(0);
     shell(&journal, &format!("cp -a {number} 9{number}"));

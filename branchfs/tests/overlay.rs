@@ -8,6 +8,8 @@
 mod branches;
 #[path = "fail_stop.rs"]
 mod fail_stop;
+#[path = "faults.rs"]
+mod faults;
 #[path = "history.rs"]
 mod history;
 #[path = "model.rs"]

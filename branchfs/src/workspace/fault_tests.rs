@@ -43,6 +43,7 @@ enum Verb {
     Abort,
     Import,
     Prune,
+    Rebase,
     Mount,
     /// A mount that finds a commit interrupted in the middle.
     Recover,
@@ -50,7 +51,7 @@ enum Verb {
 
 use Verb::{
     Abort, Commit, CommitAfterUndo, CommitWithObserver, Create, Import, Mount, NestedCommit,
-    PartialCommit, Prune, Recover, Redo, Undo,
+    PartialCommit, Prune, Rebase, Recover, Redo, Undo,
 };
 
 type Tree = BTreeMap<PathBuf, String>;
@@ -155,6 +156,10 @@ impl Case {
                 case.branch(&workspace, "work", parent, change);
             }
             Create | Import => {}
+            Rebase => {
+                case.branch(&workspace, "work", MAIN_BRANCH, change);
+                case.commit_other(&workspace, "first");
+            }
             Recover => {
                 case.branch(&workspace, "work", MAIN_BRANCH, change);
                 let (disk, header, plan) = workspace.plan_for_tests("work").unwrap();
@@ -223,6 +228,7 @@ impl Case {
                 ok(workspace.import("work", &main, archive, &Rights::All))
             }
             Prune => ok(workspace.prune(1)),
+            Rebase => ok(workspace.rebase(&named("work"), false, false)),
             Mount | Recover => unreachable!("the workspace is opened with the fault"),
         }
     }
@@ -262,7 +268,9 @@ impl Case {
     }
 
     fn names(&self, workspace: &Workspace) -> BTreeSet<String> {
-        workspace.list().unwrap().into_iter().map(|branch| branch.name).collect()
+        let state = |is_stale| if is_stale { "stale" } else { "live" };
+        let branches = workspace.list().unwrap().into_iter();
+        branches.map(|branch| format!("{} {}", branch.name, state(branch.is_stale))).collect()
     }
 
     fn check_store(&self, when: &str) {
@@ -295,7 +303,7 @@ impl Case {
             workspace = self.open();
             assert_eq!(snapshot(&self.base()), wanted, "{when}: after a later commit");
         }
-        if self.verb == NestedCommit {
+        if matches!(self.verb, NestedCommit | Rebase) {
             return;
         }
         // What is undone leads back through states that there were.
@@ -370,7 +378,7 @@ fn sweep_store(verb: Verb, store: Store, stride: usize) {
     let (outcome, _, calls) = case.run_with_fault(usize::MAX, 0, handed());
     outcome.unwrap();
     let new = State::of(&case, &case.open());
-    if !matches!(verb, Create | Abort | Import | Prune | NestedCommit | Mount) {
+    if !matches!(verb, Create | Abort | Import | Prune | Rebase | NestedCommit | Mount) {
         assert_ne!(old.base, new.base, "{verb:?}");
     }
     drop(case);
@@ -426,6 +434,7 @@ sweeps! {
     an_abort_is_all_or_nothing_whichever_call_fails: Abort, 3;
     an_import_is_all_or_nothing_whichever_call_fails: Import, 5;
     a_prune_forgets_whole_commits_whichever_call_fails: Prune, 5;
+    a_rebase_is_all_or_nothing_whichever_call_fails: Rebase, 7;
     a_mount_changes_nothing_whichever_call_fails: Mount, 7;
     a_recovery_can_be_repeated_whichever_call_fails: Recover, 11;
 }
