@@ -5,12 +5,14 @@
 
 mod common;
 
-use std::collections::BTreeMap;
-use std::fs;
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use common::disk::Disk;
 use common::work::{Operation, Random, apply, operation};
-use common::{Mount, Object, assert_same, shell, snapshot, snapshot_by_names, succeed};
+use common::{Content, Mount, Object, assert_same, shell, snapshot, snapshot_by_names, succeed};
 use rustix::fs::{CWD, Timespec, Timestamps};
 
 /// Both trees get the same times everywhere: when each step happened is not compared, that times are carried is.
@@ -114,7 +116,14 @@ struct Family {
     seed: u64,
     random: Random,
     policy: &'static str,
-    mount: Mount,
+    mount: Disk,
+    /// Readers that stay open while files are copied up, committed and removed.
+    held: Vec<(String, File)>,
+    /// Every content that a file ever had: a reader must find one of these as a whole.
+    versions: HashSet<Vec<u8>>,
+    is_full: bool,
+    /// The base is on a file system of its own, and can be filled.
+    is_small_disk: bool,
     mirrors: tempfile::TempDir,
     members: Vec<Option<Member>>,
     /// Copies of main: before each commit that can be undone, and after each that was.
@@ -124,18 +133,30 @@ struct Family {
 }
 
 impl Family {
-    fn new(seed: u64, policy: &'static str) -> Self {
+    /// On the file system of `disk`: either a small one of its own, or the file `a/a` has another name outside of it.
+    fn new(seed: u64, policy: &'static str, disk: Disk, is_small_disk: bool) -> Self {
         let plain = |root: &Path| {
             shell(
                 root,
                 "mkdir -p a/b/e b 'c d'/a e; echo one >a/a; echo two >a/b/a; echo x >b/a; ln -s a b/e; chmod 700 e",
             )
         };
+        plain(&disk.base());
+        if !is_small_disk {
+            shell(disk.directory.path(), "ln base/a/a outside");
+        }
+        // Files of 8 KiB are big here: what the operations write is on both sides of that.
+        let mount = disk.with_big_files_from(8 << 10);
+        mount.mount_with(&["--policy", policy]);
         let mut family = Self {
             seed,
             random: Random(seed),
             policy,
-            mount: Mount::with(&["--policy", policy], plain),
+            mount,
+            held: Vec::new(),
+            versions: HashSet::new(),
+            is_full: false,
+            is_small_disk,
             mirrors: tempfile::tempdir().unwrap(),
             members: Vec::new(),
             past: Vec::new(),
@@ -145,7 +166,100 @@ impl Family {
         let base = family.mount.base();
         let copy = family.copy(&base);
         fs::rename(copy, family.main()).unwrap();
+        family.note_versions(&family.main());
         family
+    }
+
+    fn note_versions(&mut self, tree: &Path) {
+        let contents = snapshot(tree).into_values().filter_map(|object| match object.content {
+            Content::File(content) => Some(content),
+            _ => None,
+        });
+        self.versions.extend(contents);
+    }
+
+    /// Opens some file, and keeps it open.
+    fn hold(&mut self) {
+        const HELD_MAX: usize = 12;
+        let alive = self.alive();
+        let Some(at) = self.pick(&alive) else { return };
+        let (name, tree) = (self.member(at).name.clone(), self.member(at).tree.clone());
+        let tree = snapshot(&tree);
+        let is_file = |object: &Object| matches!(object.content, Content::File(_));
+        let files: Vec<&PathBuf> =
+            tree.iter().filter(|(_, object)| is_file(object)).map(|(path, _)| path).collect();
+        if files.is_empty() || self.held.len() >= HELD_MAX {
+            return;
+        }
+        let path = files[self.random.below(files.len())];
+        let file = File::open(self.mount.branch(&name).join(path)).unwrap();
+        self.held.push((format!("{name}: {}", path.display()), file));
+    }
+
+    /// Reads through everything that is held: the kernel's pages of it are filled.
+    fn read_held(&mut self, when: &str) {
+        let versions = &self.versions;
+        self.held.retain(|(what, file)| {
+            let mut found = vec![0; 1 << 17];
+            let mut length = 0;
+            loop {
+                match file.read_at(&mut found[length..], length as u64) {
+                    Ok(0) => break,
+                    Ok(read) => length += read,
+                    Err(error) if error.raw_os_error() == Some(libc::ESTALE) => return false,
+                    Err(error) => panic!("{when}: {what}: {error}"),
+                }
+            }
+            let is_known = versions.contains(&found[..length]);
+            assert!(is_known, "{when}: {what}: {length} bytes that no file ever had");
+            true
+        });
+    }
+
+    /// A commit, and a large write, while the disk is full.
+    fn fill_disk(&mut self) {
+        let room = [0, 3000, 40_000][self.random.below(3)];
+        let filler = self.mount.fill(room);
+        self.is_full = true;
+        if self.random.below(2) == 0 {
+            self.commit();
+        } else {
+            self.write_much();
+        }
+        self.is_full = false;
+        fs::remove_file(filler).unwrap();
+    }
+
+    /// Writes until there is no room; what was written is written in the mirror, too.
+    fn write_much(&mut self) {
+        let leaves = self.leaves();
+        let Some(at) = self.pick(&leaves) else { return };
+        let (name, tree) = (self.member(at).name.clone(), self.member(at).tree.clone());
+        let files = snapshot(&tree);
+        let is_file = |object: &Object| matches!(object.content, Content::File(_));
+        let files: Vec<&PathBuf> =
+            files.iter().filter(|(_, object)| is_file(object)).map(|(path, _)| path).collect();
+        if files.is_empty() {
+            return;
+        }
+        let path = files[self.random.below(files.len())];
+        let (start, byte) =
+            (self.random.below(9000), u8::try_from(self.random.below(256)).unwrap());
+        let opened = File::options().write(true).open(self.mount.branch(&name).join(path));
+        let Ok(file) = opened else { return };
+        let data = vec![byte; 60_000];
+        let mut done = 0;
+        while done < data.len() {
+            match file.write_at(&data[done..], (start + done) as u64) {
+                Ok(written) => done += written,
+                Err(_) => break,
+            }
+        }
+        if done > 0 {
+            let mirror = File::options().write(true).open(tree.join(path)).unwrap();
+            mirror.write_all_at(&data[..done], start as u64).unwrap();
+        }
+        self.note_versions(&tree);
     }
 
     fn main(&self) -> PathBuf {
@@ -209,6 +323,7 @@ impl Family {
             }
             let (found, wanted) = (apply(&branch, &operation), apply(&tree, &operation));
             assert_eq!(found, wanted, "seed {}, {}: {operation:?}", self.seed, self.policy);
+            self.note_versions(&tree);
         }
     }
 
@@ -252,6 +367,9 @@ impl Family {
             let by_reading = self.policy == "serializable"
                 && said.contains("others committed changes of what it read");
             let by_writing = said.contains("others committed changes of the same paths");
+            if self.is_full && said.contains("No space left") {
+                return;
+            }
             assert!(by_writing || by_reading, "{said}");
             assert_ne!(&theirs, origin, "seed {}: a conflict with nobody: {said}", self.seed);
             return;
@@ -326,6 +444,7 @@ impl Family {
     }
 
     fn restart(&mut self, by_kill: bool) {
+        self.held.clear();
         if by_kill {
             self.mount.kill()
         } else {
@@ -334,8 +453,15 @@ impl Family {
         self.mount.mount_with(&["--policy", self.policy]);
     }
 
-    fn compare(&self, event: &str) {
-        let when = |what: &str| format!("seed {}, {}, {event}: {what}", self.seed, self.policy);
+    fn compare(&mut self, event: &str) {
+        let (seed, policy) = (self.seed, self.policy);
+        let when = |what: &str| format!("seed {seed}, {policy}, {event}: {what}");
+        self.read_held(&when("held"));
+        if !self.is_small_disk {
+            let outside = self.mount.directory.path().join("outside");
+            let outside = fs::read_to_string(outside).unwrap();
+            assert_eq!(outside, "one\n", "{}", when("the name outside"));
+        }
         assert_same(&outline(&self.mount.base()), &outline(&self.main()), &when("main"));
         for member in self.members.iter().flatten() {
             let branch = self.mount.branch(&member.name);
@@ -358,6 +484,12 @@ impl Family {
                     self.restart(by_kill);
                 }
             }
+            if self.random.below(2) == 0 {
+                self.hold();
+            }
+            if self.is_small_disk && self.random.below(6) == 0 {
+                self.fill_disk();
+            }
             self.compare(&format!("event {number} ({event})"));
         }
     }
@@ -373,7 +505,24 @@ fn families_of_branches_are_what_ordinary_directories_would_be() {
     // However long it is let run, each policy gets its turn.
     for seed in 1..=common::rounds(3, 200) as u64 {
         for policy in policies {
-            Family::new(seed, policy).run(50);
+            Family::new(seed, policy, Disk::mounted("true"), false).run(50);
+        }
+    }
+}
+
+#[test]
+fn families_of_branches_lose_and_invent_nothing_on_full_disks() {
+    if common::driver() == "overlay" {
+        return; // overlayfs copies up by itself
+    }
+    let disks =
+        ["mkfs.ext4 -q -m 0 -b 1024", "mkfs.ext4 -q -m 0 -b 4096", "mkfs.xfs -q -m reflink=0"];
+    for seed in 1..=common::rounds(1, 60) as u64 {
+        for (number, make) in disks.iter().enumerate() {
+            let size = if make.contains("xfs") { "300M" } else { "32M" };
+            let seed = 1000 * (number as u64 + 1) + seed;
+            Family::new(seed, "first-winner", Disk::image(size, make), true)
+                .run(common::rounds(10, 40));
         }
     }
 }
