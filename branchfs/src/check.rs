@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::error::{Context, Error};
 use crate::overlay::parse_redirect;
-use crate::tree::Tree;
+use crate::tree::{self, Tree, remove_path};
 use crate::view::HIDDEN;
 use crate::workspace::{DRAFT, FORMAT, LOG, is_cut_off, lock_for_check, written_part};
 
@@ -297,7 +297,7 @@ impl Check {
                 self.tell(&path, "it may be the layer of a branch whose record is damaged", None)?;
             } else if id.is_none_or(|id| books.gone.contains(&id)) || self.is_unused(&path) {
                 // The next mount would remove it as well.
-                let remove = |path: &Path| fs::remove_dir_all(path);
+                let remove = |path: &Path| Ok(remove_path(path)?);
                 self.tell(&path, "no branch has this layer", Some(&remove))?;
             } else {
                 let what =
@@ -349,26 +349,37 @@ impl Check {
             }
             return self.tell(&path.join("upper"), "the layer has no content directory", None);
         };
-        self.marks(&tree, Path::new(""), &path.join("upper"))
+        self.marks(&tree, &path.join("upper"))
     }
 
-    /// Marks of the overlay format mean something only on directories, and lead nowhere but into the layers below.
-    fn marks(&mut self, tree: &Tree, directory: &Path, shown: &Path) -> Result<(), Error> {
-        for entry in tree.list(directory).at(shown)? {
-            let path = directory.join(&entry.name);
-            for namespace in ["trusted.overlay.", "user.overlay."] {
-                let value = |name: &str| {
-                    tree.get_xattr(&path, OsStr::new(&format!("{namespace}{name}"))).ok()
-                };
-                if value("redirect").is_some_and(|to| parse_redirect(&to, &path).is_none()) {
-                    self.tell(&shown.join(&path), "its redirect leads out of the layers", None)?;
+    /// Marks of the overlay format mean something only on directories, and lead nowhere but into the layers below. What is
+    /// below a path longer than any that is read has no meaning.
+    fn marks(&mut self, tree: &Tree, shown: &Path) -> Result<(), Error> {
+        let mut pending = vec![PathBuf::new()];
+        while let Some(directory) = pending.pop() {
+            for entry in tree.list(&directory).at(shown)? {
+                let path = directory.join(&entry.name);
+                if tree::check_length(&path).is_err() {
+                    continue;
                 }
-                if value("opaque").is_some_and(|value| value != b"y" && value != b"x") {
-                    self.tell(&shown.join(&path), "its opaque mark has no known value", None)?;
+                self.mark(tree, &path, shown)?;
+                if entry.kind == FileType::Directory {
+                    pending.push(path);
                 }
             }
-            if entry.kind == FileType::Directory {
-                self.marks(tree, &path, shown)?;
+        }
+        Ok(())
+    }
+
+    fn mark(&mut self, tree: &Tree, path: &Path, shown: &Path) -> Result<(), Error> {
+        for namespace in ["trusted.overlay.", "user.overlay."] {
+            let value =
+                |name: &str| tree.get_xattr(path, OsStr::new(&format!("{namespace}{name}"))).ok();
+            if value("redirect").is_some_and(|to| parse_redirect(&to, path).is_none()) {
+                self.tell(&shown.join(path), "its redirect leads out of the layers", None)?;
+            }
+            if value("opaque").is_some_and(|value| value != b"y" && value != b"x") {
+                self.tell(&shown.join(path), "its opaque mark has no known value", None)?;
             }
         }
         Ok(())
@@ -417,7 +428,7 @@ impl Check {
                 .iter()
                 .any(|name| !name.starts_with("plan") && !MARKS.contains(&name.as_str()));
             if place == "journal" && !holds_objects {
-                let remove = |path: &Path| fs::remove_dir_all(path);
+                let remove = |path: &Path| Ok(remove_path(path)?);
                 self.tell(&path, "a transaction that was never decided", Some(&remove))?;
             } else {
                 let what = "its plan is damaged, and it holds objects of the base or of a branch: copy them before anything is mounted";

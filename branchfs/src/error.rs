@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
+use crate::tree::PATH_BYTES_MAX;
+
 /// An operation on branches failed. Unless a variant says otherwise, nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -107,6 +109,15 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// A path is longer than any that a branch may have.
+    #[error(
+        "a path at or below {} is too long: BranchFS handles at most {PATH_BYTES_MAX} bytes below the root, and 255 in a name",
+        shortened(path)
+    )]
+    PathTooLong {
+        /// What was accessed: the path itself, or a directory above it.
+        path: PathBuf,
+    },
     /// A step of a commit, an undo or a redo failed; everything is as before.
     #[error("cannot access {}: {source}", path.display())]
     Step {
@@ -182,7 +193,10 @@ impl Error {
             | Self::MountInUse
             | Self::Changed(_) => "busy",
             Self::Unsupported(_) => "unsupported",
-            Self::Io { .. } | Self::Step { .. } | Self::NotDurable { .. } => "io",
+            Self::Io { .. }
+            | Self::PathTooLong { .. }
+            | Self::Step { .. }
+            | Self::NotDurable { .. } => "io",
             Self::Incomplete { .. } => "incomplete",
             Self::InDoubt { .. } => "in_doubt",
             Self::Stopped(_) => "stopped",
@@ -226,6 +240,7 @@ impl Error {
                 "back up the base directory and its store, move all but the last of these directories out of the journal, then mount again"
             }
             Self::Corrupt(_) => "keep the store as it is and look at it before anything is removed",
+            Self::PathTooLong { .. } => "move or remove what is nested so deeply, then try again",
             Self::Step { .. } => "see to what stands in its way there, then try again",
             Self::Usage(_)
             | Self::Name { .. }
@@ -242,9 +257,10 @@ impl Error {
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Self::Io { path, .. } | Self::Step { path, .. } | Self::NotDurable { path, .. } => {
-                Some(path)
-            }
+            Self::Io { path, .. }
+            | Self::PathTooLong { path }
+            | Self::Step { path, .. }
+            | Self::NotDurable { path, .. } => Some(path),
             Self::Incomplete { source, .. } => source.path(),
             Self::InDoubt { rollback, .. } => rollback.path(),
             _ => None,
@@ -281,6 +297,17 @@ fn list(numbers: &[u64]) -> String {
     numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
 }
 
+/// A path as far as a message can show it.
+fn shortened(path: &Path) -> String {
+    const SHOWN_CHARACTERS_MAX: usize = 200;
+    let text = path.to_string_lossy();
+    if text.chars().count() <= SHOWN_CHARACTERS_MAX {
+        return text.into_owned();
+    }
+    let start: String = text.chars().take(SHOWN_CHARACTERS_MAX).collect();
+    format!("{start}...")
+}
+
 /// Gives an error of the operating system its path.
 pub(crate) trait Context<T> {
     /// "cannot access PATH: …"
@@ -300,7 +327,10 @@ pub(crate) trait Context<T> {
 
 impl<T> Context<T> for Result<T, Errno> {
     fn at(self, path: impl AsRef<Path>) -> Result<T, Error> {
-        self.map_err(|errno| Error::Io { path: path.as_ref().to_path_buf(), source: errno.into() })
+        self.map_err(|errno| match (path.as_ref().to_path_buf(), errno) {
+            (path, Errno::NAMETOOLONG) => Error::PathTooLong { path },
+            (path, errno) => Error::Io { path, source: errno.into() },
+        })
     }
 }
 

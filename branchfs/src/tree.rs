@@ -2,8 +2,9 @@
 //!
 //! Every call resolves the parent directory beneath the root without following a symbolic link (`openat2` with
 //! `RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS`), then acts on the last component alone. So no name, link or race inside the
-//! tree leads out of it. Parent descriptors are cached: a repeated call in one directory costs one system call, and paths
-//! longer than `PATH_MAX` work because a missing parent is opened from its own parent.
+//! tree leads out of it. Parent descriptors are cached: a repeated call in one directory costs one system call. A path that is
+//! longer than the kernel takes in one call ([`KERNEL_PATH_BYTES_MAX`]) answers `ENAMETOOLONG`, in every call but the removal of
+//! what is below a directory, which walks by descriptors and so reaches any depth.
 //!
 //! The cache is keyed by path, as it is written: taking paths apart costs more than all else here. Whoever renames or removes a
 //! directory tells the tree ([`Tree::forget`]). Where others do so as well, as in the base ([`Tree::shared`]), each use of a
@@ -27,8 +28,12 @@ use rustix::io::Errno;
 /// Parent descriptors kept at most; the cache is emptied when it is full.
 const CACHED_DIRECTORIES_MAX: usize = 512;
 
-/// Longest path given to the kernel in one call, below `PATH_MAX` (4096) with room for the descriptor's own path.
-const PATH_BYTES_MAX: usize = 3800;
+/// Longest path that the kernel takes in one call: `PATH_MAX` without the terminating NUL.
+const KERNEL_PATH_BYTES_MAX: usize = 4095;
+
+/// Longest path below the root of a branch. It is less than [`KERNEL_PATH_BYTES_MAX`], so that the same object can be named
+/// below the directories of the store that it passes through: layers, the journal, the history.
+pub(crate) const PATH_BYTES_MAX: usize = 4000;
 
 /// Answer of the operating system.
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
@@ -99,7 +104,7 @@ impl Tree {
     /// Drops cached descriptors of `path` and everything below it.
     pub(crate) fn forget(&self, path: &Path) {
         let mut parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
-        parents.retain(|cached, _| !Path::new(cached).starts_with(path));
+        parents.retain(|cached, _| !is_at_or_below(cached.as_bytes(), path.as_os_str().as_bytes()));
     }
 
     /// Drops all cached descriptors.
@@ -113,6 +118,7 @@ impl Tree {
         if path.as_os_str().is_empty() {
             return Ok(Arc::clone(root));
         }
+        check_kernel_length(path)?;
         let parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
         let known = parents.get(path.as_os_str()).cloned();
         drop(parents);
@@ -123,12 +129,7 @@ impl Tree {
             self.forget(path);
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = if path.as_os_str().len() < PATH_BYTES_MAX {
-            rustix::fs::openat2(&**root, path, flags, Mode::empty(), beneath())?
-        } else {
-            let (parent, name) = self.parent(path)?;
-            rustix::fs::openat2(&*parent, name, flags, Mode::empty(), beneath())?
-        };
+        let opened = rustix::fs::openat2(&**root, path, flags, Mode::empty(), beneath())?;
         let identity = if self.is_shared { identity(&stat_of(&opened)?) } else { (0, 0, 0) };
         let directory = Arc::new(opened);
         let mut parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
@@ -143,13 +144,7 @@ impl Tree {
     /// Whether a path leads to a directory that was found there once. A symbolic link on the way that leads to the same
     /// directory changes nothing: it was found beneath the root.
     fn is_still(&self, path: &Path, known: &Parent) -> Result<bool> {
-        let found = if path.as_os_str().len() < PATH_BYTES_MAX {
-            stat_in(self.root()?, path.as_os_str())
-        } else {
-            let (parent, name) = self.parent(path)?;
-            stat_in(&parent, name)
-        };
-        match found {
+        match stat_in(self.root()?, path.as_os_str()) {
             Ok(stat) => Ok(identity(&stat) == known.identity),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => Ok(false), // opening it tells
             Err(error) => Err(error),
@@ -157,6 +152,7 @@ impl Tree {
     }
 
     fn parent<'p>(&self, path: &'p Path) -> Result<(Arc<OwnedFd>, &'p OsStr)> {
+        check_kernel_length(path)?;
         match (path.parent(), path.file_name()) {
             (Some(parent), Some(name)) => Ok((self.directory(parent)?, name)),
             _ => Ok((Arc::clone(self.root()?), OsStr::new("."))),
@@ -175,8 +171,8 @@ impl Tree {
 
     /// Opens an existing object; never follows a link, never creates.
     pub(crate) fn open(&self, path: &Path, flags: OFlags) -> Result<OwnedFd> {
-        let is_short = path.as_os_str().len() < PATH_BYTES_MAX;
-        if self.is_shared && is_short && !path.as_os_str().is_empty() {
+        check_kernel_length(path)?;
+        if self.is_shared && !path.as_os_str().is_empty() {
             let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             return rustix::fs::openat2(&**self.root()?, path, flags, Mode::empty(), beneath());
         }
@@ -269,37 +265,14 @@ impl Tree {
 
     /// As [`Self::remove_all`], with a call of `between` before each removal.
     pub(crate) fn remove_in_steps(&self, path: &Path, between: &dyn Fn()) -> Result<()> {
-        between();
-        match self.remove_file(path) {
-            Ok(()) | Err(Errno::NOENT) => return Ok(()),
-            Err(Errno::ISDIR | Errno::PERM) => {}
-            Err(error) => return Err(error),
-        }
-        for entry in self.list(path)? {
-            self.remove_in_steps(&path.join(&entry.name), between)?;
-        }
-        self.remove_directory(path)
+        self.forget(path);
+        let (parent, name) = self.parent(path)?;
+        remove_below(&parent, name, between)
     }
 
     /// Entries without `.` and `..`, in the order of the file system.
     pub(crate) fn list(&self, path: &Path) -> Result<Vec<DirectoryEntry>> {
-        let opened = self.open(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        let mut entries = Vec::new();
-        let mut buffer = Vec::with_capacity(32 * 1024);
-        let mut reader = rustix::fs::RawDir::new(opened, buffer.spare_capacity_mut());
-        while let Some(entry) = reader.next() {
-            let entry = entry?;
-            let name = entry.file_name().to_bytes();
-            if name == b"." || name == b".." {
-                continue;
-            }
-            entries.push(DirectoryEntry {
-                name: OsString::from_vec(name.to_vec()),
-                kind: entry.file_type(),
-                ino: entry.ino(),
-            });
-        }
-        Ok(entries)
+        list_opened(self.open(path, OFlags::RDONLY | OFlags::DIRECTORY)?)
     }
 
     pub(crate) fn set_mode(&self, path: &Path, mode: u32) -> Result<()> {
@@ -358,6 +331,126 @@ impl Tree {
     }
 }
 
+/// Removes the object at `path`, which is trusted, with everything below it, at any depth. Absent is success.
+pub(crate) fn remove_path(path: &Path) -> Result<()> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(Errno::INVAL);
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match rustix::fs::open(parent, flags, Mode::empty()) {
+        Ok(parent) => remove_below(&parent, name, &|| ()),
+        Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// A directory that is being emptied.
+struct Emptied {
+    name: OsString,
+    /// The directory that it is in, to be found again through `..`.
+    parent: (u32, u32, u64),
+    /// Entries that are still there.
+    entries: Vec<DirectoryEntry>,
+}
+
+/// Removes the entry `name` of the directory `top` with everything below it. Two descriptors are open at a time, whatever the
+/// depth: the way up leads through `..`, and each directory must be the one that was descended from.
+fn remove_below(top: &OwnedFd, name: &OsStr, between: &dyn Fn()) -> Result<()> {
+    let mut emptied: Vec<Emptied> = Vec::new();
+    let mut here = rustix::io::fcntl_dupfd_cloexec(top, 0)?;
+    let mut next = Some((name.to_os_string(), FileType::Unknown));
+    loop {
+        if let Some((name, kind)) = next.take() {
+            between();
+            if let Some(below) = remove_or_open(&here, &name, kind)? {
+                let parent = identity(&stat_of(&here)?);
+                let entries = list_opened(below.try_clone().map_err(to_errno)?)?;
+                emptied.push(Emptied { name, parent, entries });
+                here = below;
+            }
+        }
+        let Some(last) = emptied.last_mut() else { return Ok(()) };
+        if let Some(entry) = last.entries.pop() {
+            next = Some((entry.name, entry.kind));
+            continue;
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let parent = rustix::fs::openat(&here, "..", flags, Mode::empty())?;
+        if identity(&stat_of(&parent)?) != last.parent {
+            return Err(Errno::STALE); // it was moved meanwhile
+        }
+        between();
+        absent_is_success(rustix::fs::unlinkat(&parent, &*last.name, AtFlags::REMOVEDIR))?;
+        emptied.pop();
+        here = parent;
+    }
+}
+
+/// Removes an entry that is no directory; opens a directory. `None`: nothing is there any more.
+fn remove_or_open(parent: &OwnedFd, name: &OsStr, kind: FileType) -> Result<Option<OwnedFd>> {
+    if kind != FileType::Directory {
+        match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => return Ok(None),
+            Err(Errno::ISDIR | Errno::PERM) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat(parent, name, flags, Mode::empty()) {
+        Ok(directory) => Ok(Some(directory)),
+        Err(Errno::NOENT) => Ok(None),
+        // An immutable file, for one: the refusal was the answer.
+        Err(Errno::NOTDIR | Errno::LOOP) => Err(Errno::PERM),
+        Err(error) => Err(error),
+    }
+}
+
+fn absent_is_success(outcome: Result<()>) -> Result<()> {
+    match outcome {
+        Err(Errno::NOENT) => Ok(()),
+        other => other,
+    }
+}
+
+fn to_errno(error: std::io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+}
+
+fn list_opened(opened: OwnedFd) -> Result<Vec<DirectoryEntry>> {
+    let mut entries = Vec::new();
+    let mut buffer = Vec::with_capacity(32 * 1024);
+    let mut reader = rustix::fs::RawDir::new(opened, buffer.spare_capacity_mut());
+    while let Some(entry) = reader.next() {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name == b"." || name == b".." {
+            continue;
+        }
+        entries.push(DirectoryEntry {
+            name: OsString::from_vec(name.to_vec()),
+            kind: entry.file_type(),
+            ino: entry.ino(),
+        });
+    }
+    Ok(entries)
+}
+
+/// By bytes: taking hundreds of long paths apart, as [`Path::starts_with`] does, costs milliseconds.
+fn is_at_or_below(path: &[u8], ancestor: &[u8]) -> bool {
+    let below = path.strip_prefix(ancestor);
+    below.is_some_and(|rest| ancestor.is_empty() || rest.is_empty() || rest[0] == b'/')
+}
+
+/// The kernel would answer the same, after it has looked at all of the path.
+fn check_kernel_length(path: &Path) -> Result<()> {
+    if path.as_os_str().len() > KERNEL_PATH_BYTES_MAX { Err(Errno::NAMETOOLONG) } else { Ok(()) }
+}
+
+/// Refuses a path that nothing in a branch may have.
+pub(crate) fn check_length(path: &Path) -> Result<()> {
+    if path.as_os_str().len() > PATH_BYTES_MAX { Err(Errno::NAMETOOLONG) } else { Ok(()) }
+}
+
 fn beneath() -> ResolveFlags {
     ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS
 }
@@ -405,4 +498,75 @@ pub(crate) fn read_growing(read: impl Fn(&mut [u8]) -> Result<usize>) -> Result<
 /// The names in a NUL-separated list.
 pub(crate) fn xattr_names(list: &[u8]) -> impl Iterator<Item = &OsStr> {
     list.split(|byte| *byte == 0).filter(|name| !name.is_empty()).map(OsStr::from_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A chain of directories, each with a file in it, with a name of two bytes for each level.
+    fn make_deep(top: &Path, levels: usize) {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut here = rustix::fs::open(top, flags, Mode::empty()).unwrap();
+        for _ in 0..levels {
+            rustix::fs::mkdirat(&here, "dd", Mode::RWXU).unwrap();
+            let create = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+            rustix::fs::openat(&here, "file", create, Mode::RWXU).unwrap();
+            here = rustix::fs::openat(&here, "dd", flags, Mode::empty()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_tree_deeper_than_any_path_and_any_stack_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        make_deep(directory.path(), 20_000);
+        let tree = Tree::open_root(directory.path()).unwrap();
+        // The thread has less stack than one call for each level would need.
+        std::thread::scope(|scope| {
+            let small = std::thread::Builder::new().stack_size(128 * 1024);
+            let removed = small.spawn_scoped(scope, || tree.remove_all(Path::new("dd"))).unwrap();
+            removed.join().unwrap().unwrap();
+        });
+        assert_eq!(tree.list(Path::new("")).unwrap().len(), 1, "what is beside it stays");
+    }
+
+    #[test]
+    fn a_path_longer_than_the_kernel_takes_is_refused_and_not_walked() {
+        let directory = tempfile::tempdir().unwrap();
+        make_deep(directory.path(), 3_000);
+        let tree = Tree::open_root(directory.path()).unwrap();
+        let path: PathBuf = std::iter::repeat_n("dd", 2_000).collect();
+        for outcome in [tree.stat(&path).map(drop), tree.list(&path).map(drop)] {
+            assert_eq!(outcome, Err(Errno::NAMETOOLONG));
+        }
+        tree.remove_all(Path::new("dd")).unwrap();
+    }
+
+    #[test]
+    fn forgetting_a_directory_forgets_what_is_below_it_and_nothing_beside_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::open_root(directory.path()).unwrap();
+        for path in ["a", "a/b", "ab"] {
+            tree.make_directory(Path::new(path), 0o700).unwrap();
+            tree.directory(Path::new(path)).unwrap();
+        }
+        tree.forget(Path::new("a"));
+        assert_eq!(tree.parents.lock().unwrap().keys().collect::<Vec<_>>(), ["ab"]);
+        tree.forget(Path::new(""));
+        assert!(tree.parents.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn removing_follows_no_link_and_an_absent_path_is_no_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let (tree, outside) = (directory.path().join("tree"), directory.path().join("outside"));
+        for made in [&tree, &outside] {
+            std::fs::create_dir(made).unwrap();
+        }
+        std::fs::write(outside.join("file"), "kept").unwrap();
+        std::os::unix::fs::symlink(&outside, tree.join("link")).unwrap();
+        remove_path(&tree).unwrap();
+        remove_path(&tree).unwrap();
+        assert!(outside.join("file").exists() && !tree.exists());
+    }
 }

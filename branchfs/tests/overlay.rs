@@ -6,6 +6,8 @@
 // The conformance suite: these modules find out by their path that they are here, see `common::driver`.
 #[path = "branches.rs"]
 mod branches;
+#[path = "deep_trees.rs"]
+mod deep_trees;
 #[path = "fail_stop.rs"]
 mod fail_stop;
 #[path = "faults.rs"]

@@ -486,15 +486,20 @@ impl Import<'_> {
 
     /// Directories that the archive takes for granted: as the parent has them, or new ones of the owner's.
     fn make_directories(&mut self, path: &Path) -> Result<(), Error> {
-        if path.as_os_str().is_empty() {
-            return Ok(());
+        let mut missing = Vec::new();
+        for ancestor in path.ancestors().filter(|ancestor| !ancestor.as_os_str().is_empty()) {
+            match self.kind(ancestor)? {
+                Some(FileType::Directory) => break,
+                Some(_) => {
+                    return Err(refused(ancestor, "something is below it, and it is no directory"));
+                }
+                None => missing.push(ancestor),
+            }
         }
-        match self.kind(path)? {
-            Some(FileType::Directory) => return Ok(()),
-            Some(_) => return Err(refused(path, "something is below it, and it is no directory")),
-            None => {}
-        }
-        self.make_directories(path.parent().unwrap_or(Path::new("")))?;
+        missing.into_iter().rev().try_for_each(|directory| self.grant_directory(directory))
+    }
+
+    fn grant_directory(&mut self, path: &Path) -> Result<(), Error> {
         self.layer.tree.make_directory(path, 0o755).at(path)?;
         drop_inherited_acls(&self.layer.tree, path, |_| false).at(path)?;
         self.layer.tree.set_mode(path, 0o755).at(path)?;

@@ -21,6 +21,7 @@ mod whole;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{FileType, Statx};
 
@@ -30,10 +31,11 @@ use super::step::{Disk, Metadata, Place, Step};
 use super::traces::Traces;
 use super::watch::Displaced;
 use crate::difference::ChangeKind;
-use crate::error::Error;
+use crate::error::{Context, Error};
 use crate::overlay::{DEVICE_XATTR, Namespace, may_be_whiteout};
 use crate::seen::{Expected, Identity};
 use crate::selection::Selection;
+use crate::tree::check_length;
 use crate::view::is_hidden;
 use drift::{refuse_folding, refuse_immutable};
 use redirects::Made;
@@ -126,6 +128,23 @@ impl Object {
     }
 }
 
+/// What is left to plan. Names of a directory are planned one after the other, each with all that is below it: the last task
+/// comes first.
+enum Task {
+    /// A name of a directory that exists in the base's final tree; `first` is the first source that has it.
+    Name { path: PathBuf, name: OsString, sources: Arc<[Source]>, first: usize, existing: Place },
+    /// A name of a directory that is taken in part (`selected`).
+    NameAnew {
+        path: PathBuf,
+        name: OsString,
+        sources: Arc<[Source]>,
+        first: usize,
+        existing: Place,
+    },
+    /// A directory that was moved into a new one (`whole`).
+    Moved { path: PathBuf, source: Source },
+}
+
 struct Planner<'a> {
     disk: &'a Disk,
     request: &'a Request,
@@ -139,6 +158,7 @@ struct Planner<'a> {
     left_out: BTreeSet<PathBuf>,
     /// What is deleted, and what is added and was copied from the base: perhaps one that was renamed.
     renames: Renames,
+    pending: Vec<Task>,
     next: usize,
 }
 
@@ -153,6 +173,7 @@ pub(crate) fn plan(disk: &Disk, request: &Request) -> Result<Plan, Error> {
         metadata: Vec::new(),
         left_out: BTreeSet::new(),
         renames: Renames::default(),
+        pending: Vec::new(),
         next: 0,
     };
     let root: Vec<Source> = request
@@ -167,8 +188,12 @@ pub(crate) fn plan(disk: &Disk, request: &Request) -> Result<Plan, Error> {
         .collect();
     planner.move_redirected(&root)?;
     planner.merge(Path::new(""), &root, &Place::Base(PathBuf::new()))?;
+    planner.plan_pending()?;
     planner.keep_times();
     let mut plan = planner.plan;
+    for change in &plan.changes {
+        check_length(&change.path).at(&change.path)?;
+    }
     plan.steps.append(&mut planner.metadata);
     plan.changes = planner.renames.joined(one_change_a_path(std::mem::take(&mut plan.changes)));
     Ok(plan)
@@ -204,8 +229,26 @@ impl Planner<'_> {
         }
         self.plan_metadata(path, &sources[0], existing)?;
         self.note_left_out(path, names.keys());
-        for (name, position) in names {
-            self.plan_name(&path.join(&name), &name, &sources[position..], &existing.join(&name))?;
+        let sources: Arc<[Source]> = sources.into();
+        self.pending.extend(names.into_iter().rev().map(|(name, first)| {
+            let (path, existing) = (path.join(&name), existing.join(&name));
+            Task::Name { path, name, sources: Arc::clone(&sources), first, existing }
+        }));
+        Ok(())
+    }
+
+    /// Plans until nothing is left to plan.
+    fn plan_pending(&mut self) -> Result<(), Error> {
+        while let Some(task) = self.pending.pop() {
+            match task {
+                Task::Name { path, name, sources, first, existing } => {
+                    self.plan_name(&path, &name, &sources[first..], &existing)?;
+                }
+                Task::NameAnew { path, name, sources, first, existing } => {
+                    self.plan_name_anew(&path, &name, &sources[first..], &existing)?;
+                }
+                Task::Moved { path, source } => self.place_moved(&path, source)?,
+            }
         }
         Ok(())
     }
@@ -395,25 +438,27 @@ impl Planner<'_> {
 
     /// Everything below a removed directory is deleted too, and must be what the branch knew. `aside` is where it goes.
     fn list_deleted(&mut self, path: &Path, existing: &Place, aside: &Place) -> Result<(), Error> {
-        let mut has_lost = false;
-        for entry in self.disk.list(existing)? {
-            let (path, place) = (path.join(&entry.name), existing.join(&entry.name));
-            let Some(stat) = self.existing(&place)? else {
-                has_lost = true;
-                continue;
-            };
-            let kind = kind_of(&stat);
-            refuse_immutable(&path, &stat)?;
-            self.check(&place, Some(&stat))?;
-            self.displace(&aside.join(&entry.name), &stat);
-            if kind == FileType::Directory {
-                self.check_unseen_directory(&path, &stat);
-                self.list_deleted(&path, &place, &aside.join(&entry.name))?;
+        let mut pending = vec![(path.to_path_buf(), existing.clone(), aside.clone())];
+        while let Some((directory, existing, aside)) = pending.pop() {
+            let mut has_lost = false;
+            for entry in self.disk.list(&existing)? {
+                let (path, place) = (directory.join(&entry.name), existing.join(&entry.name));
+                let Some(stat) = self.existing(&place)? else {
+                    has_lost = true;
+                    continue;
+                };
+                refuse_immutable(&path, &stat)?;
+                self.check(&place, Some(&stat))?;
+                self.displace(&aside.join(&entry.name), &stat);
+                self.deleted(&path, &stat);
+                if kind_of(&stat) == FileType::Directory {
+                    self.check_unseen_directory(&path, &stat);
+                    pending.push((path, place, aside.join(&entry.name)));
+                }
             }
-            self.deleted(&path, &stat);
-        }
-        if has_lost {
-            self.keep_aside(path, existing, aside)?;
+            if has_lost {
+                self.keep_aside(&directory, &existing, &aside)?;
+            }
         }
         Ok(())
     }

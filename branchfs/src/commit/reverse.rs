@@ -233,21 +233,24 @@ impl Planner<'_> {
 
     /// What goes away to a place in the store must be as the transaction left it.
     fn check(&mut self, real: &Place, path: &Path, stat: &Statx, to: &Place) -> Result<(), Error> {
-        self.plan.displaced.insert(to.clone(), Identity::of(stat));
         let Reversal { finished, traces, .. } = *self.reversal;
         let is_ours = |ctime: i64| ctime <= finished || traces.covers(ctime, finished);
-        if !traces.same(stat.stx_ino, Identity::of(stat).ctime).any(is_ours) {
-            self.plan.drift.insert(path.to_path_buf());
-        }
-        if is_directory(stat) {
-            for entry in self.disk.list(real)? {
-                let (real, path) = (real.join(&entry.name), path.join(&entry.name));
-                if self.moves.origin(&Place::Base(path.clone())).as_ref() != Some(&real) {
-                    continue; // it leaves by a step of its own, which has looked at it
+        let mut pending = vec![(real.clone(), path.to_path_buf(), *stat, to.clone())];
+        while let Some((real, path, stat, to)) = pending.pop() {
+            self.plan.displaced.insert(to.clone(), Identity::of(&stat));
+            if is_directory(&stat) {
+                for entry in self.disk.list(&real)? {
+                    let (real, path) = (real.join(&entry.name), path.join(&entry.name));
+                    if self.moves.origin(&Place::Base(path.clone())).as_ref() != Some(&real) {
+                        continue; // it leaves by a step of its own, which has looked at it
+                    }
+                    if let Some(stat) = self.disk.stat(&real)? {
+                        pending.push((real, path, stat, to.join(&entry.name)));
+                    }
                 }
-                if let Some(stat) = self.disk.stat(&real)? {
-                    self.check(&real, &path, &stat, &to.join(&entry.name))?;
-                }
+            }
+            if !traces.same(stat.stx_ino, Identity::of(&stat).ctime).any(is_ours) {
+                self.plan.drift.insert(path);
             }
         }
         Ok(())

@@ -61,6 +61,13 @@ pub(crate) fn weave(disk: &Disk, decided: &Decided, veil: &Layer) -> Result<Wove
     Ok(weaver.woven)
 }
 
+/// What is left to copy of a tree.
+enum Copying {
+    Object(PathBuf, Place, Statx),
+    /// All that is in the directory has been copied: it gets its attributes.
+    Filled(PathBuf, Place, Statx),
+}
+
 struct Weaver<'a> {
     disk: &'a Disk,
     veil: &'a Layer,
@@ -134,23 +141,35 @@ impl Weaver<'_> {
 
     /// Links an object of the journal entry, or all that is in a directory there.
     fn copy(&mut self, path: &Path, from: &Place, stat: &Statx) -> Result<(), Error> {
-        self.woven.paths.insert(path.to_path_buf());
-        if kind_of(stat) != FileType::Directory {
-            return self.link(path, from, stat);
-        }
-        self.make_directory(path, stat, from)?;
-        self.veil.set_opaque(path).at(path)?;
-        for entry in self.disk.list(from)? {
-            let (path, from) = (path.join(&entry.name), from.join(&entry.name));
-            if self.moves.contains_key(&path) {
-                continue; // by itself
+        let mut pending = vec![Copying::Object(path.to_path_buf(), from.clone(), *stat)];
+        while let Some(copying) = pending.pop() {
+            match copying {
+                Copying::Object(path, from, stat) if kind_of(&stat) == FileType::Directory => {
+                    self.make_directory(&path, &stat, &from)?;
+                    self.veil.set_opaque(&path).at(&path)?;
+                    let entries = self.disk.list(&from)?;
+                    pending.push(Copying::Filled(path.clone(), from.clone(), stat));
+                    for entry in entries {
+                        let (path, from) = (path.join(&entry.name), from.join(&entry.name));
+                        if self.moves.contains_key(&path) {
+                            continue; // by itself
+                        }
+                        if let Some(stat) = self.disk.stat(&from)? {
+                            pending.push(Copying::Object(path, from, stat));
+                        }
+                    }
+                }
+                Copying::Object(path, from, stat) => {
+                    self.link(&path, &from, &stat)?;
+                    self.woven.paths.insert(path);
+                }
+                Copying::Filled(path, from, stat) => {
+                    let (tree, from) = (self.disk.tree(&from), from.path());
+                    copy_metadata((tree, from, &stat), (&self.veil.tree, &path)).at(&path)?;
+                }
             }
-            if let Some(stat) = self.disk.stat(&from)? {
-                self.copy(&path, &from, &stat)?;
-            }
         }
-        let (tree, from) = (self.disk.tree(from), from.path());
-        copy_metadata((tree, from, stat), (&self.veil.tree, path)).at(path)
+        Ok(())
     }
 
     fn link(&mut self, path: &Path, from: &Place, stat: &Statx) -> Result<(), Error> {
@@ -195,15 +214,16 @@ impl Weaver<'_> {
 
     /// A directory of the base on the way to something: the veil's merges with it.
     fn directory(&mut self, path: &Path) -> Result<(), Error> {
-        if !self.woven.paths.insert(path.to_path_buf()) {
-            return Ok(());
+        let is_new = |path: &&Path| !self.woven.paths.contains(*path);
+        let missing: Vec<&Path> = path.ancestors().take_while(is_new).collect();
+        for path in missing.into_iter().rev() {
+            self.woven.paths.insert(path.to_path_buf());
+            let Some(existing) = self.now(path) else { continue };
+            if let Some(stat) = self.disk.stat(&existing)? {
+                self.make_directory(path, &stat, &existing)?;
+            }
         }
-        self.directory(path.parent().unwrap_or(Path::new("")))?;
-        let Some(existing) = self.now(path) else { return Ok(()) };
-        match self.disk.stat(&existing)? {
-            Some(stat) => self.make_directory(path, &stat, &existing),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     fn make_directory(&mut self, path: &Path, stat: &Statx, from: &Place) -> Result<(), Error> {

@@ -6,6 +6,7 @@
 //! first.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
@@ -238,24 +239,26 @@ pub(crate) fn join<T, K: Eq + std::hash::Hash>(
     key: impl Fn(&T) -> Option<K>,
 ) -> Vec<(T, T)> {
     let mut pairs = Vec::new();
-    let mut candidates: HashMap<K, Vec<PathBuf>> = HashMap::new();
-    for (path, side) in removed.iter().rev() {
-        if let Some(found) = key(side) {
-            candidates.entry(found).or_default().push(path.clone()); // the first by path is last
-        }
-    }
     // Two rounds: those that kept their file name choose first.
     for must_keep_name in [true, false] {
+        let name = |path: &Path| {
+            must_keep_name.then(|| path.file_name().map(OsStr::to_os_string)).flatten()
+        };
+        let mut candidates: HashMap<(K, Option<OsString>), Vec<PathBuf>> = HashMap::new();
+        for (path, side) in removed.iter().rev() {
+            if let Some(found) = key(side) {
+                // The first by path is last.
+                candidates.entry((found, name(path))).or_default().push(path.clone());
+            }
+        }
         let paths: Vec<PathBuf> = added.keys().cloned().collect();
         for path in paths {
-            let Some(known) = key(&added[&path]).and_then(|found| candidates.get_mut(&found))
-            else {
-                continue;
-            };
-            let fits = |from: &PathBuf| !must_keep_name || from.file_name() == path.file_name();
-            let Some(position) = known.iter().rposition(fits) else { continue };
-            let from = known.remove(position);
-            pairs.extend(removed.remove(&from).zip(added.remove(&path)));
+            let known = key(&added[&path])
+                .and_then(|found| candidates.get_mut(&(found, name(&path))))
+                .and_then(Vec::pop);
+            if let Some(from) = known {
+                pairs.extend(removed.remove(&from).zip(added.remove(&path)));
+            }
         }
     }
     pairs

@@ -48,33 +48,35 @@ pub(crate) fn walk(
     let new = Stack::new(own, Some(&old));
     let (before, after) = (old.root(), new.root());
     let mut moved = HashSet::new();
-    find_moved(&new, &after, &mut moved)?;
+    find_moved(&new, after.clone(), &mut moved)?;
     let (was, is) = (old.side(&before)?, new.side(&after)?);
     let root = Pair { before: Some(was), after: Some(is), keeps_name: true };
     let found = Walked { pairs: vec![root], masks: BTreeSet::new() };
-    let mut walk = Walk { old, new, moves, found, moved };
-    walk.directory(&after, Some(&before))?;
+    let pending = vec![(after, Some(before))];
+    let mut walk = Walk { old, new, moves, found, moved, pending };
+    while let Some((after, before)) = walk.pending.pop() {
+        walk.directory(&after, before.as_ref())?;
+    }
     let mut found = walk.found;
     found.pairs.sort_by(|one, other| one.path().cmp(other.path()));
     Ok(found)
 }
 
 /// Collects the directories of the parent that the branch has under another name.
-fn find_moved(
-    new: &Stack<'_>,
-    directory: &Directory,
-    moved: &mut HashSet<PathBuf>,
-) -> Result<(), Error> {
-    for name in new.own_names(directory)? {
-        let Some(Found::Directory(found)) = new.find(directory, &name)? else { continue };
-        let in_place = directory.origin().map(|origin| origin.join(&name));
-        match found.origin() {
-            Some(origin) if in_place.as_deref() != Some(origin) => {
-                moved.insert(origin.to_path_buf());
+fn find_moved(new: &Stack<'_>, root: Directory, moved: &mut HashSet<PathBuf>) -> Result<(), Error> {
+    let mut pending = vec![root];
+    while let Some(directory) = pending.pop() {
+        for name in new.own_names(&directory)? {
+            let Some(Found::Directory(found)) = new.find(&directory, &name)? else { continue };
+            let in_place = directory.origin().map(|origin| origin.join(&name));
+            match found.origin() {
+                Some(origin) if in_place.as_deref() != Some(origin) => {
+                    moved.insert(origin.to_path_buf());
+                }
+                _ => {}
             }
-            _ => {}
+            pending.push(found);
         }
-        find_moved(new, &found, moved)?;
     }
     Ok(())
 }
@@ -94,6 +96,8 @@ struct Walk<'s> {
     found: Walked,
     /// Directories of the parent that are under another name.
     moved: HashSet<PathBuf>,
+    /// Directories that are left to compare, each with its counterpart.
+    pending: Vec<(Directory, Option<Directory>)>,
 }
 
 impl Walk<'_> {
@@ -193,7 +197,8 @@ impl Walk<'_> {
             .as_ref()
             .is_some_and(|counterpart| Some(counterpart.path.as_path()) == expected.as_deref());
         self.found.pairs.push(Pair { before: was, after: Some(now), keeps_name });
-        self.directory(after, counterpart.as_ref())
+        self.pending.push((after.clone(), counterpart));
+        Ok(())
     }
 
     fn pair(&mut self, before: Option<Side>, after: Option<Side>) {
@@ -214,15 +219,24 @@ impl Walk<'_> {
         }
     }
 
+    /// A directory that is gone, with all that was in it.
     fn removed(&mut self, directory: &Directory) -> Result<(), Error> {
-        if self.moved.contains(&directory.path) {
-            return Ok(());
-        }
-        let side = self.old.side(directory)?;
-        self.pair(Some(side), None);
-        for name in self.old.all_names(directory)? {
-            let known = self.old.find(directory, &name)?;
-            self.lost(known)?;
+        let mut pending = vec![directory.clone()];
+        while let Some(directory) = pending.pop() {
+            if self.moved.contains(&directory.path) {
+                continue;
+            }
+            let side = self.old.side(&directory)?;
+            self.pair(Some(side), None);
+            for name in self.old.all_names(&directory)? {
+                match self.old.find(&directory, &name)? {
+                    Some(Found::Directory(below)) => pending.push(below),
+                    Some(Found::Own(object) | Found::Through(object)) => {
+                        self.pair(Some(object), None);
+                    }
+                    None => {}
+                }
+            }
         }
         Ok(())
     }

@@ -30,7 +30,7 @@ use crate::error::{Context, Error};
 use crate::layer::{Layer, copy_content, times};
 use crate::overlay::{METACOPY_XATTR, Namespace, is_private_xattr};
 use crate::seen::{Expected, Identity};
-use crate::tree::{Result, Tree, xattr_names};
+use crate::tree::{Result, Tree, remove_path, xattr_names};
 use crate::view::HIDDEN;
 
 const ORIGIN_XATTR: &str = "trusted.overlay.origin";
@@ -94,10 +94,7 @@ pub(crate) fn drop_index(directory: &Path) -> std::result::Result<(), Error> {
         unless_gone(upper.remove_file(Path::new(HIDDEN))).at(directory)?;
         upper.set_times(Path::new(""), &times(&before)).at(directory)?;
     }
-    match std::fs::remove_dir_all(&work) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).at(&work),
-        _ => Ok(()),
-    }
+    remove_path(&work).at(&work)
 }
 
 /// An object of the layer.

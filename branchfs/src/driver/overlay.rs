@@ -26,7 +26,7 @@ use super::{Completion, Driver, Ready, mount_table, open_files};
 use crate::error::{Context, Error};
 use crate::layer::times;
 use crate::scheduling::{let_answer_go, stand_back};
-use crate::tree::Tree;
+use crate::tree::{Tree, remove_path};
 use crate::view::HIDDEN;
 use crate::workspace::{BranchId, SCRATCH, directory_name};
 
@@ -373,7 +373,7 @@ pub(crate) fn probe(base: &Path, store: &Path, mountpoint: &Path) -> Result<(), 
     }
     let scratch = store.join(SCRATCH);
     let tried = try_options(base, &scratch, mountpoint);
-    let removed = fs::remove_dir_all(&scratch).at(&scratch).map_err(|error| error.to_string());
+    let removed = remove_path(&scratch).at(&scratch).map_err(|error| error.to_string());
     let options = tried?;
     removed?;
     let lacks = |option: &&str| !options.split(',').any(|given| given == *option);

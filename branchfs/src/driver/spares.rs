@@ -22,7 +22,7 @@ use crate::error::{Context, Error};
 use crate::layer::{Layer, LayerId, match_attributes};
 use crate::overlay::Namespace;
 use crate::scheduling::{let_answer_go, let_others, stand_back};
-use crate::tree::Tree;
+use crate::tree::{Tree, remove_path};
 
 /// Most spares at a time.
 const KEPT_MAX: usize = 8;
@@ -43,7 +43,7 @@ impl Spare {
         match made.and_then(|()| mount_over(base, &directory, true)) {
             Ok(mount) => Ok(Self { directory, mount }),
             Err(error) => {
-                let _ = fs::remove_dir_all(&directory); // the next mount does
+                let _ = remove_path(&directory); // the next mount does
                 Err(error)
             }
         }
@@ -68,7 +68,7 @@ impl Spare {
     }
 
     fn discard(self) {
-        let _ = fs::remove_dir_all(&self.directory); // as above
+        let _ = remove_path(&self.directory); // as above
     }
 }
 

@@ -23,7 +23,7 @@ use super::{Index, Place, View};
 use crate::kernel::handler::Attributes;
 use crate::layer::{Layer, Scratch, identity};
 use crate::seen::Expected;
-use crate::tree::{Result, stat_of};
+use crate::tree::{Result, check_length, stat_of};
 pub(crate) use create::{New, Owner};
 
 /// What the top layer has under a name.
@@ -40,9 +40,9 @@ impl View {
         if self.hides(parent, name) {
             return Err(Errno::PERM);
         }
+        let (top, path) = (self.top(), self.new_path(parent, name)?);
         self.copy_up(index, Content::Keep)?;
         self.copy_up(parent, Content::Keep)?;
-        let (top, path) = (self.top(), self.nodes.path(parent)?.join(name));
         let below = self.find_below(parent, name)?;
         let above = self.above(&top, &path)?;
         if matches!(above, Above::Object(_)) || (above == Above::Nothing && below.is_some()) {
@@ -83,6 +83,13 @@ impl View {
         accounts::keep(charge);
         self.nodes.name(index, parent, name);
         self.getattr(index)
+    }
+
+    /// The path of a name that is about to be made.
+    fn new_path(&self, parent: Index, name: &OsStr) -> Result<PathBuf> {
+        let path = self.nodes.path(parent)?.join(name);
+        check_length(&path)?;
+        Ok(path)
     }
 
     fn above(&self, top: &Layer, path: &Path) -> Result<Above> {

@@ -33,8 +33,7 @@ impl View {
     pub(crate) fn copy_up(&mut self, index: Index, content: Content) -> Result<()> {
         match &self.nodes.get(index)?.place {
             Place::Upper | Place::Directory { upper: true, .. } => Ok(()),
-            Place::Directory { upper: false, .. } if index == ROOT => self.make_layer(),
-            Place::Directory { upper: false, .. } => self.copy_up_directory(index),
+            Place::Directory { upper: false, .. } => self.copy_up_directories(index),
             Place::Lower(_) if self.nodes.get(index)?.names.is_empty() => {
                 self.copy_up_orphan(index)
             }
@@ -56,9 +55,23 @@ impl View {
         Ok(())
     }
 
+    /// A directory that is in lower layers alone, and those that it is in.
+    fn copy_up_directories(&mut self, index: Index) -> Result<()> {
+        let mut missing = vec![index];
+        while let Some(index) = missing.last().copied().filter(|index| *index != ROOT) {
+            let (parent, _) = self.nodes.get(index)?.names.first().ok_or(Errno::NOENT)?;
+            match &self.nodes.get(*parent)?.place {
+                Place::Directory { upper: false, .. } => missing.push(*parent),
+                _ => break,
+            }
+        }
+        missing.into_iter().rev().try_for_each(|index| match index {
+            ROOT => self.make_layer(),
+            index => self.copy_up_directory(index),
+        })
+    }
+
     fn copy_up_directory(&mut self, index: Index) -> Result<()> {
-        let (parent, _) = self.nodes.get(index)?.names.first().cloned().ok_or(Errno::NOENT)?;
-        self.copy_up(parent, Content::Keep)?;
         let source = self.locate(index)?;
         let stat = source.layer.tree.stat(&source.path)?;
         self.note(&source.layer, &source.path, Expected::Present(identity(&stat)))?;

@@ -1,7 +1,7 @@
 //! Copying up in part ([`crate::partial`]) as a view does it: making such copies, finding what they were copied from.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -155,7 +155,7 @@ impl View {
         let mut found = Vec::new();
         for layer in &self.layers {
             if layer.parts().is_some_and(|parts| !parts.is_empty()) {
-                self.find_partial_copies(layer, Path::new(""), &mut found)?;
+                self.find_partial_copies(layer, &mut found)?;
             }
         }
         Ok(found)
@@ -164,20 +164,22 @@ impl View {
     fn find_partial_copies(
         &self,
         layer: &Arc<Layer>,
-        directory: &Path,
         found: &mut Vec<Unfinished>,
     ) -> std::result::Result<(), Error> {
         let Some(parts) = layer.parts() else { return Ok(()) };
-        for entry in layer.tree.list(directory).at(directory)? {
-            let path = directory.join(&entry.name);
-            match entry.kind {
-                FileType::Directory => self.find_partial_copies(layer, &path, found)?,
-                FileType::RegularFile if parts.has(entry.ino) => {
-                    let at = At { layer: Arc::clone(layer), path };
-                    let copy = self.partial_at(&at, Some(entry.ino)).at(&at.path)?;
-                    found.push(Unfinished { at, ino: entry.ino, copy });
+        let mut pending = vec![PathBuf::new()];
+        while let Some(directory) = pending.pop() {
+            for entry in layer.tree.list(&directory).at(&directory)? {
+                let path = directory.join(&entry.name);
+                match entry.kind {
+                    FileType::Directory => pending.push(path),
+                    FileType::RegularFile if parts.has(entry.ino) => {
+                        let at = At { layer: Arc::clone(layer), path };
+                        let copy = self.partial_at(&at, Some(entry.ino)).at(&at.path)?;
+                        found.push(Unfinished { at, ino: entry.ino, copy });
+                    }
+                    _ => {}
                 }
-                _ => {}
             }
         }
         Ok(())

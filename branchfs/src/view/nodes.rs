@@ -265,18 +265,19 @@ impl Nodes {
 
     /// Drops a node, and then its parents, while nothing needs them.
     pub(crate) fn drop_unused(&mut self, index: Index) {
-        let Some(node) = self.table.get(&index) else {
-            return;
-        };
-        let has_children = self.by_name.contains_key(&index);
-        if index == ROOT || node.lookups > 0 || has_children || !node.handles.is_empty() {
-            return;
-        }
-        self.set_inode(index, None);
-        let names = self.table.remove(&index).map(|node| node.names).unwrap_or_default();
-        for (parent, name) in names {
-            self.remove_child(parent, &name);
-            self.drop_unused(parent);
+        let mut pending = vec![index];
+        while let Some(index) = pending.pop() {
+            let Some(node) = self.table.get(&index) else { continue };
+            let has_children = self.by_name.contains_key(&index);
+            if index == ROOT || node.lookups > 0 || has_children || !node.handles.is_empty() {
+                continue;
+            }
+            self.set_inode(index, None);
+            let names = self.table.remove(&index).map(|node| node.names).unwrap_or_default();
+            for (parent, name) in names {
+                self.remove_child(parent, &name);
+                pending.push(parent);
+            }
         }
     }
 

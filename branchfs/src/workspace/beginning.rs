@@ -14,6 +14,10 @@ use crate::filesystem::MAIN;
 use crate::layer::{Layer, LayerId};
 use crate::quota::Quota;
 
+/// Most layers that a branch may lie on, the base among them: as many as the kernel's overlayfs takes. Lookups cost each of
+/// them, and a directory that was renamed in each is followed through all.
+const LAYERS_MAX: usize = 500;
+
 /// A layer that an archive was unpacked into, and that nobody sees yet.
 pub(super) struct Filled {
     pub(super) id: u64,
@@ -92,6 +96,7 @@ impl Workspace {
     ) -> Result<BranchInfo, Error> {
         let (parent_id, parent_slot) =
             parent.map_or((MAIN_BRANCH, MAIN), |parent| (parent.record.id, parent.slot));
+        refuse_too_many_layers(parent)?;
         let quota = Quota::of(disk_limit, parent.and_then(|parent| parent.quota.as_ref()));
         let id = filled.as_ref().map_or_else(|| self.next_number(), |filled| filled.id);
         let path = self.layer_path(id);
@@ -235,6 +240,16 @@ pub(super) fn refuse_limited(name: &str, quota: Option<&Arc<Quota>>) -> Result<(
     Err(Error::Unsupported(format!(
         "{name} would be below a branch with a disk limit, which an import does not heed"
     )))
+}
+
+fn refuse_too_many_layers(parent: Option<&Branch>) -> Result<(), Error> {
+    match parent.filter(|parent| parent.stack.len() >= LAYERS_MAX) {
+        Some(parent) => Err(Error::Unsupported(format!(
+            "branch {} lies on {LAYERS_MAX} layers, the most there may be: commit its ancestors into main first",
+            parent.record.name
+        ))),
+        None => Ok(()),
+    }
 }
 
 pub(super) fn may_be_forked(parent: &Branch) -> Result<(), Error> {

@@ -1,8 +1,5 @@
 //! Committing a branch: into the base through [`crate::commit`], or into a parent branch ([`super::nested`]).
 
-use std::fs;
-use std::path::Path;
-
 use super::branches::Branches;
 use super::nested::Work;
 use super::planning::{commit_header, too_late};
@@ -11,6 +8,7 @@ use crate::driver::{self, Completion};
 use crate::error::{Context, Error};
 use crate::filesystem::MAIN;
 use crate::selection::Selection;
+use crate::tree::remove_path;
 use crate::view::Brought;
 
 /// What a commit is asked to be.
@@ -200,7 +198,8 @@ impl Workspace {
     pub(super) fn unlink_kept(&self, layers: &[u64]) -> Result<(), Error> {
         for layer in layers {
             driver::drop_index(&self.layer_path(*layer))?;
-            remove_tree(&self.layer_path(*layer).join("links"))?;
+            let links = self.layer_path(*layer).join("links");
+            remove_path(&links).at(&links)?;
         }
         Ok(())
     }
@@ -213,12 +212,4 @@ pub(super) fn has_no_live_children(branches: &Branches, branch: &Branch) -> Resu
         return Ok(());
     }
     Err(Error::Frozen { name: name.clone(), children: children.join(", ") })
-}
-
-/// Removes a directory of the store with all that is in it, if it is there.
-pub(super) fn remove_tree(path: &Path) -> Result<(), Error> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        other => other.at(path),
-    }
 }

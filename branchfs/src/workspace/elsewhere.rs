@@ -22,6 +22,7 @@ use super::{BranchId, Workspace};
 use crate::error::{Context, Error};
 use crate::layer::{copy_content, copy_metadata};
 use crate::overlay::is_private_xattr;
+use crate::tree::remove_path;
 use crate::tree::{Tree, xattr_names};
 use crate::view::HIDDEN;
 
@@ -152,14 +153,14 @@ impl Workspace {
         self.driver().settle(id)?;
         for layer in &record.layers {
             let (from, to) = (self.layer_path(*layer), self.home_layer_path(*layer));
-            super::commits::remove_tree(&to)?;
+            remove_path(&to).at(&to)?;
             staged.layers.push(*layer);
             self.make_directory(&to)?;
             let (from, to) = (from.join("upper"), to.join("upper"));
             self.make_directory(&to)?;
             let open = |path: &Path| Tree::open_root(path).at(path);
             let mut copier = Copier::new(open(&from)?, open(&to)?);
-            let copied = copier.directory(Path::new(""));
+            let copied = copier.all();
             copied.at(self.base_path.join(&copier.current))?;
         }
         Ok(staged)
@@ -193,28 +194,48 @@ struct Copier {
     current: PathBuf,
 }
 
+/// What is left to copy of a directory.
+enum Copying {
+    Directory(PathBuf),
+    /// All that is in it has been copied.
+    Attributes(PathBuf),
+}
+
 impl Copier {
     fn new(from: Tree, to: Tree) -> Self {
         Self { from, to, linked: HashMap::new(), current: PathBuf::new() }
     }
 
-    fn directory(&mut self, path: &Path) -> Result<(), rustix::io::Errno> {
-        for entry in self.from.list(path)? {
-            let path = path.join(&entry.name);
-            self.current.clone_from(&path);
-            let stat = self.from.stat(&path)?;
-            if entry.kind == FileType::Directory {
-                self.to.make_directory(&path, 0o700)?;
-                // Before there is anything in it: who is killed here leaves what its owner can remove.
-                self.to.set_owner(&path, Some(stat.stx_uid), Some(stat.stx_gid))?;
-                self.directory(&path)?;
-            } else {
-                self.object(&path, &stat)?;
+    /// Copies everything below the root, and the root's attributes.
+    fn all(&mut self) -> Result<(), rustix::io::Errno> {
+        let mut pending = vec![Copying::Directory(PathBuf::new())];
+        while let Some(copying) = pending.pop() {
+            match copying {
+                Copying::Directory(directory) => {
+                    let entries = self.from.list(&directory)?;
+                    pending.push(Copying::Attributes(directory.clone()));
+                    for entry in entries {
+                        let path = directory.join(&entry.name);
+                        self.current.clone_from(&path);
+                        let stat = self.from.stat(&path)?;
+                        if entry.kind == FileType::Directory {
+                            self.to.make_directory(&path, 0o700)?;
+                            // Before there is anything in it: who is killed here leaves what its owner can remove.
+                            self.to.set_owner(&path, Some(stat.stx_uid), Some(stat.stx_gid))?;
+                            pending.push(Copying::Directory(path));
+                        } else {
+                            self.object(&path, &stat)?;
+                        }
+                    }
+                }
+                // Last: entries were made in it since.
+                Copying::Attributes(directory) => {
+                    let stat = self.from.stat(&directory)?;
+                    self.describe(&directory, &stat)?;
+                }
             }
         }
-        // Last: entries were made in it since.
-        let stat = self.from.stat(path)?;
-        self.describe(path, &stat)
+        Ok(())
     }
 
     fn object(&mut self, path: &Path, stat: &Statx) -> Result<(), rustix::io::Errno> {
@@ -274,7 +295,7 @@ mod tests {
         let linked = HashMap::from([(fs::metadata(&one).unwrap().ino(), "missing".into())]);
         let open = |place: &tempfile::TempDir| Tree::open_root(place.path()).unwrap();
         let mut copier = Copier { linked, ..Copier::new(open(&from), open(&to)) };
-        assert_eq!(copier.directory(Path::new("")), Err(rustix::io::Errno::NOENT));
+        assert_eq!(copier.all(), Err(rustix::io::Errno::NOENT));
         assert_eq!(fs::metadata(to.path().join("in")).unwrap().uid(), 1000);
     }
 }

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::store::give;
 use crate::error::{Context, Error};
 use crate::overlay::Namespace;
-use crate::tree::Tree;
+use crate::tree::{Tree, remove_path};
 
 /// The scratch directory in the store. The driver's probe, which comes later, has it too: what a kill leaves of either is
 /// removed by the next mount.
@@ -60,10 +60,7 @@ pub(super) fn explain(error: Error) -> Error {
 }
 
 fn clear(scratch: &Path) -> Result<(), Error> {
-    match fs::remove_dir_all(scratch) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other.at(scratch),
-    }
+    remove_path(scratch).at(scratch)
 }
 
 struct Probe<'p> {

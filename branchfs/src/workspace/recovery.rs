@@ -10,12 +10,13 @@ use std::sync::atomic::Ordering;
 
 use super::branches::Branches;
 use super::records::{Absorbed, Loaded, Record};
-use super::{Branch, BranchId, Workspace, commits, history};
+use super::{Branch, BranchId, Workspace, history};
 use crate::commit::{self, Kind};
 use crate::error::{Context, Error};
 use crate::filesystem::MAIN;
 use crate::layer::{Layer, LayerId};
 use crate::quota::Quota;
+use crate::tree::remove_path;
 use crate::view::HIDDEN;
 
 impl Workspace {
@@ -180,7 +181,8 @@ impl Workspace {
         let mut stack = Vec::new();
         for layer in &record.layers {
             let path = self.layer_path(*layer);
-            commits::remove_tree(&path.join("work"))?;
+            let work = path.join("work");
+            remove_path(&work).at(&work)?;
             let is_made = made.contains(layer);
             let layer = self.open_layer(*layer)?;
             if is_made {

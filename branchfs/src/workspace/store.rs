@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use crate::error::{Context, Error};
 use crate::overlay::Namespace;
+use crate::tree::remove_path;
 use crate::view::HIDDEN;
 
 /// Which layout of marks, and where the rest of a store that is in two places is.
@@ -212,7 +213,8 @@ pub(super) fn remove(store: &Path) -> Result<(), Error> {
         let removed = match fs::symlink_metadata(&path) {
             Ok(found) if found.is_dir() => {
                 // The background may be emptying the trash at the same time.
-                fs::remove_dir_all(&path).or_else(|_| fs::remove_dir_all(&path))
+                let removed = remove_path(&path).or_else(|_| remove_path(&path));
+                removed.map_err(io::Error::from)
             }
             Ok(_) => fs::remove_file(&path),
             Err(error) => Err(error),
@@ -364,7 +366,7 @@ pub(crate) fn is_interrupted(base: &Path, store: Option<&Path>) -> bool {
 /// Removes a store that was made a moment ago, unless another mount has begun to use it.
 pub(super) fn discard(store: &Path) -> Result<(), Error> {
     let _lock = lock_store(store, true)?;
-    fs::remove_dir_all(store).at(store)
+    remove_path(store).at(store)
 }
 
 /// The first line of the lock's content while a daemon holds it; one that ends in order takes it away.

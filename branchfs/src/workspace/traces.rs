@@ -15,7 +15,7 @@ use crate::commit::{self, Decided, Disk, Interval, Outline, Traces, Unlinking};
 use crate::error::{Context, Error};
 use crate::scheduling::let_others;
 use crate::seen::Identity;
-use crate::tree::{Tree, stat_of};
+use crate::tree::{Tree, check_length, stat_of};
 
 /// Objects that are deleted in one turn: transactions wait as long as that.
 const UNLINKED_AT_ONCE_MAX: usize = 64;
@@ -135,17 +135,26 @@ impl Unlinker {
         trash.remove_in_steps(name, &let_others).at(name)
     }
 
-    fn unlink_shared(&self, trash: &Tree, path: &Path) -> Result<(), Error> {
-        let mut linked = Vec::new();
-        for entry in trash.list(path).at(path)? {
-            let path = path.join(&entry.name);
-            if entry.kind == FileType::Directory {
-                self.unlink_shared(trash, &path)?;
-            } else if trash.stat(&path).at(&path)?.stx_nlink > 1 {
-                linked.push(path);
+    fn unlink_shared(&self, trash: &Tree, name: &Path) -> Result<(), Error> {
+        let mut pending = vec![name.to_path_buf()];
+        while let Some(directory) = pending.pop() {
+            let mut linked = Vec::new();
+            for entry in trash.list(&directory).at(&directory)? {
+                let path = directory.join(&entry.name);
+                if check_length(&path).is_err() {
+                    continue; // no transaction has moved anything there
+                }
+                if entry.kind == FileType::Directory {
+                    pending.push(path);
+                } else if trash.stat(&path).at(&path)?.stx_nlink > 1 {
+                    linked.push(path);
+                }
             }
+            linked
+                .chunks(UNLINKED_AT_ONCE_MAX)
+                .try_for_each(|paths| self.unlink(trash, &directory, paths))?;
         }
-        linked.chunks(UNLINKED_AT_ONCE_MAX).try_for_each(|paths| self.unlink(trash, path, paths))
+        Ok(())
     }
 
     /// A death at any moment leaves a note, or the links.

@@ -18,6 +18,7 @@ use crate::commit::{self, Change, Decided, Disk, Header, Woven};
 use crate::error::{Context, Error};
 use crate::layer::{Layer, LayerId};
 use crate::seen::{Read, ReadSet};
+use crate::tree::remove_path;
 use crate::view::Restacking;
 
 /// What a transaction on main means to the branches that are open.
@@ -73,12 +74,7 @@ impl Workspace {
         id: u64,
     ) -> Result<(Arc<Layer>, Woven), Error> {
         let path = self.home_layer_path(id);
-        match fs::remove_dir_all(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(error).at(&path);
-            }
-            _ => {}
-        }
+        remove_path(&path).at(&path)?;
         for directory in ["", "upper"] {
             self.make_directory(&path.join(directory))?;
         }
@@ -154,10 +150,7 @@ impl Workspace {
             return Ok(());
         }
         let path = self.home_layer_path(lifted);
-        match fs::remove_dir_all(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            other => other.at(&path),
-        }
+        remove_path(&path).at(&path)
     }
 
     /// The veils in a branch's stack, top first: directories in the store.

@@ -29,7 +29,7 @@ impl Planner<'_> {
     pub(super) fn move_redirected(&mut self, root: &[Source]) -> Result<(), Error> {
         let mut renamed = Vec::new();
         for source in root {
-            self.find_redirects(&source.now, Path::new(""), &mut renamed)?;
+            self.find_redirects(&source.now, &mut renamed)?;
         }
         self.choose_renamed(&renamed)?;
         let origins: BTreeSet<PathBuf> = renamed
@@ -59,22 +59,24 @@ impl Planner<'_> {
 
     fn find_redirects(
         &mut self,
-        directory: &Place,
-        path: &Path,
+        root: &Place,
         found: &mut Vec<(PathBuf, PathBuf)>,
     ) -> Result<(), Error> {
-        for entry in self.disk.list(directory)? {
-            if entry.kind != FileType::Directory {
-                continue;
-            }
-            let (place, path) = (directory.join(&entry.name), path.join(&entry.name));
-            if let Some(origin) = self.origin(&place, &path)? {
-                self.plan.written.insert(origin.clone());
-                if self.disk.stat(&Place::Base(origin.clone()))?.is_some() {
-                    found.push((path.clone(), origin));
+        let mut pending = vec![(root.clone(), PathBuf::new())];
+        while let Some((directory, path)) = pending.pop() {
+            for entry in self.disk.list(&directory)? {
+                if entry.kind != FileType::Directory {
+                    continue;
                 }
+                let (place, path) = (directory.join(&entry.name), path.join(&entry.name));
+                if let Some(origin) = self.origin(&place, &path)? {
+                    self.plan.written.insert(origin.clone());
+                    if self.disk.stat(&Place::Base(origin.clone()))?.is_some() {
+                        found.push((path.clone(), origin));
+                    }
+                }
+                pending.push((place, path));
             }
-            self.find_redirects(&place, &path, found)?;
         }
         Ok(())
     }

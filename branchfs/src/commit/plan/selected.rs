@@ -6,15 +6,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use rustix::fs::{FileType, Statx};
 
 use super::drift::refuse_mount_point;
-use super::{Planner, Source, kind_of};
+use super::{Planner, Source, Task, kind_of};
 use crate::commit::step::{Metadata, Place, Step};
 use crate::difference::ChangeKind;
 use crate::error::Error;
+
+/// What is left to do for a tree of which a part is removed.
+enum Taken {
+    Name(PathBuf, Place, Statx),
+    /// All below the directory has been looked at.
+    Kept(PathBuf, Place, Statx),
+}
 
 impl Planner<'_> {
     pub(super) fn takes_all(&self) -> bool {
@@ -40,20 +48,28 @@ impl Planner<'_> {
     }
 
     fn takes_below(&self, path: &Path, place: &Place) -> Result<bool, Error> {
-        let Some(stat) = self.disk.stat(place)? else { return Ok(false) };
-        let is_directory = kind_of(&stat) == FileType::Directory;
-        if is_directory {
-            for entry in self.disk.list(place)? {
+        let mut pending = vec![(path.to_path_buf(), place.clone())];
+        while let Some((path, place)) = pending.pop() {
+            let Some(stat) = self.disk.stat(&place)? else { continue };
+            let is_directory = kind_of(&stat) == FileType::Directory;
+            // What the base has there goes with whatever the branch has in its place.
+            let is_hiding =
+                matches!(place, Place::Store(_)) && (!is_directory || self.is_opaque(&place));
+            if is_hiding {
+                pending.push((path.clone(), Place::Base(path.clone())));
+            }
+            if !is_directory {
+                continue;
+            }
+            for entry in self.disk.list(&place)? {
                 let path = path.join(&entry.name);
-                if self.takes(&path) || self.takes_below(&path, &place.join(&entry.name))? {
+                if self.takes(&path) {
                     return Ok(true);
                 }
+                pending.push((path, place.join(&entry.name)));
             }
         }
-        // What the base has there goes with whatever the branch has in its place.
-        let is_hiding =
-            matches!(place, Place::Store(_)) && (!is_directory || self.is_opaque(place));
-        Ok(is_hiding && self.takes_below(path, &Place::Base(path.to_path_buf()))?)
+        Ok(false)
     }
 
     /// Whether all of a tree is taken.
@@ -61,15 +77,16 @@ impl Planner<'_> {
         if self.takes_all() {
             return Ok(true);
         }
-        if !self.takes(path) {
-            return Ok(false);
-        }
-        if self.disk.stat(place)?.is_none_or(|stat| kind_of(&stat) != FileType::Directory) {
-            return Ok(true);
-        }
-        for entry in self.disk.list(place)? {
-            if !self.takes_whole(&path.join(&entry.name), &place.join(&entry.name))? {
+        let mut pending = vec![(path.to_path_buf(), place.clone())];
+        while let Some((path, place)) = pending.pop() {
+            if !self.takes(&path) {
                 return Ok(false);
+            }
+            if self.disk.stat(&place)?.is_none_or(|stat| kind_of(&stat) != FileType::Directory) {
+                continue;
+            }
+            for entry in self.disk.list(&place)? {
+                pending.push((path.join(&entry.name), place.join(&entry.name)));
             }
         }
         Ok(true)
@@ -154,19 +171,41 @@ impl Planner<'_> {
         existing: &Place,
         found: &Statx,
     ) -> Result<(), Error> {
-        if self.takes_whole(path, existing)? {
-            return self.remove(path, existing, found);
-        }
-        if kind_of(found) != FileType::Directory {
-            return Ok(());
-        }
-        for entry in self.disk.list(existing)? {
-            let (path, place) = (path.join(&entry.name), existing.join(&entry.name));
-            if let Some(found) = self.existing(&place)? {
-                self.remove_taken(&path, &place, &found)?;
+        let mut pending = vec![Taken::Name(path.to_path_buf(), existing.clone(), *found)];
+        while let Some(taken) = pending.pop() {
+            match taken {
+                Taken::Name(path, existing, found) if self.takes_whole(&path, &existing)? => {
+                    self.remove(&path, &existing, &found)?;
+                }
+                Taken::Name(path, existing, found) if kind_of(&found) == FileType::Directory => {
+                    let entries = self.disk.list(&existing)?;
+                    let below = entries
+                        .iter()
+                        .map(|entry| (path.join(&entry.name), existing.join(&entry.name)));
+                    let below: Vec<(PathBuf, Place)> = below.collect();
+                    pending.push(Taken::Kept(path, existing, found));
+                    for (path, place) in below.into_iter().rev() {
+                        if let Some(found) = self.existing(&place)? {
+                            pending.push(Taken::Name(path, place, found));
+                        }
+                    }
+                }
+                Taken::Name(..) => {}
+                Taken::Kept(path, existing, found) => {
+                    self.keep_directory(&path, &existing, &found)?
+                }
             }
         }
-        // It loses entries now; taken back, it has the time it had.
+        Ok(())
+    }
+
+    /// A directory that stays although entries of it are removed: taken back, it has the time it had.
+    fn keep_directory(
+        &mut self,
+        path: &Path,
+        existing: &Place,
+        found: &Statx,
+    ) -> Result<(), Error> {
         let old = self.disk.metadata(existing)?;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
@@ -201,6 +240,7 @@ impl Planner<'_> {
         sources: &[Source],
         existing: &Place,
     ) -> Result<(), Error> {
+        let mut tasks = Vec::new();
         if let Some(found) = self.existing(existing)? {
             refuse_mount_point(path, &found)?;
         }
@@ -215,34 +255,48 @@ impl Planner<'_> {
             names.entry(entry.name).or_insert(None);
         }
         self.note_left_out(path, names.keys());
+        let all: Arc<[Source]> = sources.into();
         for (name, position) in names {
+            let first = position.unwrap_or(all.len());
             let (path, existing) = (path.join(&name), existing.join(&name));
-            let found = self.existing(&existing)?;
-            let sources = position.map_or(&sources[..0], |position| &sources[position..]);
-            let own = match sources.first() {
-                Some(source) => {
-                    let now = source.now.join(&name);
-                    let stat = self.disk.stat(&now)?;
-                    stat.filter(|stat| !self.is_whiteout(&now, stat))
-                }
-                None => None,
-            };
-            match (own, found) {
-                (None, Some(found)) => self.remove_taken(&path, &existing, &found)?,
-                (None, None) => {}
-                (Some(own), Some(found))
-                    if kind_of(&own) == FileType::Directory
-                        && kind_of(&found) == FileType::Directory =>
-                {
-                    if self.takes_any(&path)? || self.takes_below(&path, &existing)? {
-                        let inner = self.inner(sources, &name)?;
-                        self.merge_anew(&path, &inner, &existing)?;
-                    }
-                }
-                (Some(_), _) => self.plan_name(&path, &name, sources, &existing)?,
-            }
+            tasks.push(Task::NameAnew { path, name, sources: Arc::clone(&all), first, existing });
         }
+        self.pending.extend(tasks.into_iter().rev());
         Ok(())
+    }
+
+    /// One name of such a directory; `sources` are those from the first that has it, if any.
+    pub(super) fn plan_name_anew(
+        &mut self,
+        path: &Path,
+        name: &OsString,
+        sources: &[Source],
+        existing: &Place,
+    ) -> Result<(), Error> {
+        let found = self.existing(existing)?;
+        let own = match sources.first() {
+            Some(source) => {
+                let now = source.now.join(name);
+                let stat = self.disk.stat(&now)?;
+                stat.filter(|stat| !self.is_whiteout(&now, stat))
+            }
+            None => None,
+        };
+        match (own, found) {
+            (None, Some(found)) => self.remove_taken(path, existing, &found),
+            (None, None) => Ok(()),
+            (Some(own), Some(found))
+                if kind_of(&own) == FileType::Directory
+                    && kind_of(&found) == FileType::Directory =>
+            {
+                if self.takes_any(path)? || self.takes_below(path, existing)? {
+                    let inner = self.inner(sources, name)?;
+                    self.merge_anew(path, &inner, existing)?;
+                }
+                Ok(())
+            }
+            (Some(_), _) => self.plan_name(path, name, sources, existing),
+        }
     }
 
     /// The directories `name` in those of `sources` that have one, down to the first that is something else.

@@ -4,9 +4,22 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Statx};
 
-use super::{Object, Planner, Source};
+use super::{Object, Planner, Source, Task};
 use crate::commit::step::{Mark, Place, Step};
 use crate::error::Error;
+use crate::tree::DirectoryEntry;
+
+/// What becomes of an entry of a new directory.
+enum Purified {
+    /// It comes along.
+    Comes,
+    /// It comes along, with what is in it.
+    Directory,
+    /// It does not.
+    Stays,
+    /// It was moved there from elsewhere: its part in the layer is set aside first.
+    Apart(Source),
+}
 
 impl Planner<'_> {
     /// A directory that one layer alone has comes into the base with all that is in it.
@@ -31,85 +44,94 @@ impl Planner<'_> {
                 value: Mark(b"y".to_vec()),
             });
         }
-        for (path, source) in apart {
-            let Some(redirect) = self.redirect(&source.now, &path)? else { continue };
-            let mut made = self.follow_redirect(source.layer, &redirect)?;
-            // In a new directory nothing of the base can be in its way.
-            let nothing = source.now.clone();
-            made.chain.insert(0, source);
-            self.place_directory(&path, made, &nothing, None)?;
-        }
+        let moved = apart.into_iter().rev().map(|(path, source)| Task::Moved { path, source });
+        self.pending.extend(moved);
         Ok(())
+    }
+
+    /// A directory that was moved into a new one.
+    pub(super) fn place_moved(&mut self, path: &Path, source: Source) -> Result<(), Error> {
+        let Some(redirect) = self.redirect(&source.now, path)? else { return Ok(()) };
+        let mut made = self.follow_redirect(source.layer, &redirect)?;
+        // In a new directory nothing of the base can be in its way.
+        let nothing = source.now.clone();
+        made.chain.insert(0, source);
+        self.place_directory(path, made, &nothing, None)
     }
 
     /// A new directory goes into the base whole. Finds what must not go with it: whiteouts, and directories that were
     /// moved into it from elsewhere, whose part here is set aside first (path, part).
     fn purify(&mut self, source: &Source, path: &Path) -> Result<Vec<(PathBuf, Source)>, Error> {
         let mut apart = Vec::new();
-        let mut loses_entries = false;
-        for entry in self.disk.list(&source.now)? {
-            let (now, then) = (source.now.join(&entry.name), source.then.join(&entry.name));
-            let path = path.join(&entry.name);
-            if entry.kind == FileType::CharacterDevice {
-                if let Some(stat) = self.disk.stat(&now)? {
-                    if self.is_whiteout(&now, &stat) {
-                        self.plan.litter.push(now);
+        let mut pending = vec![(source.clone(), path.to_path_buf())];
+        while let Some((source, path)) = pending.pop() {
+            let mut loses_entries = false;
+            for entry in self.disk.list(&source.now)? {
+                let (now, then) = (source.now.join(&entry.name), source.then.join(&entry.name));
+                let inner = Source { now, then, layer: source.layer };
+                match self.purify_entry(&inner, &path.join(&entry.name), &entry)? {
+                    Purified::Comes => {}
+                    Purified::Directory => pending.push((inner, path.join(&entry.name))),
+                    Purified::Stays => loses_entries = true,
+                    Purified::Apart(part) => {
                         loses_entries = true;
-                        continue;
+                        apart.push((path.join(&entry.name), part));
                     }
                 }
             }
-            if !self.takes_any(&path)? {
-                if let Some(stat) = self.disk.stat(&now)? {
-                    loses_entries = true;
-                    let directory = entry.kind == FileType::Directory;
-                    let (to, ino) = (self.aside(), stat.stx_ino);
-                    self.plan.steps.push(Step::Rename { from: then, to, ino, directory });
-                }
-                continue;
+            if loses_entries {
+                self.keep_shown(&source, path)?;
             }
-            if entry.kind == FileType::Directory {
-                if self.redirect(&now, &path)?.is_some() {
-                    let Some(stat) = self.disk.stat(&now)? else {
-                        continue;
-                    };
-                    loses_entries = true;
-                    let to = self.aside();
-                    self.plan.steps.push(Step::Rename {
-                        from: then,
-                        to: to.clone(),
-                        ino: stat.stx_ino,
-                        directory: true,
-                    });
-                    apart.push((path, Source { now, then: to, layer: source.layer }));
-                    continue;
-                }
-                if self.is_opaque(&now) {
-                    let name = self.request.namespace.opaque().to_owned();
-                    self.metadata.push(Step::Strip {
-                        place: Place::Base(path.clone()),
-                        name,
-                        value: Mark(b"y".to_vec()),
-                    });
-                }
-                let inner = Source { now: now.clone(), then, layer: source.layer };
-                apart.extend(self.purify(&inner, &path)?);
-            }
-            self.strip_marks(&now, &path, entry.kind)?;
-            self.added(&path, entry.kind, entry.ino);
-        }
-        if loses_entries {
-            // Its times are what the branch shows, not when its entries were sorted out.
-            let (shown, path) = (self.disk.metadata(&source.now)?, Place::Base(path.to_path_buf()));
-            let ino = self.disk.stat(&source.now)?.map_or(0, |stat| stat.stx_ino);
-            self.metadata.push(Step::Metadata {
-                path,
-                before: source.now.clone(),
-                ino,
-                new: shown.clone(),
-                old: shown,
-            });
         }
         Ok(apart)
+    }
+
+    fn purify_entry(
+        &mut self,
+        source: &Source,
+        path: &Path,
+        entry: &DirectoryEntry,
+    ) -> Result<Purified, Error> {
+        let Source { now, then, layer } = source;
+        let is_directory = entry.kind == FileType::Directory;
+        if entry.kind == FileType::CharacterDevice {
+            if let Some(stat) = self.disk.stat(now)? {
+                if self.is_whiteout(now, &stat) {
+                    self.plan.litter.push(now.clone());
+                    return Ok(Purified::Stays);
+                }
+            }
+        }
+        let is_taken = self.takes_any(path)?;
+        if !is_taken || (is_directory && self.redirect(now, path)?.is_some()) {
+            let Some(stat) = self.disk.stat(now)? else { return Ok(Purified::Comes) };
+            let (from, to, ino) = (then.clone(), self.aside(), stat.stx_ino);
+            let step = Step::Rename { from, to: to.clone(), ino, directory: is_directory };
+            self.plan.steps.push(step);
+            let part = Source { now: now.clone(), then: to, layer: *layer };
+            return Ok(if is_taken { Purified::Apart(part) } else { Purified::Stays });
+        }
+        if is_directory && self.is_opaque(now) {
+            let name = self.request.namespace.opaque().to_owned();
+            let (place, value) = (Place::Base(path.to_path_buf()), Mark(b"y".to_vec()));
+            self.metadata.push(Step::Strip { place, name, value });
+        }
+        self.strip_marks(now, path, entry.kind)?;
+        self.added(path, entry.kind, entry.ino);
+        Ok(if is_directory { Purified::Directory } else { Purified::Comes })
+    }
+
+    /// The times of a directory that loses entries on its way are what the branch shows, not when they were sorted out.
+    fn keep_shown(&mut self, source: &Source, path: PathBuf) -> Result<(), Error> {
+        let shown = self.disk.metadata(&source.now)?;
+        let ino = self.disk.stat(&source.now)?.map_or(0, |stat| stat.stx_ino);
+        self.metadata.push(Step::Metadata {
+            path: Place::Base(path),
+            before: source.now.clone(),
+            ino,
+            new: shown.clone(),
+            old: shown,
+        });
+        Ok(())
     }
 }

@@ -97,8 +97,8 @@ impl View {
         if self.hides(parent, name) {
             return Err(Errno::PERM);
         }
+        let (top, path) = (self.top(), self.new_path(parent, name)?);
         self.copy_up(parent, Content::Keep)?;
-        let (top, path) = (self.top(), self.nodes.path(parent)?.join(name));
         let new = self.masked(parent, new, umask)?;
         let below = self.find_below(parent, name)?;
         let above = self.above(&top, &path)?;

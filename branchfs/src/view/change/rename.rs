@@ -38,11 +38,11 @@ impl View {
             }
             self.may_replace(source, target)?;
         }
+        let (top, new) = (self.top(), self.new_path(to.0, to.1)?);
         self.copy_up(source, Content::Keep)?;
         self.copy_up(to.0, Content::Keep)?;
         self.copy_up(from.0, Content::Keep)?;
-        let top = self.top();
-        let (old, new) = (self.nodes.path(from.0)?.join(from.1), self.nodes.path(to.0)?.join(to.1));
+        let old = self.nodes.path(from.0)?.join(from.1);
         let below_old = self.find_below(from.0, from.1)?.is_some();
         let below_new = self.find_below(to.0, to.1)?;
         self.note_present(from.0, from.1)?;
@@ -142,12 +142,11 @@ impl View {
         if first == second {
             return Ok(());
         }
+        let (old, new) = (self.new_path(one.0, one.1)?, self.new_path(other.0, other.1)?);
         for index in [first, second, one.0, other.0] {
             self.copy_up(index, Content::Keep)?;
         }
         let top = self.top();
-        let (old, new) =
-            (self.nodes.path(one.0)?.join(one.1), self.nodes.path(other.0)?.join(other.1));
         self.note_present(one.0, one.1)?;
         self.note_present(other.0, other.1)?;
         if !top.is_base() {
