@@ -141,6 +141,16 @@ fn exports_are_the_same_bytes_every_time() {
 }
 
 #[test]
+fn an_export_to_a_device_leaves_the_device_in_place() {
+    let mount = Mount::over(|base| shell(base, FILLED));
+    shell(&mount.create("branch"), CHANGED);
+    let device = mount.directory.path().join("null");
+    shell(mount.directory.path(), "mknod -m 666 null c 1 3");
+    succeed(&mount.run(&["export", "branch", "--output", device.to_str().unwrap()], &[]));
+    shell(mount.directory.path(), "test -c null");
+}
+
+#[test]
 fn tar_unpacks_what_is_new() {
     let mount = Mount::over(|base| shell(base, FILLED));
     let branch = mount.create("branch");

@@ -298,6 +298,7 @@ fn a_stale_branch_without_changes_can_be_committed_and_one_with_changes_cannot()
     assert_eq!(fs::read(mount.base().join("file")).unwrap(), b"won");
 }
 
+/// S3: changes in a branch with live children answer EROFS.
 #[test]
 fn a_branch_with_live_children_is_frozen_until_they_are_gone() {
     let mount = Mount::new();

@@ -383,7 +383,8 @@ impl Family {
                 (None, _) => drop(wanted.remove(path)),
             }
         }
-        let changes_nothing = &ours == origin;
+        let changes_nothing = done.stdout.is_empty(); // it lists the changes
+        assert!(!changes_nothing || &ours == origin, "seed {}: a change is left out", self.seed);
         self.members[at] = None;
         if changes_nothing {
             assert_eq!(self.history(), commits, "seed {}: a commit of nothing", self.seed);

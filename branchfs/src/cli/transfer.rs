@@ -47,6 +47,12 @@ pub(crate) fn export(arguments: &Export) -> Result<()> {
         }
         return ask(mountpoint, request, Some(output.as_fd())).map(|_| ());
     }
+    // A device or a pipe is written to; a rename would replace it.
+    if output.metadata().is_ok_and(|found| !found.is_file()) {
+        let file = File::options().write(true).open(output);
+        let file = file.with_context(|| format!("{} cannot be opened", output.display()))?;
+        return ask(mountpoint, request, Some(file.as_fd())).map(|_| ());
+    }
     // Under another name until it is whole.
     let mut draft = OsString::from(output);
     draft.push(format!(".{}.part", std::process::id()));

@@ -10,12 +10,12 @@
 //! an object with another link that was moved before. Edits that leave type, size, modification time, mode and owner as
 //! they were are then missed, such as extended attributes set in the moment of the rename.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
 use rustix::fs::Statx;
 
-use super::step::{Disk, Metadata, Place, Step};
+use super::step::{Disk, Metadata, Place, Step, times_of};
 use crate::error::Error;
 use crate::seen::Identity;
 
@@ -29,6 +29,9 @@ pub(super) struct Watch<'a> {
     displaced: &'a Displaced,
     /// Inode numbers of objects whose ctime the steps have changed.
     touched: HashSet<u64>,
+    /// Inode number of an object whose attributes a step sets in place -> these. It may have other names among what is
+    /// taken out.
+    set: HashMap<u64, &'a Metadata>,
     /// Objects that were taken out of the base: path there, place in the store, and state right before.
     taken: Vec<(&'a Path, &'a Place, Statx)>,
     /// Where the steps put something.
@@ -41,6 +44,7 @@ impl<'a> Watch<'a> {
             disk,
             displaced,
             touched: HashSet::new(),
+            set: HashMap::new(),
             taken: Vec::new(),
             filled: BTreeSet::new(),
         }
@@ -78,7 +82,7 @@ impl<'a> Watch<'a> {
         &mut self,
         path: &Place,
         ino: u64,
-        new: &Metadata,
+        new: &'a Metadata,
         old: &Metadata,
     ) -> Result<(), Error> {
         let Some(stat) = self.disk.stat(path)?.filter(|stat| stat.stx_ino == ino) else {
@@ -92,13 +96,16 @@ impl<'a> Watch<'a> {
             && is_one_of(&|known| known.xattrs == now.xattrs)
             && (is_directory || is_one_of(&|known| known.mtime == now.mtime));
         self.touched.insert(ino);
+        self.set.insert(ino, new);
         if is_known { Ok(()) } else { Err(changed(path.path())) }
     }
 
     fn is_as_seen(&self, seen: &Identity, stat: &Statx) -> bool {
         let now = Identity::of(stat);
         let ctime = if self.touched.contains(&now.ino) { seen.ctime } else { now.ctime };
-        seen.still(&Identity { ctime, ..now })
+        let is_set = self.set.get(&now.ino).is_some_and(|set| set.mtime == times_of(stat).1);
+        let mtime = if is_set { seen.mtime } else { now.mtime };
+        seen.still(&Identity { ctime, mtime, ..now })
     }
 
     /// Compares all that was taken out of the base with its state right before.
@@ -113,7 +120,7 @@ impl<'a> Watch<'a> {
                 let content = (!Identity::of(stat).is_directory()).then_some((size, mtime));
                 (kind, ino, content, stat.stx_mode, stat.stx_uid, stat.stx_gid)
             };
-            if attributes(before) != attributes(&now) {
+            if attributes(before) != attributes(&now) && !self.is_as_set(before, &now) {
                 return Err(changed(path));
             }
             if self.displaced.contains_key(place) && Identity::of(&now).is_directory() {
@@ -121,6 +128,18 @@ impl<'a> Watch<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Whether an object differs from its state before only in attributes that a later step has set.
+    fn is_as_set(&self, before: &Statx, now: &Statx) -> bool {
+        let Some(set) = self.set.get(&now.stx_ino) else { return false };
+        let (then, found) = (Identity::of(before), Identity::of(now));
+        let mode = u32::from(now.stx_mode) & 0o7777;
+        (then.kind, then.ino, then.size) == (found.kind, found.ino, found.size)
+            && (now.stx_mode == before.stx_mode || mode == set.mode)
+            && ((now.stx_uid, now.stx_gid) == (before.stx_uid, before.stx_gid)
+                || (now.stx_uid, now.stx_gid) == (set.uid, set.gid))
+            && (then.mtime == found.mtime || times_of(now).1 == set.mtime)
     }
 
     /// Compares what is in a directory that was taken out with what the plan saw. A name that has gone since is no loss.
