@@ -171,7 +171,7 @@ def stores(below: Path) -> list[str]:
     """Returns what BranchFS left in the projects: all but commits that can be undone, and logs of races."""
     kept = ("layers", "journal", "trash")
     left = []
-    for store in below.rglob(".branching"):
+    for store in found_below(below):
         # It goes while we look, which is all that is asked; or it is the mark that hides the store in a layer.
         with suppress(FileNotFoundError, NotADirectoryError):
             is_kept = any((store / "history").iterdir()) or (store / "logs" / "kept").exists()
@@ -181,6 +181,11 @@ def stores(below: Path) -> list[str]:
             left += [str(path) for path in found if not path.name.startswith("spare-")]
             left += [f"{store}: branch {name}" for name in branches(store)]
     return left
+
+
+def found_below(place: Path) -> list[Path]:
+    """Returns the stores in a tree that may be going while we look, as `rglob` cannot."""
+    return [Path(at, name) for at, names, _ in os.walk(place) for name in names if name == ".branching"]
 
 
 def branches(store: Path) -> list[str]:

@@ -200,6 +200,38 @@ def test_the_watcher_acts_when_its_pipe_closes_and_not_before(tmp_path: Path, mo
         time.sleep(0.02)
 
 
+def test_the_watcher_recovers_a_directory_whose_container_was_killed_in_a_commit(tmp_path: Path) -> None:
+    """A docker of our own takes the entry out of the journal when it is run, at the second try."""
+    fake = tmp_path / "docker"
+    journal = tmp_path / "project" / ".branching" / "journal"
+    journal.mkdir(parents=True)
+    fake.write_text(
+        f"""#!/bin/sh
+[ "$1" = run ] || exit 0
+case $* in *" --recover") ;; *) exit 1 ;; esac
+[ -e {tmp_path}/tried ] || {{ touch {tmp_path}/tried; echo "not yet" >&2; exit 1; }}
+rm -r {journal}/7; echo "the commit of x was finished"
+"""
+    )
+    fake.chmod(0o755)
+    watch = f"""
+import os, pathlib
+from branching_docker.engine import watch
+from branching_docker.facts import EngineFacts
+from branching_docker.recovery import plan_recovery
+from branching_docker.settings import Settings
+plan = plan_recovery(pathlib.Path({str(journal.parents[1])!r}), settings=Settings(), facts=EngineFacts())
+watch("it", image="that", command={str(fake)!r}, environ=os.environ, recovery=plan)
+"""
+    # Standard error is open until the watcher has nothing to say any more.
+    for entries, said in (([], ""), (["7"], "the container was killed in a commit: the commit of x was finished.\n")):
+        for entry in entries:
+            (journal / entry).mkdir()
+        client = subprocess.run([sys.executable, "-c", watch], capture_output=True, text=True, timeout=60)
+        assert client.stderr.removeprefix("branching-docker: ") == said
+    assert list(journal.iterdir()) == []
+
+
 @pytest.mark.parametrize("command", [["run", "true"], ["up"], ["exec", "true"]], ids=" ".join)
 def test_a_directory_that_went_away_is_refused(tmp_path: Path, command: list[str]) -> None:
     """Whoever stands in it has a working directory without a path."""

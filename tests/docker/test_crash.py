@@ -1,9 +1,14 @@
-"""Containers killed at any moment: the directory is old or new, the next command recovers by itself and says so."""
+"""Containers killed at any moment: recovery makes the directory old or new, by itself where the wrapper is there.
+
+Until recovery has run, a commit that was killed half-way leaves old and new files. That state is tested too: `strace`
+stops the daemon at the same rename of the commit each time, and then the container is killed.
+"""
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -14,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from branching_docker.names import WARM_LABEL, WORKSPACE_LABEL
-from conftest import WRAPPER, containers
+from conftest import WRAPPER, containers, found_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,13 +48,8 @@ def generation(project: Project) -> set[str]:
     return held | {path.name.removeprefix("only-") for path in project.root.glob("only-*")}
 
 
-def test_a_killed_container_leaves_old_or_new_and_the_next_recovers(
-    image: str, project: Project, engine: docker.DockerClient
-) -> None:
-    """Kept branches are there after every round, and nothing in the directory is root's."""
-    seed = int(os.environ.get("BRANCHING_CRASH_SEED", random.randrange(1 << 30)))
-    chosen = random.Random(seed)
-    print("seed", seed)
+def fill(project: Project) -> None:
+    """Makes the files of generation 0."""
     (project.root / "many").mkdir()
     for path in (project.root / "many", *(project.root / "many" / str(i + 1) for i in range(FILES))):
         if path.name != "many":
@@ -57,6 +57,99 @@ def test_a_killed_container_leaves_old_or_new_and_the_next_recovers(
         os.chown(path, project.owner, project.owner)
     (project.root / "only-0").touch()
     os.chown(project.root / "only-0", project.owner, project.owner)
+
+
+def journal(project: Project) -> list[Path]:
+    """Returns the transactions that are not settled."""
+    with suppress(FileNotFoundError):
+        return list((project.root / ".branching" / "journal").iterdir())
+    return []
+
+
+def wait_for(what: str, is_so: Callable[[], bool]) -> None:
+    """Waits until something is so."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def stop_in_commit(container: str) -> subprocess.Popen[bytes]:
+    """Has the daemon in the container stopped at a rename in the middle of its next commit."""
+    top = subprocess.run(["docker", "top", container, "-eo", "pid,args"], capture_output=True, text=True, check=True)
+    (daemon,) = [line.split()[0] for line in top.stdout.splitlines() if "branchfs mount" in line]
+    inject = ["-e", "trace=renameat2", "-e", "inject=renameat2:signal=STOP:when=50"]
+    strace = subprocess.Popen(["strace", "-f", "-p", daemon, *inject], stderr=subprocess.DEVNULL)
+
+    def is_attached() -> bool:
+        threads = Path(f"/proc/{daemon}/task").iterdir()
+        return all("TracerPid:\t0\n" not in (thread / "status").read_text() for thread in threads)
+
+    wait_for("strace attaches", is_attached)
+    return strace
+
+
+HELD = f"{REWRITE}; echo up; read -r _ || :"
+"""Rewrites all files, and ends when its standard input says so."""
+
+
+@pytest.mark.parametrize("way", ["run", "warm", "docker"])
+def test_a_commit_that_is_killed_half_way_is_recovered(
+    image: str, project: Project, engine: docker.DockerClient, way: str
+) -> None:
+    """By the wrapper, which says so; where a container is run by hand, by the next command."""
+    fill(project)
+    wrapper = [str(WRAPPER), "--image", image, "-w", str(project.root)]
+    name = f"branching-crash-{os.getpid()}"
+    words = ["run", "--", "sh", "-ec", HELD, "sh", "1"]
+    if way == "docker":
+        flags = ["--device", "/dev/fuse", "--cap-add", "SYS_ADMIN", "--security-opt", "apparmor:unconfined"]
+        place = ["--label", f"{WORKSPACE_LABEL}={project.root}", "-v", f"{project.root}:/src"]
+        command = ["docker", "run", "--rm", "-i", "--name", name, *flags, *place, image, *words]
+    elif way == "warm":
+        name = run(image, project, "up").stdout.strip()
+        command = [*wrapper, *words]
+    else:
+        command = [*wrapper, "--name", name, *words]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True) as client:
+        assert client.stdout
+        assert client.stdin
+        assert client.stderr
+        assert client.stdout.readline() == "up\n"
+        with stop_in_commit(name):
+            client.stdin.close()
+            wait_for("the commit is half-way", lambda: generation(project) >= {"0", "1"})
+            subprocess.run(["docker", "kill", "--signal", "KILL", name], check=True, capture_output=True)
+        client.wait(SECONDS_MAX)
+        said = client.stderr.read()
+    assert client.returncode == 137, said
+    report = "which was under way, was finished"
+    if way == "docker":
+        assert generation(project) >= {"0", "1"}, "between, as long as nothing has recovered"
+        doctor = run(image, project, "doctor")
+        assert "warning  journal: a commit to" in doctor.stdout
+        said = run(image, project, "recover").stderr
+    else:
+        assert "branching-docker: the container was killed in a commit" in said
+    assert report in said
+    assert journal(project) == []
+    assert generation(project) == {"1"}
+    wait_until_gone(engine, project)
+    found = run(image, project, "status")
+    assert found.returncode == 0
+    assert report in found.stderr, "the next mount reports what was recovered before it"
+    assert "journal" not in run(image, project, "doctor").stdout
+    assert run(image, project, "recover").stderr.endswith("nothing to recover.\n")
+
+
+def test_a_killed_container_is_recovered_to_old_or_new(
+    image: str, project: Project, engine: docker.DockerClient
+) -> None:
+    """At any moment. Kept branches are there after every round, and nothing in the directory is root's."""
+    seed = int(os.environ.get("BRANCHING_CRASH_SEED", random.randrange(1 << 30)))
+    chosen = random.Random(seed)
+    print("seed", seed)
+    fill(project)
     kept = run(image, project, "run", "-b", "kept", "--on-success", "keep", "--", "touch", "of-kept")
     assert kept.returncode == 0, kept.stderr
     told_of_crash = 0
@@ -71,6 +164,7 @@ def test_a_killed_container_leaves_old_or_new_and_the_next_recovers(
             time.sleep(chosen.uniform(0, 0.4))
             subprocess.run(["docker", "kill", "--signal", "KILL", name], capture_output=True)
             client.wait(SECONDS_MAX)
+        wait_for("the watcher recovers", lambda: not journal(project))
         wait_until_gone(engine, project)
         after = generation(project)
         assert after in (before, {str(number)}), f"round {number}, seed {seed}"
@@ -87,6 +181,14 @@ def test_a_killed_container_leaves_old_or_new_and_the_next_recovers(
                 assert run(image, project, "abort", line.split()[0]).returncode == 0
     print(f"{told_of_crash} of {ROUNDS} rounds were cut short")
     assert run(image, project, "abort", "kept").returncode == 0
+
+    def is_trash_empty() -> bool:
+        """A mount that ends while it deletes what was dropped leaves the rest to the next one."""
+        assert run(image, project, "ls").returncode == 0
+        trash = project.root / ".branching" / "trash"
+        return not trash.exists() or not any(trash.iterdir())
+
+    wait_for("the mounts delete what was dropped", is_trash_empty)
 
 
 def wait_until_gone(engine: docker.DockerClient, project: Project) -> None:
@@ -117,6 +219,21 @@ def test_all_branches_can_be_given_up_by_the_owner_alone(
     assert after.pop(".")[:3] == before.pop(".")[:3]
     assert after == before
     assert run(image, project, "run", "--", "true").returncode == 0
+
+
+def test_stores_are_found_in_a_tree_that_is_being_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory goes between its parent's listing and its own."""
+    (tmp_path / "going" / "in").mkdir(parents=True)
+    (tmp_path / "project" / ".branching").mkdir(parents=True)
+    scandir = os.scandir
+
+    def remove_first(place: str | Path | int) -> object:
+        if not isinstance(place, int) and Path(place).name == "going":
+            shutil.rmtree(place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", remove_first)
+    assert found_below(tmp_path) == [tmp_path / "project" / ".branching"]
 
 
 def children(process: int) -> list[int]:

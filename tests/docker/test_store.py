@@ -109,7 +109,7 @@ def test_a_killed_container_is_recovered_from_though_nobody_says_where_its_branc
     assert "the last mount ended without being unmounted" in found.stderr
     (left,) = [line.split()[0] for line in found.stdout.splitlines() if line.startswith("run-")]
     assert run(image, project, "abort", left).returncode == 0
-    done = run(image, project, "run", "--", "touch", "done")
+    done = run(image, project, "run", "-q", "--", "touch", "done")
     assert (done.returncode, done.stderr) == (0, "")
     assert not (project.root / "half").exists()
     assert project.roots() == []

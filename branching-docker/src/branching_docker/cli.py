@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from branching_docker.errors import SettingsError, WorkspaceError, WrapperError
 from branching_docker.facts import EngineFacts
 from branching_docker.front import Given, connect, front
 from branching_docker.image import require_image
-from branching_docker.names import EXEC
+from branching_docker.names import EXEC, RECOVER
 from branching_docker.plan import checked_workspace, enter_options, is_settled, plan_run, plan_warm, refused_changes
 from branching_docker.stamp import stamp
 from branching_docker.store import go_on
@@ -137,6 +138,7 @@ for name, summary in PASSED_ON.items():
 def enter(words: list[str], *, given: Given, settings: Settings, at: Engine, found: Found) -> None:
     """Runs a command in the warm container, and exits with its code."""
     from branching_docker import entry
+    from branching_docker.attach import GONE
 
     refused = refused_changes(found.warm_settings or "{}", given.flags)
     if refused:
@@ -147,17 +149,55 @@ def enter(words: list[str], *, given: Given, settings: Settings, at: Engine, fou
     inside = entry.inner_words(words)
     if inside is None:
         raise typer.BadParameter("which command? exec -- CMD...", param_hint="CMD")
-    options = enter_options(settings)
-    raise typer.Exit(
-        entry.enter(
-            inside,
-            docker=at.command,
-            container=found.identifier,
-            environ=os.environ,
-            options=options,
-            at=at.socket_path,
-        )
+    code = entry.enter(
+        inside,
+        docker=at.command,
+        container=found.identifier,
+        environ=os.environ,
+        options=enter_options(settings),
+        at=at.socket_path,
     )
+    if code == GONE:
+        settle(Path(found.workspace), settings, at)
+    raise typer.Exit(code)
+
+
+def settle(workspace: Path, settings: Settings, at: Engine) -> None:
+    """Recovers a directory whose container was killed in the middle of a commit, and says what was done."""
+    from branching_docker import recovery, warm
+
+    # A container that was killed a moment ago may still count as running; in one that runs on, a commit ends by itself.
+    deadline = time.monotonic() + warm.FREE_SECONDS_MAX
+    while recovery.is_interrupted(workspace) and warm.find_warm(workspace, at_work(workspace, at)) is not None:
+        if time.monotonic() > deadline:
+            return
+        time.sleep(warm.POLL_SECONDS)
+    if not recovery.is_interrupted(workspace):
+        return
+    require_image(at, settings)
+    settings, facts = place_of_branches(settings, workspace, at)
+    plan = recovery.plan_recovery(workspace, settings=settings, facts=facts)
+    done = recovery.recover(plan, docker=at.command, environ=os.environ)
+    if done != recovery.NOTHING:
+        say(f"the container was killed in a commit: {done}.")
+
+
+@app.command(RECOVER)
+def recover(context: typer.Context) -> None:
+    """Finish or take back a commit that was interrupted because its container was killed.
+
+    Every command on DIR does this by itself when it starts.
+    """
+    from branching_docker.recovery import is_interrupted
+
+    given: Given = context.obj
+    with reported():
+        workspace = given.place(RECOVER)
+        settings = given.settings(workspace)
+        if not is_interrupted(workspace):
+            say(f"{workspace}: nothing to recover.")
+            return
+        settle(workspace, settings, connect(settings))
 
 
 @app.command()

@@ -15,6 +15,7 @@ from branching_docker import __version__
 from branching_docker.engine import Docker
 from branching_docker.errors import WrapperError
 from branching_docker.names import PROBE_WORD, VERSION_LABEL
+from branching_docker.recovery import is_interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,7 +64,20 @@ def examine(
     found = [*judge_engine(facts), judge_image(settings.image, labels)]
     if labels is None:
         return found
+    if workspace is not None:
+        found += judge_journal(workspace, engine)
     return [*found, *probe(settings, engine, workspace, environ=environ)]
+
+
+def judge_journal(workspace: Path, engine: Engine) -> list[Finding]:
+    """Reports a commit that was interrupted: the journal has an entry, and no container works on the directory."""
+    if not is_interrupted(workspace):
+        return []
+    if any(one.workspace == str(workspace) and not one.has_ended for one in engine.containers()):
+        return []  # it may be going on
+    detail = f"a commit to {workspace} was interrupted: it may hold old and new files"
+    hint = "branching-docker -w DIR recover; any command on the directory does it too"
+    return [Finding(name="journal", state="warning", detail=detail, hint=hint)]
 
 
 def engine_facts(engine: Engine) -> dict[str, Any]:

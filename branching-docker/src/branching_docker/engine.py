@@ -26,7 +26,7 @@ from branching_docker import api
 from branching_docker.endpoint import endpoint
 from branching_docker.errors import EngineError, ImageError
 from branching_docker.facts import EngineFacts, docker_facts, podman_facts
-from branching_docker.names import DIRECTORY_LABEL, NAME_LABEL, STAGE_LABEL, WARM_LABEL, WORKSPACE_LABEL
+from branching_docker.names import DIRECTORY_LABEL, JOURNAL, NAME_LABEL, STAGE_LABEL, WARM_LABEL, WORKSPACE_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,8 +38,15 @@ if TYPE_CHECKING:
 # made. Then the engine may be making it still: it shows it to nobody, but its name is taken from the beginning. So we
 # make one of that name ourselves: when we may, there is and will be no other. Not with Podman, which makes a container
 # itself, and is dead by then.
+# Then, if the container has left an entry in the directory's journal, it was killed in the middle of a commit: another
+# one recovers, and a line on the user's standard error says so, which this process has kept for that alone. It is tried
+# for half a minute: the engine may be just starting again.
 WATCHER = """
+journal=$4
+is_interrupted() { set -- "$journal"/[!.]*; [ -n "$journal" ] && [ -e "$1" ]; }
 read -r _
+is_interrupted || exec 2>/dev/null
+{
 "$1" stop -t 60 "$0" || [ -z "$2" ] ||
     [ -n "$("$1" events --since "$3" --until "$(($(date +%s) + 1))" --filter "container=$0")" ] ||
     for _ in $(seq 600); do
@@ -48,6 +55,19 @@ read -r _
         sleep 0.1
     done
 "$1" rm --force "$0"
+} >/dev/null 2>&1
+shift 4
+for _ in $(seq 15); do
+    is_interrupted || exit 0
+    said=$("$@" 2>&1 </dev/null) && {
+        [ "$said" = "nothing to recover" ] || echo "branching-docker: the container was killed in a commit: $said." >&2
+        exit
+    }
+    sleep 2
+done
+is_interrupted || exit 0
+echo "branching-docker: the container was killed in a commit, which was not recovered: $said" >&2
+echo "Hint: the next command on the directory recovers, or: branching-docker -w DIR recover" >&2
 """
 SELINUX = Path("/sys/fs/selinux/enforce")
 UNBEGUN_STATES = ("created", "configured", "initialized")
@@ -254,8 +274,11 @@ class Podman:
 
 def become(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> NoReturn:
     """Becomes the plan's command, with a watcher."""
+    from branching_docker.recovery import plan_recovery
+
     made_by_daemon = plan.image if engine.socket_path else ""
-    watch(plan.name, image=made_by_daemon, command=engine.command, environ=environ)
+    recovery = plan_recovery(plan.workspace, settings=plan.settings, facts=plan.facts)
+    watch(plan.name, image=made_by_daemon, command=engine.command, environ=environ, recovery=recovery)
     os.execve(engine.command, plan.argv(), environ)
 
 
@@ -317,19 +340,28 @@ def pull(engine: Engine, image: str, *, environ: Mapping[str, str]) -> None:
         )
 
 
-def watch(name: str, *, image: str, command: str, environ: Mapping[str, str]) -> None:
+def watch(
+    name: str,
+    *,
+    image: str,
+    command: str,
+    environ: Mapping[str, str],
+    recovery: ContainerPlan | None = None,
+) -> None:
     """Starts the watcher of the container `name`, and leaves its pipe open in this process for what it will become.
 
-    `image` is whose container it is, if a daemon makes it.
+    `image` is whose container it is, if a daemon makes it. `recovery` runs if the container was killed in a commit.
     """
+    journal = str(recovery.workspace / JOURNAL) if recovery else ""
+    again = [command, *recovery.argv()[1:]] if recovery else []
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
     # A session of its own: what kills this process's group or closes its terminal must not reach it.
     subprocess.Popen(
-        ["/bin/sh", "-c", WATCHER, name, command, image, str(int(time.time()))],
+        ["/bin/sh", "-c", WATCHER, name, command, image, str(int(time.time())), journal, *again],
         stdin=reading,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=None if recovery else subprocess.DEVNULL,
         start_new_session=True,
         cwd="/",
         env=environ,

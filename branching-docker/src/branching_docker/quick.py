@@ -11,7 +11,16 @@ from __future__ import annotations
 import os
 import os.path as path
 
-from branching_docker.names import DIRECTORY_LABEL, EXEC, OURS, STAMP_LABEL, WARM_LABEL, WORKSPACE_LABEL
+from branching_docker.names import (
+    DIRECTORY_LABEL,
+    EXEC,
+    JOURNAL,
+    OURS,
+    RECOVER,
+    STAMP_LABEL,
+    WARM_LABEL,
+    WORKSPACE_LABEL,
+)
 from branching_docker.stamp import identity, stamp
 
 TYPE_CHECKING = False  # see endpoint
@@ -42,6 +51,7 @@ def quick(words: Sequence[str], environ: Mapping[str, str]) -> int | None:
     found = find_warm(workspace, environ)
     if found is None:
         return None
+    from branching_docker.attach import GONE
     from branching_docker.entry import enter, inner_words
 
     inside = inner_words(words)
@@ -49,7 +59,23 @@ def quick(words: Sequence[str], environ: Mapping[str, str]) -> int | None:
         return None
     options = [word for user in given["u"][-1:] for word in ("--user", user)]
     options += [word for assignment in given["e"] for word in ("--env", assignment)]
-    return enter(inside, docker=docker, container=found[0], environ=environ, options=options, at=found[1])
+    code = enter(inside, docker=docker, container=found[0], environ=environ, options=options, at=found[1])
+    if code == GONE:
+        recover(workspace, environ)
+    return code
+
+
+def recover(workspace: str, environ: Mapping[str, str]) -> None:
+    """Settles a commit that was going on when the container was killed, by the long way."""
+    try:
+        if not os.listdir(path.join(workspace, JOURNAL)):
+            return
+    except OSError:
+        return  # there is no store, or we may not look into it: the next command recovers
+    import sys  # what the rest has done without
+
+    words = [sys.executable, "-m", "branching_docker", "-w", workspace, RECOVER]
+    os.waitpid(os.posix_spawn(sys.executable, words, environ), 0)
 
 
 def find_program(name: str, search: str) -> str | None:
