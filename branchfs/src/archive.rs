@@ -12,9 +12,12 @@
 //!
 //! Files with holes are in GNU tar's format for sparse files ([`sparse`]).
 //!
+//! A record of what it was made against is in front ([`against`]).
+//!
 //! The library `tar` knows the headers. Members, and what extends a header, are read here, with limits, for an archive may
 //! come from anywhere.
 
+mod against;
 mod export;
 mod import;
 mod sparse;
@@ -33,3 +36,9 @@ const XATTR: &str = "SCHILY.xattr.";
 
 /// Of a header, of the end mark, and what content is filled up to.
 const BLOCK_BYTES: usize = 512;
+
+/// Longest header extension: names, and extended attributes, of which Linux takes 64 KiB a value.
+const EXTENSION_BYTES_MAX: u64 = 1 << 20;
+
+/// What errors name where the archive is written to.
+const OUTPUT: &str = "the output";

@@ -304,8 +304,12 @@ fn carry_out(
         }
         "diff" => comparison::diff(&request, workspace, connection),
         "export" => transfer::export(&request, workspace, connection),
-        "import" => transfer::import(&request, workspace, connection)
-            .map(|branch| branch_object(&branch, workspace, info)),
+        "import" => {
+            let (made, has_record) = transfer::import(&request, workspace, connection)?;
+            let mut object = branch_object(&made, workspace, info);
+            object["has_base_record"] = json!(has_record);
+            Ok(object)
+        }
         "undo" | "redo" => {
             let towards = if request.verb == "undo" { Towards::Past } else { Towards::Future };
             let reverted = workspace.revert(towards, request.force, request.dry_run)?;

@@ -56,14 +56,20 @@ fn nothing_is_exported_as_an_archive_of_nothing_and_imported_as_an_untouched_bra
     let mount = Mount::over(|base| shell(base, FILLED));
     let base = snapshot(&mount.base());
     mount.create("empty");
-    let archive = export(&mount, "empty");
-    assert_eq!(fs::read(&archive).unwrap(), [0; 1024], "the end mark alone");
+    export(&mount, "empty");
     shell(
         mount.directory.path(),
         "tar -tf empty.tar | cmp - /dev/null; tar -cf theirs.tar -T /dev/null",
     );
     for (name, archive) in [("ours", "empty.tar"), ("theirs", "theirs.tar")] {
-        succeed(&import(&mount, name, &mount.directory.path().join(archive)));
+        let output = import(&mount, name, &mount.directory.path().join(archive));
+        succeed(&output);
+        let is_noted = String::from_utf8_lossy(&output.stderr).contains("made against");
+        assert_eq!(
+            is_noted,
+            name == "theirs",
+            "an exported archive has a record also if it is empty"
+        );
         assert_same(&snapshot(&mount.branch(name)), &base, name);
         assert!(mount.run(&["diff", name], &[]).stdout.is_empty());
     }
@@ -418,4 +424,53 @@ fn holes_stay_holes_in_an_archive_and_after_a_load() {
     }
     succeed(&import(&mount, "plain", &archive.with_file_name("plain.tar")));
     assert_eq!(read(&mount.branch("plain").join("holes")), wanted[5]);
+}
+
+#[test]
+fn an_archive_is_not_loaded_over_what_has_changed_since_it_was_made() {
+    let mount = Mount::over(|base| shell(base, FILLED));
+    let branch = mount.create("branch");
+    shell(&branch, "echo branch >file; rm -r kept; echo new >new; rm link; chmod 700 e");
+    let archive = export(&mount, "branch");
+    let wanted = snapshot(&branch);
+    mount.abort("branch");
+    shell(
+        &mount.base(),
+        "cp --preserve=mode file x; mv x file; touch -d 2001-01-01 kept/in; echo x >d/other",
+    );
+    succeed(&import(&mount, "same-content", &archive));
+    mount.abort("same-content");
+    let changes = [
+        ("echo theirs >>file", "file"),
+        ("echo theirs >kept/in", "kept/in"),
+        ("echo theirs >new", "new"),
+        ("ln -sfn theirs link", "link"),
+        ("chmod 750 e", "e"),
+        ("rm file", "file"),
+    ];
+    for (change, path) in changes {
+        shell(&mount.base(), &format!("cp -a . ../saved; rm -rf ../saved/.branching; {change}"));
+        let said = refusal(&import(&mount, "changed", &archive));
+        assert!(
+            said.contains(&format!("\n  {path}\n")) && said.contains("--force"),
+            "{change}: {said}"
+        );
+        assert!(!mount.branch("changed").exists());
+        succeed(&import_as(&mount, "forced", &archive, &["--force"], 0));
+        assert_eq!(fs::read_to_string(mount.branch("forced").join("file")).unwrap(), "branch\n");
+        mount.abort("forced");
+        shell(
+            &mount.base(),
+            "find . -mindepth 1 -maxdepth 1 ! -name .branching -exec rm -r {} +; cp -a ../saved/. .; rm -r ../saved",
+        );
+    }
+    let elsewhere = Mount::over(|base| shell(base, FILLED));
+    succeed(&import(&elsewhere, "branch", &archive));
+    assert_eq!(snapshot(&elsewhere.branch("branch")).len(), wanted.len());
+    shell(mount.directory.path(), "mkdir u; tar -cf foreign.tar u");
+    let output = import(&mount, "foreign", &mount.directory.path().join("foreign.tar"));
+    succeed(&output);
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("does not say what it was made against")
+    );
 }

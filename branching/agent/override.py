@@ -164,7 +164,8 @@ class Override:
             own = self._place.workspace.load(name, parents)
         try:
             with Workspace(own.path) as inside, (self._home / branch_id).open("rb") as archive:
-                report = report_of(inside.load(f"{name}.branch", archive).commit())
+                # `_check` has compared the branch's paths.
+                report = report_of(inside.load(f"{name}.branch", archive, force=True).commit())
             own.commit(policy=self._place.policy)
             return report
         except BaseException:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.failure import UsageFault, reported
+from branching.cli.failure import UsageFault, note, reported
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.place import opened_workspace
 from branching.cli.report import print_json
@@ -25,12 +25,19 @@ def load(
         ),
     ] = None,
     workspace: WorkspaceOption = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Load it also over paths that have changed since it was made."
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Make a branch of an archive that branching export wrote, or of any OCI layer.
 
-    An archive that is damaged, or leads out of the workspace, makes nothing. What to do with the
-    branch comes after: branching diff, commit, abort.
+    An archive that is damaged, or leads out of the workspace, makes nothing. Neither does one that
+    was made against other content: the paths that have changed since are listed. What to do with
+    the branch comes after: branching diff, commit, abort.
 
     Example: branching load fix fix.tar
     """
@@ -39,11 +46,16 @@ def load(
             raise UsageFault("an archive is not typed; give a file")
         with opened_workspace(workspace) as space:
             if archive is None:
-                space.load(name, sys.stdin.buffer)
+                branch = space.load(name, sys.stdin.buffer, force=force)
             else:
                 with archive.open("rb") as file:
-                    space.load(name, file)
+                    branch = space.load(name, file, force=force)
         if json:
             print_json("load", branch=name, action="kept")
         else:
             print(f"branch: {name}\naction: kept")
+            if not (branch.has_base_record or force):
+                note(
+                    "the archive does not say what it was made against; "
+                    "changes made since are not detected"
+                )

@@ -51,6 +51,8 @@ class BranchRecord:
     """Bytes that it has added; None where neither it nor a branch above it is limited."""
     disk_refusals: int | None = None
     """How often a change in it was refused for that (EDQUOT)."""
+    has_base_record: bool | None = None
+    """Of a branch just loaded: whether its archive says what it was made against."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,8 +210,10 @@ class Backend(Protocol):
     def export(self, branch: BranchRecord, file: int) -> None:
         """Writes the branch's layer as an archive."""
 
-    def load(self, name: str, parent: int, file: int) -> BranchRecord:
-        """Makes a branch of an archive, or nothing."""
+    def load(self, name: str, parent: int, file: int, *, force: bool = False) -> BranchRecord:
+        """Creates a branch from an archive, or nothing. ConflictError where the parent has changed
+        since the archive was made, unless `force`.
+        """
 
     def history(self) -> list[CommitRecord]:
         """Lists the commits to main that can be taken back or made again, the oldest first."""

@@ -98,6 +98,11 @@ class Branch:
         return self._record.branch_path if self._record else f"{self._parent_path}/{self._name}"
 
     @property
+    def has_base_record(self) -> bool:
+        """Whether it was loaded from an archive that says what it was made against."""
+        return bool(self._record and self._record.has_base_record)
+
+    @property
     def is_open(self) -> bool:
         """It was made, and neither committed nor aborted through this object."""
         return self._record is not None and self._ended is None

@@ -177,9 +177,9 @@ class BranchFS:
         with _translated(BranchError, what, self._root, branch=branch.name):
             self._control.request("export", {"branch": branch.id}, descriptor=file)
 
-    def load(self, name: str, parent: int, file: int) -> BranchRecord:
+    def load(self, name: str, parent: int, file: int, *, force: bool = False) -> BranchRecord:
         what = f"branch {name!r} was not imported"
-        fields: Fields = {"name": name, "parent": parent}
+        fields: Fields = {"name": name, "parent": parent, "force": force}
         with _translated(MountError, what, self._root, branch=name):
             made = self._control.request(
                 "import", fields, undo=self._drop_interrupted, descriptor=file
@@ -372,6 +372,7 @@ def _record(entry: Fields) -> BranchRecord:
         disk_limit=cast("int | None", entry.get("disk_limit")),
         disk_used=cast("int | None", entry.get("disk_used")),
         disk_refusals=cast("int | None", entry.get("disk_refusals")),
+        has_base_record=cast("bool | None", entry.get("has_base_record")),
     )
 
 

@@ -210,15 +210,32 @@ class Workspace:
             branch=name,
         )
 
-    def load(self, name: str, file: IO[bytes]) -> Branch:
-        """Makes a branch of an archive that `Branch.export` wrote, or any OCI layer; it is open.
+    def load(self, name: str, file: IO[bytes], *, force: bool = False) -> Branch:
+        """Creates a branch from an archive that `Branch.export` wrote, or from any OCI layer.
 
-        Raises MountError for an archive that is damaged, or leads out of the workspace, or needs
-        rights we lack; then there is no branch.
+        `Branch.export` records what the archive's paths were before the branch changed them, and
+        `load` compares that with the workspace. Other layers have no such record: changes made
+        since are not detected, and the branch's `has_base_record` is false.
+
+        Args:
+            name: Name of the new branch, which is left open.
+            file: The archive, open for reading.
+            force: Load the archive also over paths that have changed since it was made.
+
+        Returns:
+            The branch.
+
+        Raises:
+            ConflictError: The `paths` that it lists have changed since the archive was made.
+                There is no branch.
+            MountError: The archive is damaged, leads out of the workspace, or needs rights that
+                the process lacks. There is no branch.
+            ValueError: The name is impossible.
         """
         check_name(name)
         parent = self._branch.id if self._branch else MAIN_ID
-        return Branch.of(self._backend, self._backend.load(name, parent, file.fileno()))
+        record = self._backend.load(name, parent, file.fileno(), force=force)
+        return Branch.of(self._backend, record)
 
     def branches(self) -> list[BranchRecord]:
         """Lists the open branches at all depths, the oldest first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tarfile
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from conftest import NAME_FROM, Mounted
 from support.command import branching
 
-from branching import BranchError, MountError, Workspace
+from branching import BranchError, ConflictError, MountError, Workspace
 from branching.fs import Branch
 
 
@@ -68,6 +69,25 @@ def test_an_archive_makes_the_same_branch_elsewhere(
     assert files(real_workspace.path) == expected
 
 
+def test_an_archive_is_not_loaded_over_paths_that_have_changed_since(
+    kept: Branch, real_workspace: Workspace, place: Path
+) -> None:
+    with (place / "layer.tar").open("wb") as file:
+        kept.export(file)
+    kept.abort()
+    (real_workspace.base / NAME_FROM).write_text("written by another program\n")
+    with (place / "layer.tar").open("rb") as file:
+        with pytest.raises(ConflictError, match="made against other content") as caught:
+            real_workspace.load("loaded", file)
+        assert caught.value.paths == (NAME_FROM,)
+        assert real_workspace.branches() == []
+        file.seek(0)
+        loaded = real_workspace.load("loaded", file, force=True)
+    assert loaded.has_base_record
+    assert (loaded.path / NAME_FROM).read_text() == "seed\nand more\n"
+    loaded.abort()
+
+
 def test_a_bad_archive_makes_nothing(real_workspace: Workspace, place: Path) -> None:
     (place / "garbage").write_bytes(b"no archive" * 1000)
     with tarfile.open(place / "evil.tar", "w") as evil:
@@ -114,6 +134,32 @@ class TestCommands:
         assert branching(root, "diff", "again").out == f"A made\nM {NAME_FROM}\n"
         assert branching(root, "commit", "again").code == 0
         assert (root / "made").exists()
+
+    def test_load_lists_paths_that_have_changed_since(self, root: Path, place: Path) -> None:
+        archive = str(place / "fix.tar")
+        assert branching(root, "export", "kept", "-o", archive).code == 0
+        with Workspace(root) as workspace:
+            (workspace.base / "made").write_text("by another program\n")
+        done = branching(root, "load", "again", archive)
+        assert (done.code, "\n  made\n" in done.err, "--force" in done.err) == (125, True, True)
+        done = branching(root, "load", "--json", "again", archive)
+        assert "made against other content" in json.loads(done.err)["error"]
+        assert branching(root, "abort", "again").code == 125, "no branch was made"
+        done = branching(root, "load", "--force", "again", archive)
+        assert (done.code, done.err) == (0, "")
+        assert branching(root, "abort", "again").code == 0
+        assert branching(root, "abort", "kept").code == 0
+
+    def test_load_notes_an_archive_without_a_record(self, root: Path, place: Path) -> None:
+        archive = str(place / "foreign.tar")
+        with tarfile.open(archive, "w") as foreign:
+            foreign.addfile(tarfile.TarInfo("file"))
+        note = "the archive does not say what it was made against"
+        for words, is_noted in (((), True), (("--json",), False), (("--force",), False)):
+            done = branching(root, "load", *words, "again", archive)
+            assert (done.code, note in done.err) == (0, is_noted), words
+            assert branching(root, "abort", "again").code == 0
+        assert branching(root, "abort", "kept").code == 0
 
     def test_an_export_that_fails_leaves_no_file(self, root: Path, place: Path) -> None:
         done = branching(root, "export", "nope", "-o", str(place / "none.tar"))

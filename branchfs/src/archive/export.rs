@@ -10,13 +10,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FileType;
 use tar::{Builder, EntryType, Header};
 
+use super::against::Against;
 use super::sparse::Sparse;
-use super::{WHITEOUT, XATTR};
+use super::{OUTPUT, WHITEOUT, XATTR};
 use crate::difference::{OpenedFile, Pair, Reader, Side};
 use crate::error::{Context, Error};
-
-/// What errors name where the archive is written to.
-const OUTPUT: &str = "the output";
 
 /// Longest name that a header holds by itself.
 const HEADER_NAME_BYTES_MAX: usize = 100;
@@ -27,6 +25,7 @@ pub(crate) fn export(
     reader: &mut Reader,
     out: &mut dyn Write,
 ) -> Result<(), Error> {
+    let against = Against::of(&pairs, reader);
     let (mut present, mut before) = (BTreeMap::new(), BTreeSet::new());
     for pair in pairs {
         if is_same_root(&pair, reader)? {
@@ -49,6 +48,7 @@ pub(crate) fn export(
         present.iter().map(|(path, side)| (path.as_path(), Some(side))).collect();
     names.extend(gone.iter().filter(|path| !is_hidden_by_more(path)).map(|path| (&**path, None)));
     let mut archive = Archive { builder: Builder::new(out), reader, linked: HashMap::new() };
+    against.write(&mut archive.builder)?;
     for (path, side) in names {
         match side {
             Some(side) => archive.member(side)?,

@@ -18,16 +18,14 @@ use rustix::fs::{FileType, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
 use tar::{EntryType, Header};
 
+use super::against::Against;
 use super::sparse::{self, Sparse};
-use super::{BLOCK_BYTES, OPAQUE, WHITEOUT, XATTR};
+use super::{BLOCK_BYTES, EXTENSION_BYTES_MAX, OPAQUE, WHITEOUT, XATTR};
 use crate::difference::{Side, find_below};
 use crate::error::{Context, Error};
 use crate::layer::{Layer, copy_attributes, drop_inherited_acls, times};
 use crate::overlay::{DEVICE_XATTR, is_private_xattr};
 use crate::peer::Peer;
-
-/// Longest header extension: names, and extended attributes, of which Linux takes 64 KiB a value.
-const EXTENSION_BYTES_MAX: u64 = 1 << 20;
 
 /// Longest path.
 const PATH_BYTES_MAX: usize = 64 * 1024;
@@ -51,6 +49,9 @@ pub(crate) struct Unpacked {
     granted: BTreeSet<PathBuf>,
     /// What the archive deletes.
     deleted: BTreeSet<PathBuf>,
+    /// What the archive was made against.
+    against: Against,
+    has_record: bool,
 }
 
 /// Fills `layer` with what an archive brings.
@@ -63,6 +64,8 @@ pub(crate) fn unpack(
         directories: Vec::new(),
         granted: BTreeSet::from([PathBuf::new()]),
         deleted: BTreeSet::new(),
+        against: Against::default(),
+        has_record: false,
     };
     let mut import = Import { layer, rights, unpacked };
     let mut extension = Extension::default();
@@ -86,7 +89,9 @@ pub(crate) fn unpack(
         let mut entry = (&mut content).take(stored);
         match kind {
             EntryType::XHeader => extension.read_pax(&read_extension(&mut entry)?)?,
-            EntryType::XGlobalHeader => check_global(&read_extension(&mut entry)?)?,
+            EntryType::XGlobalHeader => {
+                import.unpacked.read_global(&read_extension(&mut entry)?)?;
+            }
             EntryType::GNULongName => extension.path = Some(text(read_extension(&mut entry)?)),
             EntryType::GNULongLink => extension.target = Some(text(read_extension(&mut entry)?)),
             _ => {
@@ -138,6 +143,33 @@ fn cut_off() -> Error {
 }
 
 impl Unpacked {
+    /// Takes a header for all members. It could change what they mean: only comments are taken.
+    fn read_global(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        for (key, value) in records(bytes)? {
+            if key != b"comment" {
+                let key = String::from_utf8_lossy(key).into_owned();
+                return Err(Error::Usage(format!(
+                    "the archive is refused: a global header sets {key}"
+                )));
+            }
+            self.has_record |= self.against.read(value)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the archive says what it was made against.
+    pub(crate) fn has_record(&self) -> bool {
+        self.has_record
+    }
+
+    /// Refuses where the parent, whose layers are `below`, is not what the archive was made against.
+    ///
+    /// # Errors
+    /// `Conflict`, with the paths.
+    pub(crate) fn check(&self, below: &[Arc<Layer>]) -> Result<(), Error> {
+        self.against.check(below)
+    }
+
     /// Lays the layer over `below`.
     pub(crate) fn settle(mut self, layer: &Layer, below: &[Arc<Layer>]) -> Result<(), Error> {
         for path in &self.granted {
@@ -195,19 +227,6 @@ fn text(mut bytes: Vec<u8>) -> Vec<u8> {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     bytes.truncate(end);
     bytes
-}
-
-/// A header for all members could change what they mean: only remarks are taken.
-fn check_global(bytes: &[u8]) -> Result<(), Error> {
-    for record in records(bytes)? {
-        if record.0 != b"comment" {
-            let key = String::from_utf8_lossy(record.0).into_owned();
-            return Err(Error::Usage(format!(
-                "the archive is refused: a global header sets {key}"
-            )));
-        }
-    }
-    Ok(())
 }
 
 /// Key and value.

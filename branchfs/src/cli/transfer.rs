@@ -31,6 +31,9 @@ pub(crate) struct Import {
     /// Give everything to yourself (root: to the base's owner), whatever the archive says
     #[arg(long)]
     no_same_owner: bool,
+    /// Load it also over what has changed since the archive was made
+    #[arg(long)]
+    force: bool,
     /// The new branch's name
     name: String,
     /// The mountpoint
@@ -72,14 +75,19 @@ pub(crate) fn export(arguments: &Export) -> Result<()> {
 }
 
 pub(crate) fn import(arguments: &Import) -> Result<()> {
-    let Import { parent, no_same_owner, name, mountpoint } = arguments;
+    let Import { parent, no_same_owner, force, name, mountpoint } = arguments;
     let input = std::io::stdin();
     if input.is_terminal() {
         bail!("an archive is not read from a terminal\nHint: branchfs import NAME MNT < layer.tar");
     }
     let request = json!({
-        "verb": "import", "name": name, "parent": parent, "no_same_owner": no_same_owner,
+        "verb": "import", "name": name, "parent": parent, "no_same_owner": no_same_owner, "force": force,
     });
     let branch = ask(mountpoint, request, Some(input.as_fd()))?.value;
+    if branch["has_base_record"] == false && !force {
+        eprintln!(
+            "branchfs: note: the archive does not say what it was made against; changes made since are not detected"
+        );
+    }
     show(branch["path"].as_str().unwrap_or_default())
 }

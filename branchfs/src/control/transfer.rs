@@ -29,12 +29,13 @@ pub(super) fn export(
     })
 }
 
-/// Answers `import`. The archive makes no file that who asks could not make.
+/// Answers `import`: the branch, and whether the archive says what it was made against. The archive makes no file that who
+/// asks could not make.
 pub(super) fn import(
     request: &Request,
     workspace: &Workspace,
     connection: &mut Connection<'_>,
-) -> Result<BranchInfo, Error> {
+) -> Result<(BranchInfo, bool), Error> {
     let input = File::from(connection.descriptor("to read the archive from")?);
     let name = request.name.as_deref();
     let name = name.ok_or_else(|| Error::Usage("import needs a name".to_owned()))?;
@@ -46,5 +47,5 @@ pub(super) fn import(
         (false, true) => Rights::All,
         (false, false) => Rights::Of(peer),
     };
-    workspace.import(name, &parent, input, &rights)
+    workspace.import(name, &parent, input, &rights, request.force)
 }

@@ -23,6 +23,8 @@ pub(super) struct Filled {
     pub(super) id: u64,
     pub(super) layer: Layer,
     pub(super) unpacked: Unpacked,
+    /// Also over a parent that is not what the archive was made against.
+    pub(super) force: bool,
 }
 
 impl Workspace {
@@ -228,6 +230,9 @@ impl Filled {
         quota: Option<&Arc<Quota>>,
     ) -> Result<Layer, Error> {
         refuse_limited(name, quota)?;
+        if !self.force {
+            self.unpacked.check(below)?;
+        }
         self.unpacked.settle(&self.layer, below)?;
         Ok(self.layer)
     }

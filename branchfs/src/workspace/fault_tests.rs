@@ -225,7 +225,7 @@ impl Case {
             Abort => workspace.abort(&named("work")),
             Import => {
                 let main = Selector::Id(MAIN_BRANCH);
-                ok(workspace.import("work", &main, archive, &Rights::All))
+                ok(workspace.import("work", &main, archive, &Rights::All, false))
             }
             Prune => ok(workspace.prune(1)),
             Rebase => ok(workspace.rebase(&named("work"), false, false)),

@@ -20,15 +20,18 @@ impl Workspace {
     /// The archive is read to its end first, into a file without a name in the store, and unpacked into a layer that is
     /// nobody's: however long that takes, it holds nobody up. Then the parent is forked.
     ///
+    /// Returns also whether the archive says what it was made against. `force` loads it over what has changed since.
+    ///
     /// # Errors
-    /// As [`Self::create`]; `Usage` for an archive that is damaged or more than `rights` allow.
+    /// As [`Self::create`]; `Conflict` where the parent is not what the archive was made against; `Usage` for an archive that is damaged or more than `rights` allow.
     pub(crate) fn import(
         &self,
         name: &str,
         parent: &Selector,
         mut content: File,
         rights: &Rights<'_>,
-    ) -> Result<BranchInfo, Error> {
+        force: bool,
+    ) -> Result<(BranchInfo, bool), Error> {
         self.admit_change()?;
         self.refuse_import(name, parent)?;
         let store = self.store();
@@ -41,7 +44,9 @@ impl Workspace {
         let id = self.next_number();
         let made = self.new_layer(id, true, &[Arc::clone(&self.base)]).and_then(|layer| {
             let unpacked = archive::unpack(read, &layer, rights)?;
-            self.create_filled(name, parent, None, Some(Filled { id, layer, unpacked }))
+            let has_record = unpacked.has_record();
+            let filled = Filled { id, layer, unpacked, force };
+            Ok((self.create_filled(name, parent, None, Some(filled))?, has_record))
         });
         made.inspect_err(|_| self.throw_away(&self.layer_path(id), "unmade"))
     }
