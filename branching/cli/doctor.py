@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -82,6 +83,8 @@ def examine() -> list[Finding]:
             for name in ("memory", "cpu", "pids", "memory_high")
         ),
         ("user namespaces", "limited", _user_namespaces),
+        ("journal", "limited", _journal),
+        ("log", "limited", _log),
     ]
     return [_find(*check) for check in checks]
 
@@ -160,6 +163,30 @@ def _mount() -> str:
             workspace.undo()
             driver = workspace.fstype
     return f"a directory was mounted, branched, committed and undone ({driver})"
+
+
+def _journal() -> str:
+    from branching.fs.interrupted import is_interrupted
+    from branching.fs.on_demand import base_around
+
+    base = base_around(Path.cwd())
+    if is_interrupted(base):
+        raise _Fault(
+            f"a commit to {base} was interrupted: it may hold old and new files",
+            f"branchfs recover {shlex.quote(str(base))}; any other command on it recovers too",
+        )
+    return f"no commit to {base} is interrupted"
+
+
+def _log() -> str:
+    from branching.fs.interrupted import log_of
+    from branching.fs.on_demand import base_around
+
+    base = base_around(Path.cwd())
+    log = log_of(base)
+    if log is None:
+        return f"there is none of {base}: nothing is mounted or kept"
+    return f"{log}; branchfs log {shlex.quote(str(base))} prints it"
 
 
 def _limit(name: str) -> Callable[[], str]:

@@ -89,7 +89,8 @@ def _notes(space: Workspace, records: list[BranchRecord]) -> list[str]:
         notes.append(f"left by a chat: {', '.join(talked)}. The next branching chat goes on there")
     if given_up := [name for names in found.values() for name in names]:
         notes.append(
-            f"the program that worked there was killed: {', '.join(given_up)}. What it wrote is "
+            "the command that worked there did not record its end (it was killed, or the disk was "
+            f"full): {', '.join(given_up)}. What it wrote is "
             "there (branching diff NAME), until branching commit NAME or branching abort NAME"
         )
     return notes

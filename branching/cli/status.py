@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from branching.cli.failure import reported
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.place import opened_workspace
@@ -13,7 +15,16 @@ def status(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
 
     Example: branching status
     """
+    from branching.fs.interrupted import is_interrupted
+    from branching.fs.on_demand import base_around
+    from branching.fs.workspace import find_mount
+
     with reported(json=json):
+        place = workspace or Path.cwd()
+        # A directory that is not mounted is mounted to be shown, and the mount recovers.
+        was_interrupted = find_mount(place) is None and is_interrupted(
+            place if workspace or not place.is_dir() else base_around(place)
+        )
         with opened_workspace(workspace) as space:
             branches = space.branches()
         if json:
@@ -23,11 +34,17 @@ def status(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
                 base=str(space.base),
                 fstype=space.fstype,
                 policy=space.policy,
+                recovered=was_interrupted,
                 branches=[branch.name for branch in branches],
             )
             return
         print(f"workspace: {space.root}")
         print(f"fstype: {space.fstype}")
+        if was_interrupted:
+            print(
+                "recovered: a commit was interrupted, which left old and new files in "
+                f"{space.base}; this command has finished it or taken it back"
+            )
         if not branches:
             print("branches: (none)")
             return

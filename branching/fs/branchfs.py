@@ -32,7 +32,7 @@ from branching.fs.backend import (
     Reversal,
 )
 from branching.fs.control import ControlSocket, DaemonGone, Fields, Refused
-from branching.fs.mounts import Mount
+from branching.fs.mounts import Mount, read_mounts
 
 CONTROL_XATTR = "user.branchfs.control"
 """On the mount's root: the path of the control socket."""
@@ -288,7 +288,8 @@ def _control_path(root: Path) -> str:
         if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
             raise MountError(
                 f"the BranchFS daemon of {root} is gone; its branches are kept in the store",
-                hint=f"unmount it (umount -l {root}) and mount the base again",
+                hint=f"`branchfs log {_base_of(root)}` prints its log; unmount it "
+                f"(umount -l {root}) and mount the base again",
                 path=str(root),
             ) from error
         if IN_BRANCH in os.environ:
@@ -298,6 +299,12 @@ def _control_path(root: Path) -> str:
             hint="only mounts made by `branchfs mount` (0.2 or later) can be used",
             path=str(root),
         ) from error
+
+
+def _base_of(root: Path) -> str:
+    """Returns the base of the mount at `root` for a shell, as the table of mounts names it."""
+    sources = [mount.source for mount in read_mounts() if mount.point == root]
+    return shlex.quote(sources[-1]) if sources and sources[-1].startswith("/") else "BASE"
 
 
 _BY_KIND: dict[str, type[BranchingError]] = {
@@ -341,8 +348,9 @@ def _translated(
         state = "does not answer" if isinstance(gone.__cause__, BlockingIOError) else "is gone"
         raise kind(
             f"{what}: the BranchFS daemon of {root} {state} ({gone})",
-            hint="mount the base again, or run the command again where it mounts by itself: "
-            "live branches come back, a commit is whole or not at all",
+            hint=f"`branchfs log {_base_of(root)}` prints its log. Mount the base again, or run "
+            "the command again where it mounts by itself: live branches come back, and a commit "
+            "that was interrupted is finished or taken back",
             branch=branch,
             path=str(root),
         ) from gone

@@ -193,8 +193,8 @@ def test_a_directory_inside_or_around_is_refused(shared: Project) -> None:
 
 
 def test_two_commands_at_once_share_and_the_second_to_commit_is_told(shared: Project) -> None:
-    """One waits until the other has committed: its branch is stale by then, and nothing of it arrives."""
-    program = "touch loser; echo up; cat >/dev/null"
+    """One waits until the other has committed a change of the same file: it is refused, and nothing of it arrives."""
+    program = "echo slow >both; touch loser; echo up; cat >/dev/null"
     command = [str(WRAPPER), "-w", str(shared.root), "run", "--", "sh", "-c", program]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -202,10 +202,11 @@ def test_two_commands_at_once_share_and_the_second_to_commit_is_told(shared: Pro
         assert slow.stdout
         assert slow.stderr
         assert slow.stdout.readline() == "up\n"
-        assert wrapper(shared, "run", "--", "touch", "winner").returncode == 0
+        assert wrapper(shared, "run", "--", "sh", "-c", "echo fast >both").returncode == 0
         _, said = slow.communicate(timeout=RUN_SECONDS)
-    (shared.root / "winner").unlink()
     assert slow.returncode != 0, said
+    assert (shared.root / "both").read_text() == "fast\n"
+    (shared.root / "both").unlink()
     assert not (shared.root / "loser").exists()
 
 

@@ -252,7 +252,10 @@ def test_a_call_whose_program_was_killed_is_lost(real: Mounted, app: Watch) -> N
     piloted(app, act)
     listed = branching(real.root, "ls")
     [line] = listed.out.splitlines()
-    assert f"the program that worked there was killed: {line.split()[0]}" in listed.err
+    said = (
+        "the command that worked there did not record its end (it was killed, or the disk was full)"
+    )
+    assert f"{said}: {line.split()[0]}" in listed.err
 
 
 def test_what_a_killed_server_of_tools_has_left_is_said_and_can_be_kept(
