@@ -175,6 +175,11 @@ pub enum Error {
     Corrupt(String),
 }
 
+/// Whether the disk, or the user's share of it, is full.
+fn is_full(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
+}
+
 impl Error {
     /// The protocol's word for this kind.
     #[must_use]
@@ -241,6 +246,9 @@ impl Error {
             }
             Self::Corrupt(_) => "keep the store as it is and look at it before anything is removed",
             Self::PathTooLong { .. } => "move or remove what is nested so deeply, then try again",
+            Self::Io { source, .. } | Self::Step { source, .. } if is_full(source) => {
+                "make room, then try again; aborting a branch frees what it wrote"
+            }
             Self::Step { .. } => "see to what stands in its way there, then try again",
             Self::Usage(_)
             | Self::Name { .. }

@@ -119,6 +119,8 @@ fn an_ordinary_unmount_keeps_what_recovery_needs() {
 #[test]
 fn a_mount_refuses_a_journal_with_several_transactions_and_changes_nothing() {
     let (mount, history, wanted) = incomplete();
+    // The guard stays where the daemon does not end in order, and would recover when the directory can be changed again.
+    common::kill_guard(&mount);
     mount.unmount();
     drop(history);
     let journal = mount.base().join(".branching/journal");

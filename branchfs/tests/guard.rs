@@ -10,33 +10,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Mount, assert_same, shell, snapshot, succeed};
-use rustix::process::{Pid, Signal, kill_process};
-
-/// The processes that a process has started.
-fn children(process: i32) -> Vec<i32> {
-    let mut found = Vec::new();
-    for task in fs::read_dir(format!("/proc/{process}/task")).unwrap() {
-        let list = fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default();
-        found.extend(list.split_whitespace().map(|one| one.parse::<i32>().unwrap()));
-    }
-    found
-}
-
-fn guard_of(mount: &Mount) -> i32 {
-    let mut found = Vec::new();
-    // It starts when the mount answers, and is the daemon's only child.
-    wait_until("the guard starts", || {
-        found = children(mount.daemon());
-        found.len() == 1 && is_guard(found[0])
-    });
-    found[0]
-}
-
-fn is_guard(process: i32) -> bool {
-    let words = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&words).contains("--guard")
-}
+use common::{Mount, assert_same, guard_of, kill_guard, shell, snapshot, succeed};
+use rustix::process::{Pid, Signal};
 
 fn is_alive(process: i32) -> bool {
     let state = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
@@ -146,7 +121,7 @@ fn without_the_guard_recover_or_the_next_mount_finishes_the_commit() {
     for by_command in [true, false] {
         let mount = with_work();
         let wanted = snapshot(&mount.branch("work"));
-        kill_process(Pid::from_raw(guard_of(&mount)).unwrap(), Signal::KILL).unwrap();
+        kill_guard(&mount);
         die_in_commit(&mount);
         assert!(!journal_is_empty(&mount.base()), "the kill comes in the middle");
         if by_command {

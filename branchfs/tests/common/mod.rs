@@ -215,6 +215,40 @@ pub fn kill_daemon(pid: i32) {
     let _ = fs::remove_file(format!("/run/branchfs/{}.sock", pid.as_raw_nonzero()));
 }
 
+/// The processes that a process has started.
+fn children(process: i32) -> Vec<i32> {
+    let mut found = Vec::new();
+    for task in fs::read_dir(format!("/proc/{process}/task")).unwrap() {
+        let list = fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default();
+        found.extend(list.split_whitespace().map(|one| one.parse::<i32>().unwrap()));
+    }
+    found
+}
+
+/// The guard of a mount's daemon: its only child, which it starts when the mount answers.
+pub fn guard_of(mount: &Mount) -> i32 {
+    let mut found = Vec::new();
+    wait_until("the guard starts", || {
+        found = children(mount.daemon());
+        found.len() == 1 && is_guard(found[0])
+    });
+    found[0]
+}
+
+fn is_guard(process: i32) -> bool {
+    let words = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&words).contains("--guard")
+}
+
+/// Kills the guard of a mount's daemon, so that nothing recovers when the daemon dies.
+pub fn kill_guard(mount: &Mount) {
+    let guard = rustix::process::Pid::from_raw(guard_of(mount)).unwrap();
+    let waiter = rustix::process::pidfd_open(guard, rustix::process::PidfdFlags::empty()).unwrap();
+    rustix::process::kill_process(guard, rustix::process::Signal::KILL).unwrap();
+    let mut poll = [rustix::event::PollFd::new(&waiter, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut poll, None).unwrap();
+}
+
 /// How often something random is tried: few times in every run, many times in `scripts/test --soak`.
 pub fn rounds(usual: usize, soak: usize) -> usize {
     if std::env::var_os("BRANCHFS_SOAK").is_some() { soak } else { usual }
