@@ -10,6 +10,7 @@ mod transfer;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,6 +21,7 @@ use serde_json::{Value, json};
 
 use crate::commit::Change;
 use crate::error::{Context, Error};
+use crate::injected_panics::panic_on_request;
 use crate::selection::Selection;
 use connection::{CONNECTIONS_MAX, Connection, Line, Place, Places, REQUEST_BYTES_MAX, Refused};
 
@@ -148,7 +150,10 @@ impl Service {
         let service = Arc::clone(self);
         let started = thread::Builder::new().name("control".to_owned()).spawn(move || {
             while service.waiting.load(Ordering::Acquire) <= WAITING_MAX {
-                service.serve_next();
+                // A panic of a request is answered in `answer`; any other one ends its connection alone.
+                if catch_unwind(AssertUnwindSafe(|| service.serve_next())).is_err() {
+                    service.workspace.fail_stop.trip("a control connection panicked");
+                }
                 service.waiting.fetch_add(1, Ordering::AcqRel);
             }
             service.waiting.fetch_sub(1, Ordering::AcqRel);
@@ -244,7 +249,15 @@ fn answer(
     }
     let verb = request.verb.clone();
     let branch = request.branch.clone().map_or(String::new(), |branch| format!(" {branch}"));
-    carry_out(request, workspace, info, connection).inspect_err(|error| match error.kind() {
+    let carry_out = || {
+        panic_on_request(&verb);
+        carry_out(request, workspace, info, connection)
+    };
+    let outcome = catch_unwind(AssertUnwindSafe(carry_out)).unwrap_or_else(|_| {
+        workspace.fail_stop.trip(format!("the request {verb}{branch} panicked"));
+        Err(Error::Panicked(verb.clone()))
+    });
+    outcome.inspect_err(|error| match error.kind() {
         "io" | "corrupt" => tracing::error!("{verb}{branch} failed: {error}"),
         _ => tracing::info!("{verb}{branch} was refused: {error}"),
     })

@@ -182,6 +182,7 @@ fn to_errno(error: &Error) -> Errno {
         | Error::Step { source, .. }
         | Error::NotDurable { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::IO),
         Error::Corrupt(_) | Error::SeveralUnfinished { .. } => Errno::UCLEAN,
+        Error::Panicked(_) => Errno::IO,
     }
 }
 

@@ -159,6 +159,11 @@ pub enum Error {
         "nothing was changed: no transaction is accepted before an earlier one is recovered: {0}"
     )]
     Stopped(String),
+    /// The daemon panicked while it handled the request.
+    #[error(
+        "{0} failed with an internal error of the daemon: it may or may not have taken effect. No transaction is accepted until the next mount"
+    )]
+    Panicked(String),
     /// The journal holds more than one decided transaction.
     #[error(
         "{} holds {} unfinished transactions ({}), of which only the last can be recovered: applying an older one would overwrite later changes. Nothing was changed",
@@ -203,7 +208,7 @@ impl Error {
             | Self::Step { .. }
             | Self::NotDurable { .. } => "io",
             Self::Incomplete { .. } => "incomplete",
-            Self::InDoubt { .. } => "in_doubt",
+            Self::InDoubt { .. } | Self::Panicked(_) => "in_doubt",
             Self::Stopped(_) => "stopped",
             Self::Corrupt(_) | Self::SeveralUnfinished { .. } => "corrupt",
         }
@@ -237,6 +242,9 @@ impl Error {
             }
             Self::InDoubt { .. } => {
                 "fix the cause, then unmount and mount again: the mount recovers the base directory"
+            }
+            Self::Panicked(_) => {
+                "run branchfs log for the cause, then unmount and mount again, which runs the recovery"
             }
             Self::Stopped(_) => {
                 "fix the cause and try again; if that is still refused, unmount and mount again, which runs the recovery"

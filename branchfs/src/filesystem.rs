@@ -31,6 +31,7 @@ use rustix::io::Errno;
 use crate::kernel::handler::{Answer, Attributes, Capabilities, Entry, FOREVER, Kernel, NodeId};
 use crate::layer::Layer;
 use crate::view::{Index, ROOT, View};
+use crate::workspace::FailStop;
 pub(crate) use control_file::ControlFile;
 pub(crate) use mounted::Mounted;
 use mounted::Status;
@@ -61,6 +62,8 @@ pub(crate) struct Filesystem {
     kernel: OnceLock<Arc<dyn Kernel>>,
     /// Why the kernel does not read and write files in our stead; empty where it does. Known after INIT.
     passthrough: OnceLock<String>,
+    /// Shared with the workspace; a request that panics trips it.
+    pub(crate) fail_stop: Arc<FailStop>,
     /// A file of the store, to try that out with.
     probe: OnceLock<OwnedFd>,
     has_covers: AtomicBool,
@@ -94,6 +97,7 @@ impl Filesystem {
             capabilities: OnceLock::new(),
             kernel: OnceLock::new(),
             passthrough: OnceLock::new(),
+            fail_stop: Arc::default(),
             probe: OnceLock::new(),
             has_covers: AtomicBool::new(false),
             copies_in_part: Arc::default(),

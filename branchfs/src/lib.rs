@@ -17,6 +17,7 @@ mod error;
 mod faults;
 mod filesystem;
 mod guard;
+mod injected_panics;
 mod kernel;
 mod layer;
 mod log;

@@ -310,6 +310,7 @@ impl Workspace {
         let duplicate = |tree: &Tree| tree.root().and_then(rustix::io::dup).at(&base_path);
         let disk_roots = (duplicate(&writable)?, duplicate(&open(&home_path)?)?);
         let (records, loaded) = Records::open(&store_path, owner)?;
+        let filesystem = Arc::new(Filesystem::new(Arc::new(Layer::base(writable))));
         let mut workspace = Self {
             records: Arc::new(records),
             owner,
@@ -321,14 +322,14 @@ impl Workspace {
             _home_lock: home_lock,
             home_path,
             is_foreign,
-            filesystem: Arc::new(Filesystem::new(Arc::new(Layer::base(writable)))),
+            fail_stop: Arc::clone(&filesystem.fail_stop),
+            background: Background::new(Arc::clone(&filesystem.fail_stop)),
+            filesystem,
             turn: Arc::default(),
             branches: Mutex::default(),
             let_go: Condvar::new(),
             settings,
             driver: OnceLock::new(),
-            background: Background::default(),
-            fail_stop: Arc::default(),
             pending: Mutex::default(),
             last_number: AtomicU64::new(0),
             base_path,

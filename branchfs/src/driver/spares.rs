@@ -77,6 +77,8 @@ struct Pool {
     spares: VecDeque<Spare>,
     kept: usize,
     made: u64,
+    /// A create has taken a spare since the last attempt to make one.
+    wants_refill: bool,
     has_ended: bool,
 }
 
@@ -94,15 +96,21 @@ impl Shared {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner) // no use of it leaves anything half-done
     }
 
-    /// Makes spares until the end.
-    fn make_all(&self) {
+    fn end(&self) {
+        self.lock().has_ended = true;
+        self.changed.notify_one();
+    }
+
+    /// Makes spares with `make` until the end.
+    fn make_all(&self, make: impl Fn(&Path, PathBuf) -> Result<Spare, Error>) {
         let mut pool = self.lock();
         while !pool.has_ended {
+            pool.wants_refill = false;
             if pool.spares.len() < pool.kept {
                 pool.made += 1;
                 let directory = self.store.join("layers").join(format!("spare-{}", pool.made));
                 drop(pool);
-                let made = Spare::make(&self.base, directory);
+                let made = make(&self.base, directory);
                 let_others();
                 pool = self.lock();
                 if let Ok(spare) = made {
@@ -111,7 +119,9 @@ impl Shared {
                 }
                 // A full disk, say: the next create asks again, and tells.
             }
-            drop(self.changed.wait(pool).unwrap_or_else(PoisonError::into_inner));
+            // The end or a request may have come while the lock was released above.
+            let is_idle = |pool: &mut Pool| !pool.has_ended && !pool.wants_refill;
+            drop(self.changed.wait_while(pool, is_idle).unwrap_or_else(PoisonError::into_inner));
             let_answer_go();
             pool = self.lock();
         }
@@ -139,7 +149,7 @@ impl Spares {
         let shared = Arc::clone(&self.shared);
         let make = move || {
             stand_back();
-            shared.make_all();
+            shared.make_all(Spare::make);
         };
         // Without a thread there are none.
         let maker = thread::Builder::new().name("spares".to_owned()).spawn(make).ok();
@@ -159,16 +169,55 @@ impl Spares {
 
     /// Lets what was taken be made again.
     pub(super) fn refill(&self) {
+        self.shared.lock().wants_refill = true;
         self.shared.changed.notify_one();
     }
 
     /// Gives all of them back, and makes no more.
     pub(super) fn end(&self) {
-        self.shared.lock().has_ended = true;
-        self.shared.changed.notify_one();
+        self.shared.end();
         let maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner).take();
         let _ = maker.map(JoinHandle::join); // one that panicked makes no more either
         let spares = std::mem::take(&mut self.shared.lock().spares);
         spares.into_iter().for_each(Spare::discard);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Returns the number of attempts until the maker ends. Each attempt calls `meanwhile` with its number and fails.
+    fn attempts(meanwhile: impl Fn(&Spares, usize) + Send + Sync + 'static) -> usize {
+        const WAIT_MAX: Duration = Duration::from_secs(30);
+        let spares = Spares::new(Path::new("/"), Path::new("/"));
+        let (sender, ended) = mpsc::channel();
+        thread::spawn(move || {
+            let attempts = AtomicUsize::new(0);
+            spares.shared.make_all(|_, _| {
+                meanwhile(&spares, attempts.fetch_add(1, Ordering::Relaxed));
+                Err(Error::Unsupported("a failure".to_owned()))
+            });
+            sender.send(attempts.into_inner()).unwrap();
+        });
+        ended.recv_timeout(WAIT_MAX).expect("the maker ends")
+    }
+
+    #[test]
+    fn an_end_during_an_attempt_that_fails_ends_the_maker() {
+        assert_eq!(attempts(|spares, _| spares.shared.end()), 1);
+    }
+
+    #[test]
+    fn a_refill_requested_during_an_attempt_that_fails_is_another_attempt() {
+        let refill_then_end = |spares: &Spares, attempt| match attempt {
+            0 => spares.refill(),
+            _ => spares.shared.end(),
+        };
+        assert_eq!(attempts(refill_then_end), 2);
     }
 }

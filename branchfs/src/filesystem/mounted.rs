@@ -91,7 +91,9 @@ impl Mounted {
     }
 
     pub(crate) fn thaw(&self) {
-        self.freezes.fetch_sub(1, Ordering::AcqRel);
+        let lower = |freezes: usize| Some(freezes.saturating_sub(1)); // never fails
+        let before = self.freezes.fetch_update(Ordering::AcqRel, Ordering::Acquire, lower);
+        debug_assert!(before != Ok(0), "a branch is thawed that is not frozen");
     }
 
     /// Main is looked at anew each time: others may change the base.

@@ -321,6 +321,10 @@ impl Handler for Filesystem {
         self.control_file_at(node).1.is_some()
     }
 
+    fn panicked(&self) {
+        self.fail_stop.trip("a file system request panicked");
+    }
+
     fn syncfs(&self, node: NodeId) -> Answer<()> {
         self.sync_records(node)?;
         let (mounted, _) = self.at(node)?;

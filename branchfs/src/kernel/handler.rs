@@ -387,6 +387,8 @@ pub(crate) trait Handler: Send + Sync + 'static {
     fn syncfs(&self, node: NodeId) -> Answer<()> {
         Err(Errno::NOSYS)
     }
+    /// A method has panicked. The session answers EIO and continues.
+    fn panicked(&self) {}
 }
 
 /// Tells the kernel to forget what it has cached.

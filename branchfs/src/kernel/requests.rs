@@ -53,6 +53,11 @@ const NAMES: [(u32, &str); 42] = [
 /// Above every number there is: what has no name here.
 const OTHER: u32 = 63;
 
+/// The name of a kind of request.
+pub(super) fn name(opcode: u32) -> &'static str {
+    NAMES.iter().find(|(known, _)| *known == opcode).map_or("other", |(_, name)| name)
+}
+
 /// The counters of one mount.
 #[derive(Debug)]
 pub(crate) struct Requests {

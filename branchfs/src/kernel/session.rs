@@ -9,6 +9,7 @@ mod initialise;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -18,8 +19,9 @@ use rustix::io::Errno;
 use super::handler::{Answer, Caller, Handler, Kernel, NodeId};
 use super::mount::{self, MountError};
 use super::notifier::Notifier;
-use super::requests::Requests;
+use super::requests::{Requests, name};
 use super::wire::{IN_HEADER_BYTES, Input, Output, opcode};
+use crate::injected_panics::panic_on_request;
 use dispatch::Given;
 
 /// Largest write, and largest read, in one request.
@@ -142,22 +144,46 @@ impl Worker {
         self.requests.count(header.opcode);
         match header.opcode {
             opcode::FORGET => {
-                self.handler.forget(header.node, input.u64().unwrap_or(0));
+                let count = input.u64().unwrap_or(0);
+                self.catch(&header, || self.handler.forget(header.node, count));
                 return Ok(());
             }
             opcode::BATCH_FORGET => {
-                self.forget_many(input);
+                self.catch(&header, || self.forget_many(input));
                 return Ok(());
             }
             opcode::INTERRUPT => return Ok(()),
-            opcode::DESTROY => self.handler.destroy(),
+            opcode::DESTROY => {
+                self.catch(&header, || self.handler.destroy());
+            }
             opcode::IOCTL | opcode::WRITE if self.handler.waits_for_others(header.node) => {
                 return self.answer_apart(header, input.rest().to_vec(), output);
             }
             _ => {}
         }
-        let outcome = self.dispatch(&header, input, output);
+        let outcome = self.dispatch_or_fail(&header, input, output);
         self.reply(&header, outcome, output)
+    }
+
+    /// Runs part of a request; `None` after a panic, which the panic hook has logged.
+    fn catch<T>(&self, header: &Header, work: impl FnOnce() -> T) -> Option<T> {
+        let work = || {
+            panic_on_request(name(header.opcode));
+            work()
+        };
+        // What a panic may leave half-done in memory is in doubt: the handler stops transactions.
+        let outcome = catch_unwind(AssertUnwindSafe(work));
+        outcome.inspect_err(|_| self.handler.panicked()).ok()
+    }
+
+    /// As [`Self::dispatch`]; a panic is EIO.
+    fn dispatch_or_fail(
+        &self,
+        header: &Header,
+        input: Input<'_>,
+        output: &mut Output,
+    ) -> Answer<Given> {
+        self.catch(header, || self.dispatch(header, input, output)).unwrap_or(Err(Errno::IO))
     }
 
     /// Answers a request that may wait for others on a thread of its own.
@@ -178,7 +204,7 @@ impl Worker {
         let started = thread::Builder::new().name("waiting".to_owned()).spawn(move || {
             let mut output = Output::default();
             output.clear();
-            let outcome = apart.dispatch(&header, Input::new(&request), &mut output);
+            let outcome = apart.dispatch_or_fail(&header, Input::new(&request), &mut output);
             // A device that cannot be written to any more ends the session's own threads too.
             let _ = apart.reply(&header, outcome, &mut output);
         });
@@ -199,7 +225,7 @@ impl Worker {
             Ok(_) => Ok(()),
             // ENOENT: the caller was killed meanwhile. ENODEV: unmounted; the next read says so too.
             Err(Errno::NOENT | Errno::NODEV) => {
-                self.take_back(outcome.unwrap_or(Given::Nothing));
+                self.catch(header, || self.take_back(outcome.unwrap_or(Given::Nothing)));
                 Ok(())
             }
             Err(error) => Err(error.into()),

@@ -1,12 +1,15 @@
 //! What nobody has to wait for: deleting what is in the trash, and telling the kernel of every single node of a big branch
 //! that is gone. One thread, started when there is something to do.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 
+use super::FailStop;
 use super::traces::Unlinker;
 use crate::filesystem::{Filesystem, Mounted};
+use crate::injected_panics::panic_on_request;
 use crate::scheduling::{let_answer_go, stand_back};
 use crate::tree::Tree;
 
@@ -19,7 +22,18 @@ enum Job {
 }
 
 impl Job {
-    fn run(self) {
+    /// A panic stops transactions; the thread continues with the next job.
+    fn run(self, fail_stop: &FailStop) {
+        let job = || {
+            panic_on_request("background");
+            self.work();
+        };
+        if catch_unwind(AssertUnwindSafe(job)).is_err() {
+            fail_stop.trip("a background job panicked");
+        }
+    }
+
+    fn work(self) {
         match self {
             Self::Empty(directories, unlinker) => {
                 for tree in directories.iter().flat_map(|path| Tree::open_root(path)) {
@@ -35,12 +49,16 @@ impl Job {
 }
 
 /// The thread's mailbox. The thread ends when this is dropped.
-#[derive(Default)]
 pub(super) struct Background {
+    fail_stop: Arc<FailStop>,
     sender: OnceLock<Option<mpsc::Sender<Job>>>,
 }
 
 impl Background {
+    pub(super) fn new(fail_stop: Arc<FailStop>) -> Self {
+        Self { fail_stop, sender: OnceLock::new() }
+    }
+
     pub(super) fn empty(&self, directories: Vec<PathBuf>, unlinker: Unlinker) {
         // Without a thread it is left for the next mount.
         let _ = self.send(Job::Empty(directories, unlinker));
@@ -48,18 +66,20 @@ impl Background {
 
     pub(super) fn invalidate(&self, filesystem: &Arc<Filesystem>, mounted: Arc<Mounted>) {
         if let Err(job) = self.send(Job::Invalidate(Arc::clone(filesystem), mounted)) {
-            job.run(); // the kernel must learn of it
+            job.run(&self.fail_stop); // the kernel must learn of it
         }
     }
 
     fn send(&self, job: Job) -> Result<(), Box<Job>> {
         let sender = self.sender.get_or_init(|| {
             let (sender, jobs) = mpsc::channel::<Job>();
+            let fail_stop = Arc::clone(&self.fail_stop);
             let run = move || {
                 stand_back();
                 while let Ok(job) = jobs.recv() {
                     let_answer_go();
-                    std::iter::once(job).chain(jobs.try_iter()).for_each(Job::run);
+                    let jobs = std::iter::once(job).chain(jobs.try_iter());
+                    jobs.for_each(|job| job.run(&fail_stop));
                 }
             };
             thread::Builder::new().name("background".to_owned()).spawn(run).ok().map(|_| sender)
