@@ -32,8 +32,8 @@ const CACHED_DIRECTORIES_MAX: usize = 512;
 const KERNEL_PATH_BYTES_MAX: usize = 4095;
 
 /// Longest path below the root of a branch. It is less than [`KERNEL_PATH_BYTES_MAX`], so that the same object can be named
-/// below the directories of the store that it passes through: layers, the journal, the history.
-pub(crate) const PATH_BYTES_MAX: usize = 4000;
+/// below the directories of the store that it passes through, such as `layers/1795470613678/upper/`.
+pub(crate) const PATH_BYTES_MAX: usize = 4068;
 
 /// Answer of the operating system.
 pub(crate) type Result<T> = std::result::Result<T, Errno>;

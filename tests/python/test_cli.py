@@ -336,18 +336,6 @@ class TestRun:
         done = branching(root, "run", "--", "sh", "-c", "sleep 300 & echo x > made")
         assert (done.code, names(root)) == (0, ["made", NAME_FROM])
 
-    def test_a_commit_that_comes_second_is_our_failure(self, root: Path) -> None:
-        until_stale = "while test -e inner; do sleep 0.1; done"
-        script = f"echo a > inner; echo up >&2; {until_stale}"
-        run = Running(root, ["run", "--", "sh", "-c", script])
-        run.wait_for_line("up")
-        assert branching(root, "run", "-b", "other", "--", "sh", "-c", "echo b > outer").code == 0
-        done = run.done()
-        assert done.code == 125
-        assert "was not committed" in done.err
-        assert names(root) == ["outer", NAME_FROM]
-        assert open_branches(root) == []
-
 
 class TestRunAsTheOwner:
     def test_files_belong_to_the_owner_of_the_workspace(
