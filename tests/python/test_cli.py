@@ -609,6 +609,7 @@ class TestStatus:
                 "base": str(root.parent / "base"),
                 "policy": "first-winner",
                 "fstype": "branchfs",
+                "recovered": False,
                 "branches": ["one", "two"],
             }
             one.abort()

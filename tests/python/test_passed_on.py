@@ -238,7 +238,7 @@ said.write_text(json.dumps(value))
         assert ("GIVEN" in found["environment"]) is not is_clean
         assert ("SET_LATER" in found["environment"]) is not is_clean
         names = {word.partition("=")[0] for word in found["initial environment"]}
-        assert names <= {"LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LD_PRELOAD"}
+        assert names <= {"LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOCPATH"}
         assert (count == 0) is is_clean
 
     def test_a_function_sees_the_time_zone_that_was_asked_for(self, tmp_path: Path) -> None:

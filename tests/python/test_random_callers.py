@@ -17,7 +17,7 @@ from support.inside import SOURCE
 
 SEEDS = 200 if os.environ.get("BRANCHFS_SOAK") else 8
 WRITABLE = {"/tmp", "/var/tmp", "/dev/shm", "/dev/pts", "/proc"}
-INITIAL = {"LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LD_PRELOAD"}
+INITIAL = {"LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOCPATH"}
 PROGRAM = """
 import json, os, random, socket, sys, tempfile
 sys.path.append(sys.argv[4])
