@@ -77,6 +77,7 @@ class Grove:
 
     def commit(self, branch: Branch, only: Sequence[str] = ()) -> list[Change]:
         """Commits the branch. If that is refused but could be made later, it is kept."""
+        self.drop_below(branch)
         try:
             is_any_first = self._policy == "snapshot"
             changes = branch.commit(only=only, policy=self._policy, rebase=is_any_first)
@@ -90,6 +91,16 @@ class Grove:
                 kept = f"the work is kept in branch {branch.name!r}"
                 error.hint = f"{error.hint}; {kept}" if error.hint else kept
             raise
+
+    def drop_below(self, branch: Branch) -> None:
+        """Aborts the branches of this call below a branch that is about to be committed.
+
+        The winner's siblings have lost, also where the winner changed nothing: its commit does not
+        make them stale, and a branch with live children cannot be committed.
+        """
+        for other in self._branches[::-1]:
+            if other.is_open and other.branch_path.startswith(f"{branch.branch_path}/"):
+                self.drop(other)
 
     def keep(self, branch: Branch) -> None:
         """Leaves the branch open after the call."""

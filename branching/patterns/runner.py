@@ -245,6 +245,7 @@ class Runner:
         """Commits the attempt's branch into a parent that is itself a branch of this call."""
         if self.is_cancelled:
             raise Stopped
+        self._grove.drop_below(attempt.branch)
         attempt.branch.commit()
 
     def commit(self, attempt: Attempt, branch: Branch | None = None) -> None:

@@ -366,6 +366,7 @@ async def test_a_stale_branch_says_so(real_workspace: Workspace) -> None:
     async with connected(served(real_workspace)) as agent:
         for name in ("a", "b"):
             await agent.call("branch_create", name=name)
+            await agent.call("branch_write", branch=name, path=name, content=name)
         await agent.call("branch_commit", branch="a")
         assert (await agent.call("branch_list"))["branches"][0]["state"] == "stale"
         for tool, more in (("branch_commit", {}), ("branch_read", {"path": "seed.txt"})):

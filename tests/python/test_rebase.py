@@ -121,6 +121,15 @@ def test_a_commit_says_which_earlier_commit_it_pushes_out_of_the_history(real: M
         assert f"the commit of 'commit-1' {said} no longer be undone" in done.err, done
 
 
+def test_a_winner_that_changes_nothing_after_a_setup_is_committed_with_it(real: Mounted) -> None:
+    done = branching(
+        real.root, "speculate", "--setup", "echo x > prepared", "-c", "sleep 60", "-c", "true"
+    )
+    assert done.code == 0, done
+    assert (real.root / "prepared").exists()
+    assert Workspace(real.root).branches() == []
+
+
 def test_a_commit_of_nothing_keeps_other_branches_and_the_history(real: Mounted) -> None:
     assert branching(real.root, "run", "-q", "--", "sh", "-c", "echo 1 > file").code == 0
     kept = branching(

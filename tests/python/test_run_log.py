@@ -59,7 +59,8 @@ class TestInPipes:
         assert (root / "made").exists()
 
     def test_what_failed_is_kept_too_and_told_as_such(self, root: Path) -> None:
-        done = branching(root, "run", "-b", "mine", "--", "sh", "-c", "echo why >&2; exit 3")
+        words = ["-q", "-b", "mine", "--", "sh", "-c", "echo why >&2; exit 3"]
+        done = branching(root, "run", *words)
         assert (done.code, done.err) == (3, "why\n")
         [entry] = branching(root, "log", "--json", "mine").document["candidates"]
         assert (entry["command"], entry["state"], entry["output"]) == ("run", "failed", "why\n")
