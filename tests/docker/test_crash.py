@@ -138,7 +138,7 @@ def test_a_commit_that_is_killed_half_way_is_recovered(
     found = run(image, project, "status")
     assert found.returncode == 0
     assert report in found.stderr, "the next mount reports what was recovered before it"
-    assert "journal" not in run(image, project, "doctor").stdout
+    assert "journal: a commit to" not in run(image, project, "doctor").stdout
     assert run(image, project, "recover").stderr.endswith("nothing to recover.\n")
 
 
