@@ -35,7 +35,7 @@ pub(crate) use plan::{Plan, Request, plan};
 pub(crate) use recovery::{recover, unfinished};
 pub(crate) use reverse::{Reversal, reverse};
 pub(crate) use step::{Disk, Metadata, set_metadata, times_of};
-pub(crate) use traces::{Interval, Traces, Unlinking};
+pub(crate) use traces::{Traces, Unlinking};
 pub(crate) use veil::{Woven, weave};
 
 #[cfg(test)]

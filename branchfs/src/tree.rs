@@ -3,7 +3,7 @@
 //! Every call resolves the parent directory beneath the root without following a symbolic link (`openat2` with
 //! `RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS`), then acts on the last component alone. So no name, link or race inside the
 //! tree leads out of it. Parent descriptors are cached: a repeated call in one directory costs one system call. A path that is
-//! longer than the kernel takes in one call ([`KERNEL_PATH_BYTES_MAX`]) answers `ENAMETOOLONG`, in every call but the removal of
+//! longer than any of a branch with its prefix in the store answers `ENAMETOOLONG`, in every call but the removal of
 //! what is below a directory, which walks by descriptors and so reaches any depth.
 //!
 //! The cache is keyed by path, as it is written: taking paths apart costs more than all else here. Whoever renames or removes a
@@ -34,6 +34,9 @@ const KERNEL_PATH_BYTES_MAX: usize = 4095;
 /// Longest path below the root of a branch. It is less than [`KERNEL_PATH_BYTES_MAX`], so that the same object can be named
 /// below the directories of the store that it passes through, such as `layers/1795470613678/upper/`.
 pub(crate) const PATH_BYTES_MAX: usize = 4068;
+
+/// Longest prefix that the store puts before such a path: `history/1795470613678/undone/layer-1795470613678/upper/`, and room.
+const STORE_PREFIX_BYTES_MAX: usize = 64;
 
 /// Answer of the operating system.
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
@@ -118,7 +121,7 @@ impl Tree {
         if path.as_os_str().is_empty() {
             return Ok(Arc::clone(root));
         }
-        check_kernel_length(path)?;
+        check_total_length(path)?;
         let parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
         let known = parents.get(path.as_os_str()).cloned();
         drop(parents);
@@ -129,7 +132,7 @@ impl Tree {
             self.forget(path);
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = rustix::fs::openat2(&**root, path, flags, Mode::empty(), beneath())?;
+        let opened = open_beneath(root, path, flags)?;
         let identity = if self.is_shared { identity(&stat_of(&opened)?) } else { (0, 0, 0) };
         let directory = Arc::new(opened);
         let mut parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
@@ -152,7 +155,7 @@ impl Tree {
     }
 
     fn parent<'p>(&self, path: &'p Path) -> Result<(Arc<OwnedFd>, &'p OsStr)> {
-        check_kernel_length(path)?;
+        check_total_length(path)?;
         match (path.parent(), path.file_name()) {
             (Some(parent), Some(name)) => Ok((self.directory(parent)?, name)),
             _ => Ok((Arc::clone(self.root()?), OsStr::new("."))),
@@ -171,10 +174,10 @@ impl Tree {
 
     /// Opens an existing object; never follows a link, never creates.
     pub(crate) fn open(&self, path: &Path, flags: OFlags) -> Result<OwnedFd> {
-        check_kernel_length(path)?;
+        check_total_length(path)?;
         if self.is_shared && !path.as_os_str().is_empty() {
             let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            return rustix::fs::openat2(&**self.root()?, path, flags, Mode::empty(), beneath());
+            return open_beneath(self.root()?, path, flags);
         }
         let (parent, name) = self.parent(path)?;
         rustix::fs::openat(
@@ -441,9 +444,25 @@ fn is_at_or_below(path: &[u8], ancestor: &[u8]) -> bool {
     below.is_some_and(|rest| ancestor.is_empty() || rest.is_empty() || rest[0] == b'/')
 }
 
-/// The kernel would answer the same, after it has looked at all of the path.
-fn check_kernel_length(path: &Path) -> Result<()> {
-    if path.as_os_str().len() > KERNEL_PATH_BYTES_MAX { Err(Errno::NAMETOOLONG) } else { Ok(()) }
+/// Refuses a path that is longer than any of a branch with its prefix in the store.
+fn check_total_length(path: &Path) -> Result<()> {
+    const LONGEST: usize = PATH_BYTES_MAX + STORE_PREFIX_BYTES_MAX;
+    if path.as_os_str().len() > LONGEST { Err(Errno::NAMETOOLONG) } else { Ok(()) }
+}
+
+/// Opens a path, one that is longer than the kernel takes in one call in two.
+fn open_beneath(root: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd> {
+    let bytes = path.as_os_str().as_bytes();
+    let open = |at: &OwnedFd, path: &[u8], flags| {
+        rustix::fs::openat2(at, OsStr::from_bytes(path), flags, Mode::empty(), beneath())
+    };
+    if bytes.len() <= KERNEL_PATH_BYTES_MAX {
+        return open(root, bytes, flags);
+    }
+    let slash = bytes[..=KERNEL_PATH_BYTES_MAX].iter().rposition(|byte| *byte == b'/');
+    let slash = slash.ok_or(Errno::NAMETOOLONG)?;
+    let above = open(root, &bytes[..slash], OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
+    open(&above, &bytes[slash + 1..], flags)
 }
 
 /// Refuses a path that nothing in a branch may have.

@@ -103,9 +103,9 @@ impl Traces {
         self.intervals.push(interval);
     }
 
-    /// Drops the transactions that are not among these.
-    pub(crate) fn keep_intervals(&mut self, kept: &[Interval]) {
-        self.intervals.retain(|interval| kept.contains(interval));
+    /// Drops all transactions; what is known of deleted links stays.
+    pub(crate) fn drop_transactions(&mut self) {
+        self.intervals.clear();
     }
 
     /// Drops what ended before `oldest`. Tells whether there was anything.

@@ -60,20 +60,24 @@ impl Workspace {
             let _gate = self.filesystem.close_gate();
             self.filesystem.remove(branch.slot)
         };
-        let is_used = |layer: &u64| {
-            let mut others = branches.values().map(|other| &other.record);
-            others.any(|other| other.layers.contains(layer) || other.below.contains(layer))
-        };
         // Only branches below it could look through its layers, and there are none any more.
         for layer in &branch.record.layers {
             self.throw_away(&self.layer_path(*layer), "layer");
         }
-        // Those of branches above it are used by these.
-        for veil in branch.record.below.iter().filter(|layer| !is_used(layer)) {
-            self.throw_away(&self.home_layer_path(*veil), "veil");
-        }
+        self.drop_unused_snapshots(branches, &branch.record.below);
         if let Some(mounted) = mounted {
             self.outdate(mounted);
+        }
+    }
+
+    /// Moves snapshot layers into the trash through which no branch looks any more. Layers of branches are used by these.
+    pub(super) fn drop_unused_snapshots(&self, branches: &Branches, below: &[u64]) {
+        let is_used = |layer: &u64| {
+            let mut records = branches.values().map(|other| &other.record);
+            records.any(|other| other.layers.contains(layer) || other.below.contains(layer))
+        };
+        for layer in below.iter().filter(|layer| !is_used(layer)) {
+            self.throw_away(&self.home_layer_path(*layer), "veil");
         }
     }
 

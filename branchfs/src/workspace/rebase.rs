@@ -196,21 +196,9 @@ impl Workspace {
             self.fail_stop.trip(error.to_string());
             error
         })?;
-        self.drop_unused_snapshots(branch);
+        self.drop_unused_snapshots(&self.lock(), &branch.record.below);
         tracing::info!("rebased branch {:?}", branch.record.name);
         Ok(())
-    }
-
-    /// Snapshot layers that only the old fork looked through.
-    fn drop_unused_snapshots(&self, branch: &Branch) {
-        let branches = self.lock();
-        let is_used = |layer: &u64| {
-            let mut records = branches.values().map(|other| &other.record);
-            records.any(|other| other.layers.contains(layer) || other.below.contains(layer))
-        };
-        for layer in branch.record.below.iter().filter(|layer| !is_used(layer)) {
-            self.throw_away(&self.home_layer_path(*layer), "veil");
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use rustix::fs::{FileType, OFlags};
 
 use super::store::{give, write_private};
 use super::{Branch, Workspace};
-use crate::commit::{self, Decided, Disk, Interval, Outline, Traces, Unlinking};
+use crate::commit::{self, Decided, Disk, Outline, Traces, Unlinking};
 use crate::error::{Context, Error};
 use crate::scheduling::let_others;
 use crate::seen::Identity;
@@ -24,32 +24,31 @@ const UNLINKED_AT_ONCE_MAX: usize = 64;
 /// history kept.
 const SHARING: [&str; 4] = ["veil-", "past-", "tx-", "lost-"];
 
+/// Adds the transactions that the history has.
+fn with_history(disk: &Disk, mut traces: Traces) -> Result<Traces, Error> {
+    for past in commit::outline(disk)? {
+        [Some(past.done), past.undone].into_iter().flatten().for_each(|one| traces.add(one));
+    }
+    Ok(traces)
+}
+
 fn path_in(home: &Path) -> PathBuf {
     home.join("forgotten")
 }
 
 impl Workspace {
     pub(super) fn traces(&self, disk: &Disk) -> Result<Traces, Error> {
-        let mut traces = self.noted()?;
-        for past in commit::outline(disk)? {
-            [Some(past.done), past.undone].into_iter().flatten().for_each(|one| traces.add(one));
-        }
-        Ok(traces)
+        with_history(disk, self.noted()?)
     }
 
     /// What explains ctimes to the rebase of a branch. For a stale one only the transactions that the history still has:
     /// of those that it dropped nobody knows what they changed, so that a ctime is all there is to tell by.
     pub(super) fn traces_since(&self, branch: &Branch) -> Result<Traces, Error> {
-        let mut traces = self.traces(&self.disk()?)?;
+        let mut traces = self.noted()?;
         if branch.record.is_stale {
-            traces.keep_intervals(&self.kept_intervals()?);
+            traces.drop_transactions();
         }
-        Ok(traces)
-    }
-
-    fn kept_intervals(&self) -> Result<Vec<Interval>, Error> {
-        let outline = commit::outline(&self.disk()?)?;
-        Ok(outline.iter().flat_map(|past| [Some(past.done), past.undone]).flatten().collect())
+        with_history(&self.disk()?, traces)
     }
 
     fn noted(&self) -> Result<Traces, Error> {
