@@ -171,10 +171,11 @@ impl Service {
             return; // without a thread the connection is closed, which the peer sees
         }
         let Ok((stream, _)) = accepted else { return }; // the peer gave up, or descriptors ran out: others may come
+        let stream = Arc::new(stream);
         match admit(&stream, &self.workspace, &self.places) {
-            Ok(_place) => {
+            Ok(place) => {
                 // A connection that breaks concerns its peer alone.
-                let _ = serve_connection(&stream, &self.workspace, &self.info);
+                let _ = serve_connection(&stream, place, &self.workspace, &self.info);
             }
             Err(refusal) => {
                 tracing::warn!("a connection was refused: {refusal}");
@@ -187,23 +188,26 @@ impl Service {
 }
 
 /// Lets a peer in: root, the daemon's user or the owner of the base, while there is a place.
-fn admit(stream: &UnixStream, workspace: &Workspace, places: &Places) -> Result<Place, Error> {
+fn admit(stream: &Arc<UnixStream>, workspace: &Workspace, places: &Places) -> Result<Place, Error> {
     let peer = rustix::net::sockopt::socket_peercred(stream).at("the control socket")?.uid.as_raw();
     let allowed = [0, rustix::process::geteuid().as_raw(), workspace.owner().0];
     if !allowed.contains(&peer) {
         return Err(Error::Usage(format!("user {peer} may not control this workspace")));
     }
-    places.take().ok_or_else(|| {
-        Error::Usage(format!("{CONNECTIONS_MAX} connections are open, more are not taken"))
+    places.take(peer, stream).ok_or_else(|| {
+        Error::Usage(format!(
+            "user {peer} has {CONNECTIONS_MAX} connections with a request under way, more are not taken"
+        ))
     })
 }
 
 fn serve_connection(
     stream: &UnixStream,
+    place: Place,
     workspace: &Workspace,
     info: &MountInfo,
 ) -> std::io::Result<()> {
-    let mut connection = Connection::new(stream)?;
+    let mut connection = Connection::new(stream, place)?;
     loop {
         match connection.read()? {
             Line::Whole(line) => {

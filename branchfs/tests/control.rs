@@ -137,37 +137,63 @@ fn a_line_without_end_is_cut_off() {
     succeed(&mount.run(&["list"], &[]));
 }
 
+/// A connection with a request that has begun and goes on for at most 10 s.
+fn connect_with_half_a_line(mount: &Mount) -> UnixStream {
+    let mut stream = connect(mount);
+    stream.write_all(b"{\"v\":1,").unwrap();
+    stream
+}
+
+const LIST: &[u8] = br#"{"v":1,"verb":"list"}"#;
+
 #[test]
-fn connections_that_stall_hold_nobody_up_and_are_bounded() {
+fn requests_that_stall_hold_nobody_up_and_are_bounded() {
     let mount = Mount::new();
-    let half: Vec<_> = (0..100)
-        .map(|_| {
-            let mut stream = connect(&mount);
-            stream.write_all(b"{\"v\":1,").unwrap();
-            stream
-        })
-        .collect();
+    let mut half: Vec<_> = (0..100).map(|_| connect_with_half_a_line(&mount)).collect();
     mount.create("meanwhile");
     mount.commit("meanwhile");
-    // Silent ones until no more are taken.
-    let mut silent = Vec::new();
     let refused = loop {
-        assert!(silent.len() < 2000, "there is no limit");
-        let mut stream = connect(&mount);
-        stream.write_all(b"{\"v\":1,\"verb\":\"list\"}\n").unwrap();
-        let reply = reply_of(&stream);
+        assert!(half.len() < 2000, "there is no limit");
+        half.extend((0..20).map(|_| connect_with_half_a_line(&mount)));
+        let reply = ask(&connect(&mount), LIST);
         if reply.get("error").is_some() {
             break reply;
         }
-        silent.push(stream);
     };
-    assert!(refused["error"]["message"].as_str().unwrap().contains("connections"), "{refused}");
-    assert!(silent.len() >= 300, "{} were taken", silent.len());
-    drop((half, silent));
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(message.contains("user 0 has 512 connections with a request"), "{refused}");
+    drop(half);
     let start = Instant::now();
     while !mount.run(&["list"], &[]).status.success() {
         assert!(start.elapsed() < DEADLINE, "places are given back when peers hang up");
     }
+}
+
+#[test]
+fn idle_connections_never_lock_out_a_client_and_are_bounded() {
+    let mount = Mount::new();
+    let working = connect(&mount);
+    let mut idle = Vec::new();
+    for number in 0..600 {
+        let peer = connect(&mount);
+        if number % 2 == 0 {
+            assert!(ask(&peer, LIST)["ok"].is_object()); // the others never say a word
+        }
+        idle.push(peer);
+        if number % 100 == 99 {
+            assert!(ask(&working, LIST)["ok"].is_object());
+            mount.create("meanwhile");
+            mount.commit("meanwhile");
+        }
+    }
+    let is_open = |mut peer: &UnixStream| peer.write_all(b"\n").is_ok();
+    wait_until("no more than the limit are open", || {
+        let open = threads(&mount, "control").len();
+        (500..=515).contains(&open)
+    });
+    assert!(!is_open(&idle[0]), "the one that was idle longest has made room");
+    assert!(is_open(&idle[599]));
+    assert!(ask(&working, LIST)["ok"].is_object());
 }
 
 /// What the kernel says of each thread of the daemon that has this name: the fields of `/proc/PID/task/TID/stat` after it.

@@ -34,6 +34,10 @@ class DaemonGone(Exception):
     """Nobody answers at the socket. Whether a request already sent was carried out is unknown."""
 
 
+class _NotSent(DaemonGone):
+    """The daemon had closed the connection for reading: the request was not carried out."""
+
+
 class Refused(Exception):
     """The daemon answered with an error; `kind` is one of the table in control.md.
 
@@ -90,7 +94,20 @@ class ControlSocket:
         Raises Refused or DaemonGone.
         """
         line = json.dumps({"v": VERSION, "verb": verb, **_in_utf8(fields)}).encode("ascii") + b"\n"
-        with self._connection() as connection:
+        try:
+            return self._request(self._take(), line, undo, descriptor)
+        except _NotSent:
+            # The daemon closes connections that are idle where a user has too many.
+            return self._request(_Connection(self._path), line, undo, descriptor)
+
+    def _request(
+        self,
+        connection: _Connection,
+        line: bytes,
+        undo: Callable[[Fields], None] | None,
+        descriptor: int | None,
+    ) -> Fields:
+        with self._given_back(connection):
             try:
                 reply = connection.exchange(line, descriptor)
             except KeyboardInterrupt:
@@ -106,10 +123,9 @@ class ControlSocket:
             _close_all(self._idle)
 
     @contextmanager
-    def _connection(self) -> Iterator[_Connection]:
-        connection = self._take()
+    def _given_back(self, connection: _Connection) -> Iterator[None]:
         try:
-            yield connection
+            yield
         except BaseException:
             connection.close()
             raise
@@ -156,6 +172,8 @@ class _Connection:
             if descriptor is not None:
                 line = line[socket.send_fds(self._socket, [line], [descriptor]) :]
             self._socket.sendall(line)
+        except BrokenPipeError as error:
+            raise _NotSent(f"the connection broke: {error.strerror or error}") from error
         except OSError as error:
             raise DaemonGone(f"the connection broke: {error.strerror or error}") from error
         return self.receive()

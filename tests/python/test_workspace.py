@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -320,3 +322,19 @@ def test_a_forked_child_has_connections_of_its_own(workspace: Workspace) -> None
         workspace.branches()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert (workspace.path / "from-child").exists()
+
+
+def test_idle_connections_of_other_programs_do_not_disturb_a_workspace(
+    real_workspace: Workspace,
+) -> None:
+    """The daemon closes the workspace's own idle connections to make room, and they are renewed."""
+    address = os.fsdecode(os.getxattr(real_workspace.root, "user.branchfs.control"))
+    with real_workspace.branch("before"), ExitStack() as idle:
+        for _ in range(600):
+            peer = idle.enter_context(socket.socket(socket.AF_UNIX))
+            peer.connect(address)
+            peer.sendall(b'{"v":1,"verb":"requests"}\n')
+            peer.recv(1)
+        assert [branch.name for branch in real_workspace.branches()] == ["before"]
+        with real_workspace.branch("beside") as branch:
+            branch.abort()

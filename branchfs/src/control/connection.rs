@@ -1,16 +1,16 @@
 //! One peer of the control socket: who it is, and the request lines it sends, within limits.
 //!
 //! A peer that has no business here is refused before anything it sent is read. One that has may keep a connection open
-//! and silent for as long as it likes, but a line that it has begun must end soon and be no longer than the protocol
-//! allows: a connection costs a thread, and there are only so many.
+//! and silent, but a line that it has begun must end soon and be no longer than the protocol allows: a connection costs
+//! a thread. Each user has a number of places. When a user has taken all of them, the connection of that user that has
+//! been idle longest makes room for the next one, so idle connections never lock anybody out.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::descriptors::Socket;
@@ -20,7 +20,7 @@ use crate::peer::Peer;
 /// Longest request line in bytes.
 pub(super) const REQUEST_BYTES_MAX: usize = 1 << 20;
 
-/// Connections at a time.
+/// Connections of one user at a time. At most three users are admitted: root, the daemon's and the owner of the base.
 pub(super) const CONNECTIONS_MAX: usize = 512;
 
 /// How long a request line may take from its first byte to its last.
@@ -29,41 +29,87 @@ const LINE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// How long a reply waits for a peer that does not read.
 const REPLY_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// The numbered places for connections.
+/// The open connections.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Places(Arc<AtomicUsize>);
+pub(super) struct Places(Arc<Mutex<Table>>);
+
+#[derive(Debug, Default)]
+struct Table {
+    open: Vec<Open>,
+    next: u64,
+}
+
+/// One open connection.
+#[derive(Debug)]
+struct Open {
+    number: u64,
+    uid: u32,
+    stream: Arc<UnixStream>,
+    /// Since when no request is under way; `None`: one is.
+    idle_since: Option<Instant>,
+}
 
 /// A place taken; given back at the end.
 #[derive(Debug)]
-pub(super) struct Place(Arc<AtomicUsize>);
+pub(super) struct Place {
+    places: Places,
+    number: u64,
+}
 
 impl Places {
-    /// Takes a place, if one is free.
-    pub(super) fn take(&self) -> Option<Place> {
-        let place = Place(Arc::clone(&self.0));
-        (place.0.fetch_add(1, Ordering::AcqRel) < CONNECTIONS_MAX).then_some(place)
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a place for a connection of a user. Where the user has none left, the connection that has been idle longest
+    /// gives up its own: it is shut down for reading, so what its peer has sent is still answered, and what the peer
+    /// sends from now on fails before any of it is carried out. `None`: all of them are busy.
+    pub(super) fn take(&self, uid: u32, stream: &Arc<UnixStream>) -> Option<Place> {
+        let mut table = self.table();
+        if table.open.iter().filter(|open| open.uid == uid).count() >= CONNECTIONS_MAX {
+            let own = table.open.iter().enumerate().filter(|(_, open)| open.uid == uid);
+            let idle = own.filter_map(|(index, open)| Some((open.idle_since?, index)));
+            let (_, longest) = idle.min()?;
+            let given_up = table.open.swap_remove(longest);
+            let _ = given_up.stream.shutdown(Shutdown::Read); // the peer may have gone
+        }
+        let number = table.next;
+        table.next += 1;
+        let idle_since = Some(Instant::now());
+        table.open.push(Open { number, uid, stream: Arc::clone(stream), idle_since });
+        Some(Place { places: self.clone(), number })
+    }
+}
+
+impl Place {
+    /// A request begins (`false`), or the last one has been answered (`true`).
+    fn set_idle(&self, is_idle: bool) {
+        let mut table = self.places.table();
+        if let Some(open) = table.open.iter_mut().find(|open| open.number == self.number) {
+            open.idle_since = is_idle.then(Instant::now);
+        }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        self.places.table().open.retain(|open| open.number != self.number);
     }
 }
 
 /// Peers that were refused. One that still has its request to send would find a broken pipe instead of the answer if its
 /// connection ended at once: the last few stay half open, without a thread.
 #[derive(Debug, Default)]
-pub(super) struct Refused(VecDeque<UnixStream>);
+pub(super) struct Refused(VecDeque<Arc<UnixStream>>);
 
 impl Refused {
     /// How many stay.
     const KEPT_MAX: usize = 64;
 
     /// Answers without having been asked.
-    pub(super) fn tell(&mut self, stream: UnixStream, reply: &str) {
+    pub(super) fn tell(&mut self, stream: Arc<UnixStream>, reply: &str) {
         // A new socket takes a line at once; a peer that has gone already needs none.
-        let _ = (&stream).write_all(reply.as_bytes());
+        let _ = (&*stream).write_all(reply.as_bytes());
         let _ = stream.shutdown(Shutdown::Write);
         self.0.push_back(stream);
         if self.0.len() > Self::KEPT_MAX {
@@ -90,14 +136,15 @@ pub(super) struct Connection<'s> {
     reader: BufReader<Socket<'s>>,
     /// Who connected.
     pub(super) peer: Peer,
+    place: Place,
     line_wait_max: Duration,
 }
 
 impl<'s> Connection<'s> {
-    pub(super) fn new(stream: &'s UnixStream) -> io::Result<Self> {
+    pub(super) fn new(stream: &'s UnixStream, place: Place) -> io::Result<Self> {
         stream.set_write_timeout(Some(REPLY_WAIT_MAX))?;
         let reader = BufReader::new(Socket::new(stream));
-        Ok(Self { stream, reader, peer: Peer::of(stream)?, line_wait_max: LINE_WAIT_MAX })
+        Ok(Self { stream, reader, peer: Peer::of(stream)?, place, line_wait_max: LINE_WAIT_MAX })
     }
 
     /// The descriptor that came with the request.
@@ -111,6 +158,7 @@ impl<'s> Connection<'s> {
     pub(super) fn read(&mut self) -> io::Result<Line> {
         let mut line = Vec::new();
         let mut deadline = None;
+        self.place.set_idle(true);
         loop {
             let arrived = match self.reader.fill_buf() {
                 Ok(arrived) => arrived,
@@ -118,6 +166,7 @@ impl<'s> Connection<'s> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Line::Broken),
                 Err(error) => return Err(error),
             };
+            self.place.set_idle(false);
             if arrived.is_empty() {
                 return Ok(if line.is_empty() { Line::End } else { Line::Broken });
             }
@@ -155,7 +204,9 @@ mod tests {
 
     fn connected(line_wait_max: Duration, check: impl FnOnce(&mut Connection<'_>, UnixStream)) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let mut connection = Connection { line_wait_max, ..Connection::new(&ours).unwrap() };
+        let ours = Arc::new(ours);
+        let place = Places::default().take(0, &ours).unwrap();
+        let mut connection = Connection { line_wait_max, ..Connection::new(&ours, place).unwrap() };
         check(&mut connection, theirs);
     }
 
@@ -215,11 +266,38 @@ mod tests {
     }
 
     #[test]
-    fn places_are_counted_and_given_back() {
-        let places = Places::default();
-        let taken: Vec<_> = (0..CONNECTIONS_MAX).map(|_| places.take().unwrap()).collect();
-        assert!(places.take().is_none());
+    fn a_user_whose_connections_are_all_busy_gets_no_more_and_others_do() {
+        let (places, stream) = (Places::default(), Arc::new(UnixStream::pair().unwrap().0));
+        let take = || {
+            let place = places.take(0, &stream)?;
+            place.set_idle(false);
+            Some(place)
+        };
+        let taken: Vec<_> = (0..CONNECTIONS_MAX).map(|_| take().unwrap()).collect();
+        assert!(take().is_none());
+        assert!(places.take(1, &stream).is_some());
         drop(taken);
-        assert!(places.take().is_some());
+        assert!(take().is_some());
+    }
+
+    #[test]
+    fn the_connection_that_is_idle_longest_makes_room_and_what_it_was_sent_is_still_read() {
+        let places = Places::default();
+        let pairs: Vec<_> = (0..CONNECTIONS_MAX).map(|_| UnixStream::pair().unwrap()).collect();
+        let mut connections = Vec::new();
+        let (ours, theirs): (Vec<_>, Vec<_>) =
+            pairs.into_iter().map(|(ours, theirs)| (Arc::new(ours), theirs)).unzip();
+        for stream in &ours {
+            connections.push(Connection::new(stream, places.take(0, stream).unwrap()).unwrap());
+        }
+        connections[0].place.set_idle(false);
+        (&theirs[1]).write_all(b"sent before\n").unwrap();
+        let _next = places.take(0, &ours[0]).unwrap();
+        assert_eq!((&theirs[1]).write(b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
+        assert_eq!(connections[1].read().unwrap(), Line::Whole(b"sent before".to_vec()));
+        assert_eq!(connections[1].read().unwrap(), Line::End);
+        for peer in [&theirs[0], &theirs[2]] {
+            assert_eq!((&*peer).write(b"x").unwrap(), 1);
+        }
     }
 }
