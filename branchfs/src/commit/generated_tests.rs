@@ -17,6 +17,7 @@ use fastrand::Rng;
 
 use super::crash_tests::{find, make, parent, rename, unlink, write};
 use super::journal::{Decided, Prepared};
+use super::progress::Progress;
 use super::step::Direction;
 use super::{Disk, Step};
 use crate::kernel::handler::Changes;
@@ -311,7 +312,8 @@ impl Case {
         (disk, decided)
     }
 
-    /// Cuts the transaction after every step, in both directions, and recovery once more. Nothing is done afterwards.
+    /// Cuts the transaction after every step, in both directions. Recovery is cut too: in a small plan after each of its
+    /// steps, else after a random one; and the recovery of that recovery after a random one. Nothing is done afterwards.
     fn sweep(&mut self, disk: &Disk, decided: &Decided, new: Option<&Snapshot>) -> Snapshot {
         let steps = &decided.steps;
         self.steps += steps.len();
@@ -322,6 +324,15 @@ impl Case {
         let back = |range: &[Step]| {
             range.iter().rev().for_each(|step| step.run(disk, Direction::Back).unwrap());
         };
+        // Rolling back ends with all attributes, in the order of the plan.
+        let attributes: Vec<&Step> =
+            steps.iter().filter(|step| matches!(step, Step::Metadata { .. })).collect();
+        let back_to = |from: usize, cut: usize| {
+            back(&steps[from.saturating_sub(cut)..from]);
+            let left = cut.saturating_sub(from).min(attributes.len());
+            let restored = &attributes[..left];
+            restored.iter().for_each(|step| step.run(disk, Direction::Back).unwrap());
+        };
         // Undisturbed, nothing looks like an edit of others.
         decided.apply(disk).unwrap();
         back(steps);
@@ -330,23 +341,31 @@ impl Case {
             let when = format!("cut after {cut} of {} steps: {steps:#?}", steps.len());
             let progress =
                 || decided.progress(disk).unwrap_or_else(|error| panic!("{error}; {when}"));
-            // Forward; recovery is cut too.
             run(&steps[..cut]);
-            let first = progress().forward;
-            let again = self.random.usize(first..=steps.len());
-            run(&steps[first..again]);
-            run(&steps[progress().forward..]);
-            let found = snapshot(&self.base(), true);
-            assert_eq!(wanted.get_or_insert_with(|| found.clone()), &found, "{when}");
-            back(steps);
-            // Back.
-            run(&steps[..cut]);
-            let first = progress().back;
-            let again = self.random.usize(..=first);
-            back(&steps[again..first]);
-            decided.roll_back(disk, progress().back).unwrap();
-            assert_eq!(snapshot(&self.base(), true), old, "rolled back, {when}");
-            disk.remove_file(&super::Place::Store(decided.directory.join("rollback"))).unwrap();
+            let Progress { forward, back: last } = progress();
+            back(&steps[..cut]);
+            for again in self.recovery_cuts(steps.len(), steps.len() - forward) {
+                run(&steps[..cut]);
+                run(&steps[forward..forward + again]);
+                let second = progress().forward;
+                let third = self.random.usize(second..=steps.len());
+                run(&steps[second..third]);
+                run(&steps[progress().forward..]);
+                let found = snapshot(&self.base(), true);
+                let wanted = wanted.get_or_insert_with(|| found.clone());
+                assert_eq!(wanted, &found, "recovery cut after {again}, {when}");
+                back(steps);
+            }
+            for again in self.recovery_cuts(steps.len(), last + attributes.len()) {
+                run(&steps[..cut]);
+                back_to(last, again);
+                let second = progress().back;
+                back_to(second, self.random.usize(..=second + attributes.len()));
+                decided.roll_back(disk, progress().back).unwrap();
+                let found = snapshot(&self.base(), true);
+                assert_eq!(found, old, "rolled back, recovery cut after {again}, {when}");
+                disk.remove_file(&super::Place::Store(decided.directory.join("rollback"))).unwrap();
+            }
         }
         if let Some(new) = new {
             run(steps);
@@ -354,6 +373,16 @@ impl Case {
             back(steps);
         }
         old
+    }
+
+    /// Where recovery with this many steps is cut.
+    fn recovery_cuts(&mut self, plan: usize, steps: usize) -> Vec<usize> {
+        const SMALL_PLAN_STEPS: usize = 8;
+        if plan <= SMALL_PLAN_STEPS {
+            (0..=steps).collect()
+        } else {
+            vec![self.random.usize(..=steps)]
+        }
     }
 
     /// Cuts the transaction somewhere and starts again.
@@ -439,7 +468,7 @@ fn sweep_generated(form: Form) {
         Err(_) => {
             let usual = if form == Form::FuseStoreElsewhere { 15 } else { 60 }; // it syncs a real disk
             let is_soak = std::env::var_os("BRANCHFS_SOAK").is_some();
-            let count = if is_soak { 50 * usual } else { usual };
+            let count = if is_soak { 3000 } else { usual };
             (0..count).collect::<Vec<u64>>()
         }
     };
