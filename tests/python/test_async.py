@@ -173,8 +173,9 @@ class TestBranchContext:
 
         asyncio.run(main())
 
+    @pytest.mark.contract("3.10")
     def test_several_are_started_and_ended_together(self, place: Path) -> None:
-        """3.10. Each is known to run before the end of the `with` ends it."""
+        """Each is known to run before the end of the `with` stops it."""
         places = [place / name for name in "ab"]
         for each in places:
             each.mkdir()

@@ -174,11 +174,11 @@ def call(root: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> tuple[int, s
     return done.exit_code, done.stdout, " ".join(done.stderr.split())
 
 
+@pytest.mark.contract("6.4", "6.7")
 @pytest.mark.parametrize(("words", "text"), WRONG_CALLS.items(), ids=WRONG_CALLS)
 def test_a_wrong_call_exits_with_2(
     shared: Path, monkeypatch: pytest.MonkeyPatch, words: str, text: str
 ) -> None:
-    """6.4, 6.7"""
     code, out, err = call(shared, monkeypatch, words)
     assert (code, out) == (2, "")
     assert text in err
@@ -186,11 +186,11 @@ def test_a_wrong_call_exits_with_2(
     check_unchanged(shared)
 
 
+@pytest.mark.contract("6.4", "6.5")
 @pytest.mark.parametrize(("words", "text"), OUR_FAILURES.items(), ids=OUR_FAILURES)
 def test_what_we_cannot_do_exits_with_125(
     shared: Path, monkeypatch: pytest.MonkeyPatch, words: str, text: str
 ) -> None:
-    """6.4, 6.5"""
     code, out, err = call(shared, monkeypatch, words)
     assert (code, out) == (125, "")
     assert err.startswith("error: ")
@@ -252,7 +252,7 @@ def test_a_daemon_that_dies_in_the_middle(root: Path, real: Mounted, command: st
     program = find_program()
     subprocess.run([program, "mount", "--base", str(real.base), str(root)], check=True)
     with Workspace(root) as space:
-        for record in space.branches():  # they survive the daemon (S11)
+        for record in space.branches():  # branches survive the daemon
             space.reopen(record.name).abort()
 
 

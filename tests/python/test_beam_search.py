@@ -1,4 +1,4 @@
-"""Contract 4.5, 4.21, 4.33: the best few of each level."""
+"""BeamSearch: the best few of each level."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def test_one_level_commits_the_best(workspace: Workspace) -> None:
     assert marked(workspace) == ["b"]
 
 
+@pytest.mark.contract("4.21")
 def test_only_the_beams_are_expanded_and_in_their_own_branches(workspace: Workspace) -> None:
     seen: list[tuple[int, str]] = []
 
@@ -41,6 +42,7 @@ def test_only_the_beams_are_expanded_and_in_their_own_branches(workspace: Worksp
     assert sorted(seen) == [(1, "b"), (1, "c")]
 
 
+@pytest.mark.contract("4.21")
 def test_the_weaker_beam_can_win_and_brings_all_it_is_built_on(workspace: Workspace) -> None:
     def expand(path: Path, depth: int) -> list[Any]:
         if (path / "strong").exists():
@@ -53,9 +55,10 @@ def test_the_weaker_beam_can_win_and_brings_all_it_is_built_on(workspace: Worksp
     assert marked(workspace) == ["w1", "w2", "w3", "weak"]
     assert outcome.winner is not None
     assert outcome.winner.score == pytest.approx(0.9)
-    assert any(outcome.winner is result for result in outcome.all_results)  # 4.33
+    assert any(outcome.winner is result for result in outcome.all_results)
 
 
+@pytest.mark.contract("4.21")
 def test_all_of_a_level_are_ranked_together(workspace: Workspace) -> None:
     """Both survivors may come from one beam; the other beam ends, with its branch."""
     alive: list[list[str]] = []
@@ -83,6 +86,7 @@ def test_a_beam_whose_children_all_fail_is_dropped(workspace: Workspace) -> None
     assert marked(workspace) == ["a", "good"]
 
 
+@pytest.mark.contract("4.25")
 def test_a_level_without_success_drops_everything(workspace: Workspace) -> None:
     outcome = BeamSearch(
         [marks("a"), marks("b")], expand=lambda path, depth: [marks("bad", False)]
@@ -97,8 +101,9 @@ def test_nothing_more_to_try_commits_the_best_beam(workspace: Workspace) -> None
     assert marked(workspace) == ["b"]
 
 
+@pytest.mark.contract("4.23")
 def test_an_expand_that_raises_ends_the_call_cleanly(workspace: Workspace) -> None:
-    """4.23: upstream hangs for ever."""
+    """The published package hangs forever."""
 
     def expand(path: Path, depth: int) -> list[Any]:
         if depth == 2:
@@ -110,6 +115,7 @@ def test_an_expand_that_raises_ends_the_call_cleanly(workspace: Workspace) -> No
     assert marked(workspace) == []
 
 
+@pytest.mark.contract("4.17")
 def test_the_timeout_takes_the_best_of_the_level_it_interrupts(workspace: Workspace) -> None:
     def slow(path: Path) -> bool:
         time.sleep(60)

@@ -1,4 +1,4 @@
-"""Contract 4.2, 4.15-4.17, 0.1: the best of several."""
+"""BestOfN: the best of several."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def says(value: object) -> Any:
     return lambda path: value
 
 
+@pytest.mark.contract("0.1", "4.15")
 def test_one_task_is_tried_n_times(workspace: Workspace) -> None:
-    """0.1, 4.15"""
-
     def task(path: Path, attempt: int) -> tuple[bool, float]:
         (path / "attempt").write_text(str(attempt))
         return attempt != 2, attempt
@@ -39,8 +38,8 @@ def test_one_task_is_tried_n_times(workspace: Workspace) -> None:
     assert len(BestOfN(task)(workspace).all_results) == 3
 
 
+@pytest.mark.contract("0.1", "4.15")
 def test_a_list_of_candidates_is_tried_once_each(workspace: Workspace) -> None:
-    """0.1, 4.15"""
     outcome = BestOfN([scored(0.5), scored(0.9), scored(0.99, success=False)])(workspace)
     assert outcome.winner is outcome.all_results[1]
     assert outcome.winner is not None
@@ -50,6 +49,7 @@ def test_a_list_of_candidates_is_tried_once_each(workspace: Workspace) -> None:
     assert [result.state for result in outcome.all_results] == ["succeeded", "won", "failed"]
 
 
+@pytest.mark.contract("4.16")
 @pytest.mark.parametrize(
     ("candidates", "options", "scores"),
     [
@@ -65,7 +65,6 @@ def test_a_list_of_candidates_is_tried_once_each(workspace: Workspace) -> None:
 def test_a_score_is_evaluates_or_its_own_or_the_lists_or_one(
     workspace: Workspace, candidates: Any, options: dict[str, Any], scores: list[float]
 ) -> None:
-    """4.16"""
     outcome = BestOfN(candidates, **options)(workspace)
     assert [result.score for result in outcome.all_results] == scores
     best = max(range(len(scores)), key=lambda index: scores[index])
@@ -109,8 +108,10 @@ def test_the_first_of_equals_wins(workspace: Workspace) -> None:
     assert outcome.winner is outcome.all_results[0]
 
 
+@pytest.mark.contract("4.23")
 def test_an_evaluate_that_raises_ends_the_call_cleanly(workspace: Workspace) -> None:
-    """4.23: with its own exception, no branch left (the fixture looks), nothing committed."""
+    """The call ends with evaluate's exception; no branch is left (checked by the fixture), nothing
+    is committed."""
 
     def evaluate(path: Path) -> float:
         raise ArithmeticError("mine")
@@ -125,10 +126,10 @@ def test_an_evaluate_that_returns_no_number_is_a_type_error(workspace: Workspace
         BestOfN([scored(1)], evaluate=lambda path: "good")(workspace)  # type: ignore[arg-type,return-value]
 
 
+@pytest.mark.contract("4.17")
 def test_the_timeout_stops_the_wait_and_the_best_so_far_is_committed(
     workspace: Workspace,
 ) -> None:
-    """4.17"""
     started = time.monotonic()
     outcome = BestOfN([scored(9, after=60), scored(1), scored(2)], timeout=1.5)(workspace)
     assert time.monotonic() - started < 30
@@ -136,8 +137,8 @@ def test_the_timeout_stops_the_wait_and_the_best_so_far_is_committed(
     assert [result.state for result in outcome.all_results] == ["timed_out", "succeeded", "won"]
 
 
+@pytest.mark.contract("4.23")
 def test_a_slow_evaluate_does_not_outlast_the_timeout(workspace: Workspace) -> None:
-    """4.23: a callback that hangs does not hang the call."""
     started = time.monotonic()
     outcome = BestOfN([scored(1)], evaluate=lambda path: time.sleep(60) or 1.0, timeout=0.3)(  # type: ignore[func-returns-value]
         workspace
@@ -146,13 +147,14 @@ def test_a_slow_evaluate_does_not_outlast_the_timeout(workspace: Workspace) -> N
     assert not outcome.committed
 
 
+@pytest.mark.contract("4.25")
 def test_no_success_commits_nothing(workspace: Workspace) -> None:
-    """4.25"""
     outcome = BestOfN([scored(1, success=False)])(workspace)
     assert not outcome.committed
     assert not (workspace.path / "score").exists()
 
 
+@pytest.mark.contract("0.1")
 @pytest.mark.parametrize(
     ("first", "options", "error"),
     [
@@ -168,6 +170,5 @@ def test_no_success_commits_nothing(workspace: Workspace) -> None:
 def test_what_makes_no_sense_is_refused(
     first: Any, options: dict[str, Any], error: type[Exception]
 ) -> None:
-    """0.1"""
     with pytest.raises(error):
         BestOfN(first, **options)

@@ -1,4 +1,4 @@
-"""Contract 4.7, 4.24: waves that widen."""
+"""Cascaded: waves that widen."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Task:
         return False, f"error {number}"
 
 
+@pytest.mark.contract("4.24")
 def test_the_first_wave_is_enough(workspace: Workspace) -> None:
     task = Task(0)
     outcome = Cascaded(task)(workspace)
@@ -41,6 +42,7 @@ def test_the_first_wave_is_enough(workspace: Workspace) -> None:
     assert len(outcome.all_results) == 1
 
 
+@pytest.mark.contract("4.24")
 def test_waves_widen_and_hear_of_all_failures_before(workspace: Workspace) -> None:
     task = Task(5, delay=0.05)
     outcome = Cascaded(task)(workspace)
@@ -52,8 +54,8 @@ def test_waves_widen_and_hear_of_all_failures_before(workspace: Workspace) -> No
     assert [result.branch_index for result in outcome.all_results] == list(range(7))
 
 
+@pytest.mark.contract("4.25")
 def test_all_waves_may_fail(workspace: Workspace) -> None:
-    """4.25"""
     task = Task(99)
     outcome = Cascaded(task, fan_out=(2, 1))(workspace)
     assert not outcome.committed
@@ -61,6 +63,7 @@ def test_all_waves_may_fail(workspace: Workspace) -> None:
     assert not (workspace.path / "number").exists()
 
 
+@pytest.mark.contract("4.24")
 def test_empty_errors_are_dropped_and_exceptions_are_errors(workspace: Workspace) -> None:
     heard = []
 

@@ -1,4 +1,4 @@
-"""Contract section 6: the `branching` command, end to end on a real mount."""
+"""The `branching` command, end to end on a real mount."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def open_branches(root: Path) -> list[str]:
 
 
 class TestCommon:
+    @pytest.mark.contract("6.1", "6.4")
     def test_without_a_command_it_shows_the_help(self, root: Path) -> None:
-        """6.1, 6.4"""
         done = branching(root)
         assert done.code == 0
         for command in ("run", "speculate", "best-of-n", "reflexion", "status"):
@@ -66,8 +66,9 @@ class TestCommon:
         assert branching(root, "commit", "--only", "m\u00fc", "caf\u00e9", **locale).code == 0
         assert (root / "m\u00fc").exists()
 
+    @pytest.mark.contract("6.63")
     def test_it_tells_its_version(self, root: Path) -> None:
-        """6.63: where the published command has none, exit 2."""
+        """The published command has no --version and exits with 2."""
         assert branching(root, "--version").out == f"branching {__version__}\n"
 
     @pytest.mark.parametrize("command", ["run", "speculate", "best-of-n", "reflexion", "status"])
@@ -78,6 +79,7 @@ class TestCommon:
         assert "--json" in done.out
         assert command == "status" or "Example: branching" in done.out
 
+    @pytest.mark.contract("6.4", "6.7")
     @pytest.mark.parametrize(
         "words",
         [
@@ -102,28 +104,29 @@ class TestCommon:
         ids=" ".join,
     )
     def test_a_wrong_call_exits_with_2_and_does_nothing(self, root: Path, words: list[str]) -> None:
-        """6.4, 6.7, bad input"""
         done = branching(root, *words)
         assert done.code == 2
         assert done.out == ""
         assert done.err
         assert names(root) == [NAME_FROM]
 
-    def test_no_command_is_said_in_the_contracts_words(self, root: Path) -> None:
-        """6.7"""
+    @pytest.mark.contract("6.7")
+    def test_a_missing_command_has_the_published_message(self, root: Path) -> None:
         assert branching(root, "run").err == "error: no command specified; use -- CMD...\n"
 
+    @pytest.mark.contract("6.2")
     def test_the_workspace_is_found_from_below_and_by_option(
         self, root: Path, tmp_path: Path
     ) -> None:
-        """6.2"""
         (root / "deep").mkdir()
         assert branching(root / "deep", "status", "--json").document["workspace"] == str(root)
         assert branching(tmp_path, "status", "-w", str(root)).code == 0
         assert branching(tmp_path, "status", "--workspace", str(root / "deep")).code == 0
 
-    def test_no_workspace_is_said_in_the_contracts_words(self, root: Path, tmp_path: Path) -> None:
-        """6.4, 6.5"""
+    @pytest.mark.contract("6.4", "6.5")
+    def test_a_missing_workspace_has_the_published_message(
+        self, root: Path, tmp_path: Path
+    ) -> None:
         done = branching(tmp_path, "run", "true", BRANCHFS="/no/such")
         text = "no branchfs mount found for current directory; use -w/--workspace"
         assert (done.code, done.err.splitlines()[0]) == (125, f"error: {text}")
@@ -154,8 +157,8 @@ class TestCommon:
 
 
 class TestRun:
+    @pytest.mark.contract("6.10", "6.12", "6.15")
     def test_success_commits(self, root: Path) -> None:
-        """6.10, 6.12, 6.15"""
         done = branching(root, "run", "--", "sh", "-c", "echo x > made; echo said; echo e >&2")
         assert (done.code, done.out) == (0, "said\n")
         own, outcome = done.err.splitlines()
@@ -165,6 +168,7 @@ class TestRun:
         assert rest == f", exit_code: 0, action: committed, workspace: {root}"
         assert names(root) == ["made", NAME_FROM]
 
+    @pytest.mark.contract("6.10", "6.11")
     @pytest.mark.parametrize(
         ("command", "code"),
         [
@@ -179,7 +183,6 @@ class TestRun:
     def test_failure_aborts_with_the_commands_own_code(
         self, root: Path, command: list[str], code: int
     ) -> None:
-        """6.10, 6.11"""
         done = branching(root, "run", "--json", "--", *command)
         assert done.code == code
         assert done.document["exit_code"] == code
@@ -187,8 +190,9 @@ class TestRun:
         assert names(root) == [NAME_FROM]
         assert open_branches(root) == []
 
+    @pytest.mark.contract("6.3", "6.15")
     def test_json_is_alone_on_stdout(self, root: Path) -> None:
-        """6.3, 6.15: what the command prints goes to stderr."""
+        """The command's own output goes to stderr."""
         done = branching(root, "run", "--json", "-b", "mine", "--", "echo", "noise")
         assert done.document == {
             "version": 1,
@@ -201,6 +205,7 @@ class TestRun:
         }
         assert done.err == "noise\n"
 
+    @pytest.mark.contract("6.6")
     @pytest.mark.parametrize(
         ("words", "heard"),
         [
@@ -213,15 +218,14 @@ class TestRun:
     def test_the_first_dashes_end_our_options_and_are_optional(
         self, root: Path, words: list[str], heard: str | None
     ) -> None:
-        """6.6"""
         done = branching(root, "run", *words)
         if heard is None:
             assert (done.code, done.err[:10]) == (127, "error: --:")
         else:
             assert done.out.startswith(heard)
 
+    @pytest.mark.contract("2.17")
     def test_the_name_is_the_users(self, root: Path) -> None:
-        """2.17"""
         done = branching(root, "run", "-b", "fix né 1", "--", "printenv", "BRANCHING_BRANCH")
         assert done.out.splitlines()[0] == "fix né 1"
 
@@ -239,6 +243,7 @@ class TestRun:
         assert "cannot be the name of a branch" in done.err
         assert names(root) == [NAME_FROM]
 
+    @pytest.mark.contract("6.13")
     @pytest.mark.parametrize(
         ("options", "code", "action", "is_there"),
         [
@@ -254,7 +259,6 @@ class TestRun:
     def test_the_end_of_the_branch_can_be_chosen(
         self, root: Path, options: list[str], code: int, action: str, is_there: bool
     ) -> None:
-        """6.13"""
         script = f"echo x > made; exit {code}"
         done = branching(root, "run", "-b", "b", *options, "--json", "--", "sh", "-c", script)
         assert (done.code, done.document["action"]) == (code, action)
@@ -308,9 +312,9 @@ class TestRun:
         assert "could not be printed" in failure["error"]
         assert "branching history" in failure["hint"]
 
+    @pytest.mark.contract("6.4")
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_a_signal_ends_everything(self, root: Path, number: signal.Signals) -> None:
-        """6.4, exit codes"""
         run = Running(root, ["run", "--", "sh", "-c", "echo x > made; echo up >&2; sleep 60"])
         run.wait_for_line("up")
         run.signal(number)
@@ -358,8 +362,9 @@ class TestRunAsTheOwner:
 
 
 class TestOnATerminal:
+    @pytest.mark.contract("6.14")
     def test_ask_commits_on_yes_only(self, root: Path) -> None:
-        """6.14: whatever the exit code; anything else asks again; the end of input is a no."""
+        """Whatever the exit code; any other answer asks again; the end of input means no."""
         for keys, code, action in (("maybe\ny\n", 3, "committed"), ("no\n", 0, "aborted")):
             script = f"echo {code} > made; exit {code}"
             run = OnTerminal(root, ["run", "--ask", "--", "sh", "-c", script])
@@ -459,8 +464,8 @@ class TestOnATerminal:
 
 
 class TestSpeculate:
+    @pytest.mark.contract("6.20", "6.22")
     def test_the_first_success_is_committed(self, root: Path) -> None:
-        """6.20, 6.22"""
         done = branching(
             root,
             "speculate",
@@ -479,8 +484,8 @@ class TestSpeculate:
         assert (root / "made").read_text() == "good\n"
         assert open_branches(root) == []
 
+    @pytest.mark.contract("6.21")
     def test_its_document(self, root: Path) -> None:
-        """6.21"""
         done = branching(root, "speculate", "--json", "-c", "echo x; exit 3", "-c", "sleep 3")
         facts = done.document
         assert {key: facts[key] for key in ("command", "committed", "winner", "candidates")} == {
@@ -505,8 +510,8 @@ class TestSpeculate:
         assert facts["results"][1]["success"] is True
         assert "error" not in facts["results"][1]
 
+    @pytest.mark.contract("6.21", "6.22")
     def test_no_success_exits_with_1(self, root: Path) -> None:
-        """6.21, 6.22"""
         done = branching(root, "speculate", "-c", "touch made; false", "-c", "kill -SEGV $$")
         assert done.code == 1
         assert done.out.startswith("no candidate succeeded\n")
@@ -530,8 +535,8 @@ class TestSpeculate:
 
 
 class TestBestOfN:
+    @pytest.mark.contract("6.30", "6.31", "6.32", "6.33", "6.34")
     def test_the_best_success_is_committed(self, root: Path) -> None:
-        """6.30-6.34"""
         script = (
             "echo $BRANCHING_ATTEMPT > made; test $BRANCHING_ATTEMPT = 3 && exit 1; "
             "echo 0.$BRANCHING_ATTEMPT >&3"
@@ -547,8 +552,9 @@ class TestBestOfN:
         )
         assert (root / "made").read_text() == "2\n"
 
+    @pytest.mark.contract("0.0", "1.0", "6.31", "6.33")
     def test_its_document(self, root: Path) -> None:
-        """6.31, 6.33: no score is 1.0 for a success and 0.0 for a failure."""
+        """A missing score is 1.0 for a success and 0.0 for a failure."""
         facts = branching(root, "best-of-n", "--json", "--", "sh", "-c", "exit 0").document
         assert (facts["n"], facts["committed"]) == (3, True)
         assert facts["winner"] == {"index": 0, "score": 1.0}
@@ -558,14 +564,14 @@ class TestBestOfN:
         assert done.document["winner"] is None
         assert [result["score"] for result in done.document["results"]] == [0.0] * 2
 
+    @pytest.mark.contract("6.34")
     def test_no_success_is_said(self, root: Path) -> None:
-        """6.34"""
         assert branching(root, "best-of-n", "false").out.startswith("no attempt succeeded\n")
 
 
 class TestReflexion:
+    @pytest.mark.contract("6.40", "6.41", "6.42", "6.43")
     def test_it_learns(self, root: Path) -> None:
-        """6.40-6.43"""
         script = 'echo "$BRANCHING_ATTEMPT:$BRANCHING_FEEDBACK" > made; test $BRANCHING_ATTEMPT = 2'
         done = branching(
             root,
@@ -578,8 +584,8 @@ class TestReflexion:
         )
         assert (root / "made").read_text() == "2:saw 1:saw 0:\n"
 
+    @pytest.mark.contract("6.42")
     def test_its_document(self, root: Path) -> None:
-        """6.42"""
         done = branching(root, "reflexion", "--json", "--retries", "2", "false")
         assert done.code == 1
         facts = done.document
@@ -587,16 +593,16 @@ class TestReflexion:
         assert (facts["attempts"], facts["winner"]) == (2, None)
         assert [result["index"] for result in facts["results"]] == [0, 1]
 
+    @pytest.mark.contract("6.43")
     def test_all_failed_is_said(self, root: Path) -> None:
-        """6.43"""
         done = branching(root, "reflexion", "false")
         assert done.code == 1
         assert done.out.endswith("all attempts failed\n")
 
 
 class TestStatus:
+    @pytest.mark.contract("2.17", "6.50")
     def test_it_lists_the_branches_by_name(self, root: Path) -> None:
-        """6.50, 2.17"""
         done = branching(root, "status")
         assert done.out == f"workspace: {root}\nfstype: branchfs\nbranches: (none)\n"
         space = Workspace(root)
@@ -618,7 +624,7 @@ class TestStatus:
 
 
 class TestKeptBranches:
-    """Issue: a kept branch can be looked at, committed or dropped later."""
+    """A kept branch can be inspected, committed or dropped later."""
 
     @pytest.fixture
     def kept(self, root: Path) -> str:

@@ -52,6 +52,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.contract("6.11")
 @pytest.mark.parametrize(
     ("text", "code", "how", "reason"),
     [
@@ -65,26 +66,25 @@ def is_alive(pid: int) -> bool:
 def test_the_exit_code_is_the_shells(
     tmp_path: Path, text: str, code: int, how: str, reason: str
 ) -> None:
-    """6.11"""
     ended = sh(text, tmp_path).run()
     assert (ended.exit_code, ended.how, ended.reason) == (code, how, reason)
     assert ended.success == (code == 0)
 
 
+@pytest.mark.contract("6.11")
 def test_a_program_that_is_not_there_ends_with_127(tmp_path: Path) -> None:
-    """6.11"""
     ended = Command(["no-such-program"], cwd=tmp_path, environment=ENVIRONMENT).run()
     assert (ended.exit_code, ended.how) == (127, "error")
     assert ended.reason.startswith("no-such-program: not found")
 
 
+@pytest.mark.contract("6.11")
 @pytest.mark.parametrize(
     ("content", "mode"), [("#!/bin/sh\n", 0o644), ("neither script nor ELF", 0o755)]
 )
 def test_a_program_that_cannot_be_executed_ends_with_126(
     tmp_path: Path, content: str, mode: int
 ) -> None:
-    """6.11"""
     program = tmp_path / "program"
     program.write_text(content)
     program.chmod(mode)
@@ -93,6 +93,7 @@ def test_a_program_that_cannot_be_executed_ends_with_126(
     assert ended.reason.startswith("./program: ")
 
 
+@pytest.mark.contract("3.11")
 def test_a_directory_that_is_gone_is_our_failure_and_not_the_programs(tmp_path: Path) -> None:
     with pytest.raises(ForkError, match="nothing ran"):
         sh("true", tmp_path / "gone").run()
@@ -143,8 +144,8 @@ def test_standard_input_is_empty(tmp_path: Path) -> None:
     assert output_of("cat; echo end", tmp_path) == b"end\n"
 
 
+@pytest.mark.contract("6.31")
 def test_the_score_is_what_was_written_to_descriptor_3(tmp_path: Path) -> None:
-    """6.31"""
     ended = sh("echo 0.5 >&3; echo text; exit 4", tmp_path, score=True, stdout=2).run()
     assert (ended.score, ended.exit_code) == ("0.5", 4)
     assert sh("true", tmp_path, score=True).run().score == ""
@@ -155,9 +156,8 @@ def test_the_score_is_what_was_written_to_descriptor_3(tmp_path: Path) -> None:
     assert ended.score.endswith("xend")
 
 
+@pytest.mark.contract("6.11", "6.31")
 def test_the_score_wrapper_keeps_arguments_and_exit_codes(tmp_path: Path) -> None:
-    """6.31, 6.11"""
-
     def run(*argv: str) -> tuple[Ended, bytes]:
         heard: list[bytes] = []
         command = Command(

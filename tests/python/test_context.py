@@ -1,4 +1,4 @@
-"""Contract section 3: BranchContext. Functions and commands in processes of their own."""
+"""BranchContext: functions and commands in processes of their own."""
 
 from __future__ import annotations
 
@@ -84,10 +84,9 @@ def failure_of(target: Any, workspace: Path, **options: Any) -> ProcessBranchErr
         return caught.value
 
 
-class TestContract:
+class TestPublishedBehaviour:
+    @pytest.mark.contract("3.3", "3.4")
     def test_returning_is_success(self, place: Path) -> None:
-        """3.3, 3.4"""
-
         def target(path: Path) -> None:
             (path / "made").write_text("x")
 
@@ -97,9 +96,8 @@ class TestContract:
         assert (place / "made").read_text() == "x"
         assert (context.result.ended, context.result.exit_code) == ("exit", 0)
 
+    @pytest.mark.contract("3.3", "3.8")
     def test_raising_is_failure_and_comes_home_typed(self, place: Path) -> None:
-        """3.3, 3.8, must 5"""
-
         def target(path: Path) -> None:
             raise Mine("text", 7)
 
@@ -108,9 +106,9 @@ class TestContract:
         assert (error.__cause__.args, error.__cause__.code) == (("text",), 7)
         assert "in target" in str(error.__cause__.__cause__)
 
+    @pytest.mark.contract("3.3")
     @pytest.mark.parametrize(("asked", "code"), [(3, 3), (None, 0), ("text", 1), (256, 0)])
     def test_system_exit_sets_the_exit_code(self, place: Path, asked: Any, code: int) -> None:
-        """3.3"""
         with BranchContext(lambda path: sys.exit(asked), place) as context:
             try:
                 context.wait()
@@ -118,16 +116,16 @@ class TestContract:
                 assert code
             assert context.result.exit_code == code
 
+    @pytest.mark.contract("3.7")
     def test_before_the_start_it_has_no_pid(self, place: Path) -> None:
-        """3.7"""
         context = BranchContext(print, place)
         with pytest.raises(ProcessBranchError, match="Process not started"):
             _ = context.pid
         assert not context.alive
         context.abort()
 
+    @pytest.mark.contract("3.7")
     def test_the_pid_is_the_targets(self, place: Path) -> None:
-        """3.7"""
         with BranchContext(lambda path: time.sleep(LONG), place) as context:
             assert context.alive
             os.kill(context.pid, signal.SIGKILL)
@@ -135,11 +133,11 @@ class TestContract:
                 context.wait()
             assert (context.result.ended, context.result.exit_code) == ("signal", 137)
 
+    @pytest.mark.contract("3.7")
     @pytest.mark.parametrize("limits", [None, ResourceLimits(pids=100)])
     def test_the_pid_of_a_command_is_the_commands_though_it_ends_at_once(
         self, place: Path, limits: ResourceLimits | None
     ) -> None:
-        """3.7"""
         command = ["sh", "-c", 'echo "$$ $1" >>told', "sh"]
         pids = []
         for number in range(20):
@@ -171,8 +169,8 @@ class TestContract:
             with pytest.raises(ProcessBranchError, match=f"{reason}.*nothing ran"), tool(places):
                 pass
 
+    @pytest.mark.contract("3.8")
     def test_wait_can_time_out_and_be_repeated(self, place: Path) -> None:
-        """3.8"""
         with BranchContext(lambda path: time.sleep(LONG), place) as context:
             for _ in range(2):
                 with pytest.raises(TimeoutError):
@@ -184,17 +182,17 @@ class TestContract:
                     context.wait()
             assert context.result.ended == "cancelled"
 
+    @pytest.mark.contract("3.9")
     def test_abort_lets_it_tidy_up_first(self, place: Path) -> None:
-        """3.9: SIGTERM, then SIGKILL"""
+        """SIGTERM, then SIGKILL."""
         with BranchContext(["sh", "-c", "trap 'touch bye; exit' TERM; touch up; sleep 300 & wait"],
                            place) as context:  # fmt: skip
             await_file(place / "up")
             context.abort()
         assert (place / "bye").exists()
 
+    @pytest.mark.contract("3.9")
     def test_abort_ends_what_does_not_listen(self, place: Path) -> None:
-        """3.9"""
-
         def target(path: Path) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             (path / "up").touch()
@@ -207,8 +205,8 @@ class TestContract:
             assert context.result.exit_code == 137
             context.abort()
 
+    @pytest.mark.contract("3.4")
     def test_leaving_the_with_ends_it(self, place: Path) -> None:
-        """3.4"""
         with BranchContext(lambda path: time.sleep(LONG), place) as context:
             pid = context.pid
         assert not Path(f"/proc/{pid}").exists()
@@ -217,8 +215,8 @@ class TestContract:
         with pytest.raises(LookupError), BranchContext(lambda path: time.sleep(LONG), place):
             raise LookupError
 
+    @pytest.mark.contract("3.10")
     def test_create_starts_one_for_each(self, place: Path) -> None:
-        """3.10"""
         places = [place / name for name in "ab"]
         for each in places:
             each.mkdir()
@@ -231,18 +229,18 @@ class TestContract:
             assert all(context.alive for context in contexts)
         assert not any(context.alive for context in contexts)
 
+    @pytest.mark.contract("3.10")
     def test_as_many_workspaces_as_targets(self, place: Path) -> None:
-        """3.10"""
         with pytest.raises(ValueError, match="same length"):
             BranchContext.create([print], []).__enter__()
 
+    @pytest.mark.contract("3.6")
     def test_a_workspace_that_is_not_there_is_an_error(self, place: Path) -> None:
-        """3.6: nothing degrades silently."""
         with pytest.raises(NamespaceError, match="nothing ran"), BranchContext(print, place / "x"):
             pass
 
+    @pytest.mark.contract("3.1", "3.2", "3.17")
     def test_the_published_options_are_taken(self, place: Path) -> None:
-        """3.1, 3.2, 3.17"""
         limits = ResourceLimits()
         with BranchContext(
             print, place, isolate=True, close_fds=True, limits=limits, parent_cgroup=None
@@ -271,6 +269,7 @@ class TestContract:
 
 
 class TestInABranch:
+    @pytest.mark.contract("3.5")
     def test_the_target_is_given_the_workspaces_path(self, real: Mounted) -> None:
         """Design 7; a Branch serves as well as its path."""
         space = Workspace(real.root)
@@ -281,13 +280,14 @@ class TestInABranch:
         assert (real.base / "made").read_text() == "x"
         space.close()
 
+    @pytest.mark.contract("3.5")
     @pytest.mark.parametrize("has_others", [False, True], ids=["alone", "beside root's mount"])
     def test_nobody_needs_to_be_root(
         self, place: Path, as_user: tuple[int, int], *, has_others: bool
     ) -> None:
-        """3.5: namespaces that the kernel gives to everybody, also where root has a mount in a
-        directory of its own. By the system's own interpreter and a copy of the library, which
-        needs no packages: a checkout may be closed to others."""
+        """Unprivileged user namespaces suffice, also if root has a mount in a private directory.
+        Uses the system's interpreter and a copy of the library, because other users may have no
+        access to a checkout."""
         package = Path(branching.__file__).parent
         shutil.copytree(package, place / "branching", ignore=shutil.ignore_patterns("__pycache__"))
         work = place / "work"
@@ -347,8 +347,9 @@ class TestInABranch:
 
 
 class TestWhatReachesIt:
+    @pytest.mark.contract("4.26")
     def test_closures_and_variables_as_they_are_now(self, place: Path) -> None:
-        """4.26, as a fork would show them"""
+        """As a fork would show them."""
         global counter  # noqa: PLW0603
         counter = 6
         names = ["a"]
@@ -359,8 +360,8 @@ class TestWhatReachesIt:
         names.append("b")
         assert value_of(lambda path: inner("x"), place) == "x 6 ['a', 'b']"
 
+    @pytest.mark.contract("0.4")
     def test_what_it_changes_stays_there(self, place: Path) -> None:
-        """0.4"""
         names: list[str] = []
         value_of(lambda path: names.append("x"), place)
         assert names == []
@@ -390,6 +391,7 @@ class TestWhatReachesIt:
         with lock:
             assert value_of(target, place) == (10, 3, "RED!", True)
 
+    @pytest.mark.contract("3.11")
     def test_what_cannot_be_copied_is_named(self, place: Path) -> None:
         stream = (n for n in range(3))
         with (
@@ -398,6 +400,7 @@ class TestWhatReachesIt:
         ):
             pass
 
+    @pytest.mark.contract("3.1")
     @pytest.mark.parametrize(
         ("mode", "buffering"), [("wb", 0), ("wb", -1), ("w", 1)], ids=["raw", "buffered", "text"]
     )
@@ -452,6 +455,7 @@ class TestWhatReachesIt:
 
 
 class TestWhatComesHome:
+    @pytest.mark.contract("4.32")
     @pytest.mark.parametrize(
         "value",
         [
@@ -466,7 +470,6 @@ class TestWhatComesHome:
         ids=lambda value: type(value).__name__,
     )
     def test_values_come_back_as_they_are(self, place: Path, value: object) -> None:
-        """4.32"""
         found = value_of(lambda path: value, place)
         assert (found, type(found)) == (value, type(value))
 
@@ -486,6 +489,7 @@ class TestWhatComesHome:
         assert type(found) is Thing
         assert found.name == "x"
 
+    @pytest.mark.contract("4.32")
     def test_any_size(self, place: Path) -> None:
         """Must 5: nobody reads while it is written."""
         with BranchContext(lambda path: b"x" * (10 * MIB), place) as context:
@@ -566,8 +570,9 @@ class TestWhatComesHome:
 
 
 class TestLimits:
+    @pytest.mark.contract("3.14", "3.15")
     def test_memory(self, place: Path) -> None:
-        """3.14, 3.15: upstream lets this pass."""
+        """The published package lets this pass."""
 
         def target(path: Path) -> int:
             return len(bytearray(200 * MIB))

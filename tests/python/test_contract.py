@@ -68,7 +68,7 @@ ROWS = {
         "test_workspace.py::test_the_backend_is_found_by_itself",
     ],
     "0.7": [
-        "test_package.py::test_the_metadata_says_what_the_contract_says",
+        "test_package.py::test_the_metadata_is_as_published",
         "../docker/test_image.py::test_the_image_has_what_commands_need_and_nothing_to_build_with",
     ],
     "0.8": [
@@ -81,18 +81,18 @@ ROWS = {
         "../docker/test_image.py::test_the_documented_line_works_as_it_stands",
     ],
     "1.1": [
-        "test_package.py::test_the_metadata_says_what_the_contract_says",
+        "test_package.py::test_the_metadata_is_as_published",
         "test_package.py::test_the_version_is_the_distributions",
     ],
     "1.2": [
-        "test_package.py::test_the_metadata_says_what_the_contract_says",
+        "test_package.py::test_the_metadata_is_as_published",
     ],
     "1.3": [
         "test_package.py::test_the_library_imports_nothing_from_outside",
-        "test_package.py::test_the_metadata_says_what_the_contract_says",
+        "test_package.py::test_the_metadata_is_as_published",
     ],
     "1.4": [
-        "test_package.py::test_the_metadata_says_what_the_contract_says",
+        "test_package.py::test_the_metadata_is_as_published",
     ],
     "1.5": [
         "test_package.py::test_a_name_loads_its_own_layer_only",
@@ -106,7 +106,7 @@ ROWS = {
         "test_package.py::test_an_unknown_name_is_an_attribute_error",
     ],
     "1.8": [
-        "test_package.py::test_the_metadata_says_what_the_contract_says",
+        "test_package.py::test_the_metadata_is_as_published",
     ],
     "2.1": [
         "test_workspace.py::test_the_backend_is_found_by_itself",
@@ -177,48 +177,48 @@ ROWS = {
         "test_on_demand.py::TestMount::test_it_takes_the_options_of_the_published_package",
     ],
     "3.1": [
-        "test_context.py::TestContract::test_the_published_options_are_taken",
+        "test_context.py::TestPublishedBehaviour::test_the_published_options_are_taken",
         "test_context.py::TestWhatReachesIt::test_a_file_object_over_a_pipe_is_passed_on_unless_closed",
         "test_contract.py::test_a_branch_context_takes_what_the_contract_has",
     ],
     "3.2": [
-        "test_context.py::TestContract::test_the_published_options_are_taken",
+        "test_context.py::TestPublishedBehaviour::test_the_published_options_are_taken",
         "test_contract.py::test_a_branch_context_takes_what_the_contract_has",
     ],
     "3.3": [
-        "test_context.py::TestContract::test_returning_is_success",
-        "test_context.py::TestContract::test_raising_is_failure_and_comes_home_typed",
-        "test_context.py::TestContract::test_system_exit_sets_the_exit_code",
+        "test_context.py::TestPublishedBehaviour::test_returning_is_success",
+        "test_context.py::TestPublishedBehaviour::test_raising_is_failure_and_comes_home_typed",
+        "test_context.py::TestPublishedBehaviour::test_system_exit_sets_the_exit_code",
     ],
     "3.4": [
-        "test_context.py::TestContract::test_returning_is_success",
-        "test_context.py::TestContract::test_leaving_the_with_ends_it",
+        "test_context.py::TestPublishedBehaviour::test_returning_is_success",
+        "test_context.py::TestPublishedBehaviour::test_leaving_the_with_ends_it",
     ],
     "3.5": [
         "test_context.py::TestInABranch::test_the_target_is_given_the_workspaces_path",
         "test_context.py::TestInABranch::test_nobody_needs_to_be_root",
     ],
     "3.6": [
-        "test_context.py::TestContract::test_a_workspace_that_is_not_there_is_an_error",
+        "test_context.py::TestPublishedBehaviour::test_a_workspace_that_is_not_there_is_an_error",
         "test_sandbox.py::TestFailures::test_a_machine_without_namespaces_is_told_what_to_do",
         "test_sandbox.py::TestFailures::test_a_step_that_fails_is_named",
     ],
     "3.7": [
-        "test_context.py::TestContract::test_before_the_start_it_has_no_pid",
-        "test_context.py::TestContract::test_the_pid_is_the_targets",
+        "test_context.py::TestPublishedBehaviour::test_before_the_start_it_has_no_pid",
+        "test_context.py::TestPublishedBehaviour::test_the_pid_is_the_targets",
     ],
     "3.8": [
-        "test_context.py::TestContract::test_wait_can_time_out_and_be_repeated",
-        "test_context.py::TestContract::test_raising_is_failure_and_comes_home_typed",
+        "test_context.py::TestPublishedBehaviour::test_wait_can_time_out_and_be_repeated",
+        "test_context.py::TestPublishedBehaviour::test_raising_is_failure_and_comes_home_typed",
     ],
     "3.9": [
-        "test_context.py::TestContract::test_abort_lets_it_tidy_up_first",
-        "test_context.py::TestContract::test_abort_ends_what_does_not_listen",
+        "test_context.py::TestPublishedBehaviour::test_abort_lets_it_tidy_up_first",
+        "test_context.py::TestPublishedBehaviour::test_abort_ends_what_does_not_listen",
         "test_escape.py::TestLife::test_double_forks_and_sessions_of_their_own_die",
     ],
     "3.10": [
-        "test_context.py::TestContract::test_create_starts_one_for_each",
-        "test_context.py::TestContract::test_as_many_workspaces_as_targets",
+        "test_context.py::TestPublishedBehaviour::test_create_starts_one_for_each",
+        "test_context.py::TestPublishedBehaviour::test_as_many_workspaces_as_targets",
     ],
     "3.11": [
         "test_context.py::TestWhatReachesIt::test_what_cannot_be_copied_is_named",
@@ -248,7 +248,7 @@ ROWS = {
         "test_contract.py::test_each_pattern_takes_all_options",
     ],
     "3.17": [
-        "test_context.py::TestContract::test_the_published_options_are_taken",
+        "test_context.py::TestPublishedBehaviour::test_the_published_options_are_taken",
         "test_isolated.py::test_every_pattern_takes_it",
     ],
     "3.18": [
@@ -390,7 +390,7 @@ ROWS = {
         "test_contract.py::test_the_winner_is_one_of_all_results",
     ],
     "5": [
-        "test_errors.py::test_each_exception_stands_where_the_contract_has_it",
+        "test_errors.py::test_each_exception_has_its_published_parent",
     ],
     "6.1": [
         "test_cli.py::TestCommon::test_without_a_command_it_shows_the_help",
@@ -407,18 +407,18 @@ ROWS = {
     "6.4": [
         "test_cli.py::TestRun::test_a_signal_ends_everything",
         "test_cli.py::TestCommon::test_a_wrong_call_exits_with_2_and_does_nothing",
-        "test_cli.py::TestCommon::test_no_workspace_is_said_in_the_contracts_words",
+        "test_cli.py::TestCommon::test_a_missing_workspace_has_the_published_message",
         "test_cli.py::TestCommon::test_without_a_command_it_shows_the_help",
     ],
     "6.5": [
-        "test_cli.py::TestCommon::test_no_workspace_is_said_in_the_contracts_words",
+        "test_cli.py::TestCommon::test_a_missing_workspace_has_the_published_message",
     ],
     "6.6": [
         "test_cli.py::TestRun::test_the_first_dashes_end_our_options_and_are_optional",
     ],
     "6.7": [
         "test_cli.py::TestCommon::test_a_wrong_call_exits_with_2_and_does_nothing",
-        "test_cli.py::TestCommon::test_no_command_is_said_in_the_contracts_words",
+        "test_cli.py::TestCommon::test_a_missing_command_has_the_published_message",
     ],
     "6.10": [
         "test_cli.py::TestRun::test_failure_aborts_with_the_commands_own_code",

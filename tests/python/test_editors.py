@@ -1,4 +1,4 @@
-"""Agent contract, section J, and `branching diff --tool`: editors that are found and started."""
+"""Editors that show branches, for agents and for `branching diff --tool`."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def told(programs: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
+@pytest.mark.contract("J1")
 @pytest.mark.parametrize(
     ("env", "there", "kind"),
     [
@@ -53,12 +54,12 @@ def told(programs: Path) -> list[str]:
 def test_the_first_that_is_there_is_taken(
     programs: Path, env: dict[str, str], there: list[str], kind: str
 ) -> None:
-    """J1"""
     for name in there:
         put(programs, name)
     assert EditorDetector.detect({"PATH": str(programs), **env}) == kind
 
 
+@pytest.mark.contract("J2", "J3")
 @pytest.mark.parametrize(
     ("kind", "parent", "branches", "lines"),
     [
@@ -87,7 +88,6 @@ def test_each_is_started_its_own_way(
     branches: list[Path],
     lines: list[str],
 ) -> None:
-    """J2, J3"""
     put(programs, "pycharm")
     put(programs, "code")
     processes = EditorDetector.invoke(kind, parent, branches)
@@ -95,6 +95,7 @@ def test_each_is_started_its_own_way(
     assert sorted(told(programs)) == sorted(lines)
 
 
+@pytest.mark.contract("J1", "J3")
 @pytest.mark.parametrize(
     ("command", "parent", "line"),
     [
@@ -114,7 +115,7 @@ def test_a_command_of_the_users_is_for_the_shell(
     line: str,
     is_told: str,
 ) -> None:
-    """J1, J3. No name of a file is a command."""
+    """A file name is never executed as a command."""
     put(programs, "meld")
     put(programs, "true")
     if is_told != "argument":

@@ -1,4 +1,4 @@
-"""Contract section 5: the tree of exceptions."""
+"""The tree of exceptions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ PARENTS = {
 }
 
 
+@pytest.mark.contract("5.1")
 @pytest.mark.parametrize(("name", "parent"), PARENTS.items())
-def test_each_exception_stands_where_the_contract_has_it(name: str, parent: str) -> None:
+def test_each_exception_has_its_published_parent(name: str, parent: str) -> None:
     assert getattr(branching, name).__mro__[1] is getattr(branching, parent)
 
 

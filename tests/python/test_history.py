@@ -24,7 +24,6 @@ def commit(workspace: Workspace, name: str, content: str = "x") -> None:
 
 class TestWorkspace:
     def test_the_last_commit_is_taken_back_and_made_again(self, real_workspace: Workspace) -> None:
-        """S12"""
         space = real_workspace
         commit(space, "one")
         commit(space, "two")
@@ -44,7 +43,6 @@ class TestWorkspace:
     def test_what_others_changed_since_is_listed(
         self, real: Mounted, real_workspace: Workspace
     ) -> None:
-        """S8, S12"""
         commit(real_workspace, "made")
         (real.base / "made").write_text("mine")
         with pytest.raises(ConflictError) as caught:
@@ -57,7 +55,6 @@ class TestWorkspace:
     def test_a_commit_that_was_applied_and_not_completed_says_so_until_it_is_completed(
         self, real: Mounted, real_workspace: Workspace
     ) -> None:
-        """S9"""
         history = real.base / ".branching/history"
         subprocess.run(["chattr", "+i", history], check=True)
         try:

@@ -39,6 +39,7 @@ def says_pid(path: Path, *_: object) -> tuple[bool, str]:
     return pid_of(path), ""
 
 
+@pytest.mark.contract("0.3", "3.15", "3.16", "3.17", "3.18")
 @pytest.mark.parametrize(
     "make",
     [
@@ -62,7 +63,6 @@ def says_pid(path: Path, *_: object) -> tuple[bool, str]:
     ids=["asked", "limits", "group"],
 )
 def test_every_pattern_takes_it(real_workspace: Workspace, make: Any, how: dict[str, Any]) -> None:
-    """0.3, 3.16, 3.17, 3.18"""
     outcome = make(how)(real_workspace)
     assert outcome.committed
     pid = int((real_workspace.path / "pid").read_text())
@@ -71,8 +71,8 @@ def test_every_pattern_takes_it(real_workspace: Workspace, make: Any, how: dict[
     assert outcome.winner.process.success
 
 
+@pytest.mark.contract("4.26", "4.31", "4.32")
 def test_closures_reach_it_and_values_come_back(real_workspace: Workspace) -> None:
-    """4.26, 4.31, 4.32"""
     heard: list[str] = []
 
     class Mine(Exception):
@@ -101,9 +101,8 @@ def test_all_see_the_same_path(real_workspace: Workspace) -> None:
     assert said == {f"{real_workspace.root} {real_workspace.root}"}
 
 
+@pytest.mark.contract("0.4", "4.12")
 def test_losers_are_killed_though_they_are_functions(real_workspace: Workspace) -> None:
-    """0.4, must 3"""
-
     def slow(path: Path) -> bool:
         time.sleep(LONG)
         return True
@@ -115,6 +114,7 @@ def test_losers_are_killed_though_they_are_functions(real_workspace: Workspace) 
     assert processes_in(real_workspace.root) == []
 
 
+@pytest.mark.contract("4.17")
 def test_the_timeout_kills_functions(real_workspace: Workspace) -> None:
     def slow(path: Path) -> bool:
         time.sleep(LONG)
@@ -140,9 +140,10 @@ def test_what_they_print_is_told(real_workspace: Workspace) -> None:
     assert said == ["from function 0"]
 
 
+@pytest.mark.contract("3.15")
 @pytest.mark.parametrize("kind", ["function", "command"])
 def test_the_memory_limit_holds(real_workspace: Workspace, kind: str) -> None:
-    """3.15: upstream commits this."""
+    """The published package commits this."""
 
     def hog(path: Path) -> bool:
         return bool(bytearray(200 * MIB))
@@ -187,9 +188,8 @@ def test_the_disk_limit_holds_and_is_told(real_workspace: Workspace) -> None:
     assert result.process.how == "disk"
 
 
+@pytest.mark.contract("3.18")
 def test_the_group_is_limited_together(real_workspace: Workspace) -> None:
-    """3.18"""
-
     class OneHasEnded(Exception):
         pass
 

@@ -1,4 +1,4 @@
-"""ResourceLimits and sizes (contract 3.12, 3.13, 3.19): values that limit, and none that do not."""
+"""ResourceLimits and sizes: valid and invalid values."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from branching.process.limits import ResourceLimits, parse_memory_size
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
 
+@pytest.mark.contract("3.19")
 @pytest.mark.parametrize(
     ("text", "size"),
     [
@@ -33,6 +34,7 @@ def test_a_size_counts_by_1024(text: str, size: int) -> None:
     assert parse_memory_size(text) == size
 
 
+@pytest.mark.contract("3.19")
 @pytest.mark.parametrize(
     "text",
     ["", "M", "-1", "1e9", "512MB", "512 M B", "1.M", ".5G", "1,5G", "0x10", "inf", "\u0661M"],
@@ -42,6 +44,7 @@ def test_what_is_no_size_is_an_error(text: str) -> None:
         parse_memory_size(text)
 
 
+@pytest.mark.contract("3.12", "3.13")
 def test_without_arguments_nothing_is_limited() -> None:
     limits = ResourceLimits()
     assert {getattr(limits, name) for name in limits.__dataclass_fields__} == {None, False}
@@ -54,6 +57,7 @@ def test_memory_and_cpu_may_be_given_by_position() -> None:
         ResourceLimits(1 << 20, 0.5, 1 << 19)  # type: ignore[call-arg]
 
 
+@pytest.mark.contract("3.12")
 def test_limits_are_frozen_and_equal_by_value() -> None:
     limits = ResourceLimits(memory=MIB, cpu=0.5)
     assert limits == ResourceLimits(memory=MIB, cpu=0.5)

@@ -42,6 +42,7 @@ while True:
 """
 
 
+@pytest.mark.contract("3.12")
 def test_what_uses_too_much_memory_is_killed() -> None:
     with Scope.create(ResourceLimits(memory=64 * MIB)) as scope:
         code, _ = run(scope, ALLOCATE, 200 * MIB)
@@ -121,6 +122,7 @@ def test_out_of_memory_the_rest_lives_on() -> None:
         assert scope.usage().oom_kills == 1
 
 
+@pytest.mark.contract("3.13")
 def test_with_oom_group_all_processes_die_together() -> None:
     with Scope.create(ResourceLimits(memory=96 * MIB, oom_group=True)) as scope:
         code, output = run(scope, HOG_BESIDE_ANOTHER, 60)
@@ -129,6 +131,7 @@ def test_with_oom_group_all_processes_die_together() -> None:
         assert scope.usage().oom_kills >= 1
 
 
+@pytest.mark.contract("3.12")
 def test_cpu_time_is_a_share_of_the_wall_clock() -> None:
     with Scope.create(ResourceLimits(cpu=0.2)) as scope:
         started = time.monotonic()
@@ -565,6 +568,7 @@ def test_descriptors_of_a_scope_do_not_reach_other_programs() -> None:
     assert "cgroup" not in seen.stdout
 
 
+@pytest.mark.contract("3.14")
 def test_a_limit_takes_hold_before_the_program_runs() -> None:
     """Nothing of the child's life is spent outside: behind the gate all its forks count."""
     with Scope.create(ResourceLimits(pids=1)) as scope:

@@ -72,8 +72,9 @@ def _no_group_is_left() -> Any:
 
 
 class TestRun:
+    @pytest.mark.contract("3.15", "6.60")
     def test_a_hog_is_killed_and_nothing_of_it_committed(self, root: Path) -> None:
-        """3.15, 6.60: the published package let it pass, and committed."""
+        """The published package lets it pass, and commits."""
         words = ["run", "--memory-limit", "32M", "--json", "--", *PYTHON, HOG]
         done = branching(root, *words)
         assert (done.code, names(root)) == (137, [NAME_FROM])
@@ -81,6 +82,7 @@ class TestRun:
         assert done.document["action"] == "aborted"
         assert "out of memory" in done.err
 
+    @pytest.mark.contract("6.61")
     def test_what_stays_below_is_committed(self, root: Path) -> None:
         words = ["run", "--memory-limit", "1G", "--oom-group", "--json", "--", *PYTHON, HOG]
         done = branching(root, *words)
@@ -104,6 +106,7 @@ class TestRun:
         assert (done.code, done.document["ended"]) == (3, "pids")
         assert "too many processes" in done.err
 
+    @pytest.mark.contract("6.60")
     def test_cpu_time_is_shared_out(self, root: Path) -> None:
         done = branching(root, "run", "--cpu-limit", "0.2", "--", *PYTHON, CPU_SECONDS)
         assert done.code == 0, done.err
@@ -159,9 +162,9 @@ def test_a_limit_that_is_none_is_a_usage_error(words: list[str]) -> None:
     assert words[0] in done.stderr
 
 
+@pytest.mark.contract("6.60", "6.61", "6.62")
 @pytest.mark.parametrize("command", ["run", "speculate", "best-of-n", "reflexion"])
 def test_the_commands_have_the_limits(command: str) -> None:
-    """6.60, 6.61, 6.62"""
     said = CliRunner().invoke(app, [command, "--help"]).stdout
     limits = ["--memory-limit", "--cpu-limit", "--memory-high", "--oom-group"]
     limits += ["--pids-limit", "--disk-limit"]
@@ -178,6 +181,7 @@ class TestSearches:
         assert (done.code, names(root)) == (1, [NAME_FROM])
         assert [each["ended"] for each in done.document["results"]] == ["oom", "disk", "exit"]
 
+    @pytest.mark.contract("3.18", "6.62")
     def test_all_candidates_share_the_groups_limit(self, root: Path) -> None:
         words = ["-n", "2", "--group-memory-limit", "64M", "--group-cpu-limit", "1", "--json"]
         done = branching(root, "best-of-n", *words, "--", *PYTHON, HOG)

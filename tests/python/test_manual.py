@@ -38,18 +38,18 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
     assert f"branching {name}" in section.split("Example: ", 1)[1].splitlines()[0]
 
 
+@pytest.mark.contract("6.2")
 @pytest.mark.parametrize("name", sorted(set(commands()) - {"doctor", "completion"}))
 def test_every_command_takes_a_workspace(name: str) -> None:
-    """6.2"""
     text = (REPOSITORY / "docs" / "commands.md").read_text()
     assert "-w, --workspace PATH" in text.split(f"### {name}\n", 1)[1].split("\n### ", 1)[0]
 
 
+@pytest.mark.contract("6.3")
 @pytest.mark.parametrize(
     "name", sorted(set(commands()) - {"shell", "export", "mcp", "watch", "chat", "completion"})
 )
 def test_every_command_that_has_no_other_output_has_a_document(name: str) -> None:
-    """6.3"""
     text = (REPOSITORY / "docs" / "commands.md").read_text()
     assert "--json" in text.split(f"### {name}\n", 1)[1].split("\n### ", 1)[0]
 

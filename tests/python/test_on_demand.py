@@ -47,7 +47,6 @@ def mounts_of_ours() -> list[Path]:
 
 class TestOpen:
     def test_a_directory_is_mounted_for_the_while(self, base: Path) -> None:
-        """Issue, must 6"""
         before = mounts_of_ours()
         with Workspace.open(base) as workspace:
             assert workspace.base == base
@@ -281,8 +280,8 @@ class TestNoAnswer:
 
 
 class TestMount:
+    @pytest.mark.contract("2.19")
     def test_it_takes_the_options_of_the_published_package(self, base: Path, place: Path) -> None:
-        """2.19"""
         with Workspace.mount(
             base, mountpoint=place / "here", storage=place / "store", branchfs_bin=find_program()
         ) as workspace:
@@ -301,16 +300,17 @@ class TestMount:
         with Workspace.mount(base, driver=driver) as workspace:
             assert workspace.fstype == fstype
 
+    @pytest.mark.contract("2.19")
     def test_it_mounts_in_a_directory_of_its_own(self, base: Path) -> None:
-        """2.19: `.close()` unmounts."""
+        """`.close()` unmounts."""
         workspace = Workspace.mount(base)
         point = workspace.path
         assert point.is_mount()
         workspace.close()
         assert not point.exists()
 
+    @pytest.mark.contract("2.19")
     def test_failures_are_mount_errors_and_leave_nothing(self, base: Path, place: Path) -> None:
-        """2.19"""
         with pytest.raises(MountError, match="is not a directory"):
             Workspace.mount(place / "nowhere")
         with Workspace.mount(base), pytest.raises(MountError, match="in use by another mount"):

@@ -1,4 +1,4 @@
-"""What all seven patterns have in common (contract 0.3, 3.16, 3.18, 4.8; issue: asyncio)."""
+"""The options that all seven patterns have in common."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ SEVEN: dict[str, Callable[..., Any]] = {
 seven = pytest.mark.parametrize("make", SEVEN.values(), ids=SEVEN)
 
 
+@pytest.mark.contract("0.8")
 @seven
 def test_it_commits_one_success_and_leaves_no_branch(
     workspace: Workspace, make: Callable[..., Any]
@@ -81,11 +82,11 @@ def test_commit_false_chooses_and_leaves_the_branch_to_the_caller(
     assert (workspace.path / "made").exists()
 
 
+@pytest.mark.contract("4.8")
 @seven
 def test_a_runner_runs_the_candidates_elsewhere(
     workspace: Workspace, make: Callable[..., Any]
 ) -> None:
-    """4.8"""
     calls: list[tuple[Path, float]] = []
 
     def runner(function: Any, arguments: Any, *, timeout: float) -> object:
@@ -279,7 +280,7 @@ def test_kept_failures_go_when_there_is_a_winner(
 
 @seven
 def test_results_say_how_much_was_changed(workspace: Workspace, make: Callable[..., Any]) -> None:
-    """Issue: a diff summary in each result."""
+    """Each result has a diff summary."""
     events: list[Event] = []
 
     def candidate(path: Path, *_: object) -> bool:

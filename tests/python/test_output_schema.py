@@ -57,6 +57,7 @@ def root(real: Mounted) -> Path:
 FAILING = ["-c", "echo x; exit 3"]
 
 
+@pytest.mark.contract("6.3")
 @pytest.mark.timeout(600)  # forty commands, one after another
 def test_every_document_is_as_it_says(root: Path, place: Path) -> None:
     """One life of a workspace, in which each command is used."""

@@ -1,4 +1,4 @@
-"""Contract section 1: what is imported from where, and what that loads."""
+"""The package: its public names, its metadata, and which layers an import loads."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def layers_after(statement: str) -> set[str]:
     return {name.split(".")[1] for name in loaded_after(statement) if "." in name}
 
 
+@pytest.mark.contract("1.6")
 def test_every_public_name_resolves_and_the_list_is_sorted() -> None:
-    """1.6"""
     assert branching.__all__ == sorted(branching.__all__, key=lambda n: (n.lower() != n, n))
     for name in branching.__all__:
         assert getattr(branching, name).__name__ == name
@@ -74,23 +74,24 @@ PUBLISHED = """
 """
 
 
+@pytest.mark.contract("1.6")
 def test_all_names_of_the_published_package_are_there() -> None:
-    """1.6"""
     assert set(PUBLISHED.split()) <= set(branching.__all__)
     assert branching.__version__
 
 
+@pytest.mark.contract("1.7")
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    """1.7"""
     with pytest.raises(AttributeError, match="NoSuchThing"):
         _ = branching.NoSuchThing
 
 
+@pytest.mark.contract("1.1")
 def test_the_version_is_the_distributions() -> None:
-    """1.1"""
     assert branching.__version__ == "0.2.0"
 
 
+@pytest.mark.contract("1.5", "1.7")
 @pytest.mark.parametrize(
     ("statement", "layers"),
     [
@@ -115,14 +116,15 @@ def test_the_version_is_the_distributions() -> None:
     ],
 )
 def test_a_name_loads_its_own_layer_only(statement: str, layers: set[str]) -> None:
-    """1.5, 1.7. A function candidate needs no process layer."""
+    """A function candidate needs no process layer."""
     if "Speculate" in statement:
         layers = layers - {"process"}
     assert layers_after(statement) == layers
 
 
+@pytest.mark.contract("1.5")
 def test_importing_the_package_loads_nothing_beside_it() -> None:
-    """1.5: not even typing, which would double the start-up time."""
+    """Not even typing, which would double the start-up time."""
     bare = subprocess.run(
         [sys.executable, "-c", "import sys; print(*sys.modules)"],
         capture_output=True,
@@ -154,8 +156,8 @@ def test_imports_go_along_the_arrows_only(file: Path) -> None:
                 assert parts[1] in ARROWS[layer] | {layer}, f"{place} imports {module}"
 
 
+@pytest.mark.contract("1.3")
 def test_the_library_imports_nothing_from_outside() -> None:
-    """1.3"""
     for file in PACKAGE.rglob("*.py"):
         if file.relative_to(PACKAGE).parts[0] in WITH_EXTRAS or _needs_an_extra(file):
             continue
@@ -198,8 +200,8 @@ def test_no_file_of_the_core_of_agents_needs_itself() -> None:
     assert "branching.agent.coordinator" in list(TopologicalSorter(graph).static_order())
 
 
-def test_the_metadata_says_what_the_contract_says() -> None:
-    """1.1, 1.2, 1.3, 1.4"""
+@pytest.mark.contract("0.7", "1.1", "1.2", "1.3", "1.4", "1.8")
+def test_the_metadata_is_as_published() -> None:
     found = metadata.metadata("BranchContext")
     assert found["Name"] == "BranchContext"
     assert found["Version"] == branching.__version__

@@ -72,23 +72,21 @@ def at_once(
 
 
 class TestTwoPatternsAtOnce:
-    """Issue: two patterns at once on one workspace behave by the policy."""
+    """Two concurrent patterns on one workspace follow the policy."""
 
     def test_the_first_winner_makes_the_other_stale(self, first_winner: Workspace) -> None:
-        """S5"""
         outcomes, conflicts = at_once(first_winner, "a", "b")
         assert [outcome.committed for outcome in outcomes] == [True]
         assert len(conflicts) == 1
 
     def test_both_commit_where_they_wrote_different_paths(self, disjoint: Workspace) -> None:
-        """S6, S7"""
         outcomes, conflicts = at_once(disjoint, "a", "b", "c")
         assert [outcome.committed for outcome in outcomes] == [True] * 3
         assert conflicts == []
         assert {(disjoint.path / name).exists() for name in "abc"} == {True}
 
     def test_one_of_two_commits_the_same_path(self, disjoint: Workspace) -> None:
-        """S6, S7: the paths are named, and the work is kept."""
+        """The paths are named, and the loser's work is kept."""
         outcomes, conflicts = at_once(disjoint, "same", "same")
         assert [outcome.committed for outcome in outcomes] == [True]
         [conflict] = conflicts
@@ -125,7 +123,6 @@ class TestCommit:
         assert (first_winner.path / "made").exists()
 
     def test_a_part_of_a_branch(self, first_winner: Workspace) -> None:
-        """S8"""
         with first_winner.branch("a") as branch:
             for name in ("one", "two", "three"):
                 (branch.path / name).write_text("x")
@@ -134,7 +131,6 @@ class TestCommit:
         assert sorted(path.name for path in first_winner.path.iterdir()) == [NAME_FROM, "two"]
 
     def test_the_command_lists_the_conflict_and_takes_a_side(self, base: Path) -> None:
-        """S8"""
         with mounted(base, base.parent / "mount") as root:
             for side in ("force", "skip"):
                 words = ["-b", "mine", "--on-success", "keep", "--", "sh", "-c"]

@@ -1,4 +1,4 @@
-"""Contract section 8: the published package BranchContext itself, on our mount.
+"""The published package BranchContext itself, on our mount.
 
 Each version is in an environment of its own (scripts/setup makes them) with nothing of ours in it;
 it finds our mount, drives it by control files, and believes it to be the published BranchFS.

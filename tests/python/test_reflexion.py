@@ -1,4 +1,4 @@
-"""Contract 4.3, 4.18, 4.19: try, learn, try again."""
+"""Reflexion: try, learn, try again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from conftest import NAME_FROM
 from branching import Reflexion, Workspace
 
 
+@pytest.mark.contract("4.18", "4.19")
 def test_feedback_goes_from_the_critique_to_the_next_attempt(workspace: Workspace) -> None:
-    """4.18, 4.19: each attempt has a fresh branch; the critique sees the failed one."""
+    """Each attempt has a fresh branch; the critique sees the failed one."""
     seen: list[tuple[int, str | None, list[str]]] = []
 
     def task(path: Path, attempt: int, feedback: str | None) -> bool:
@@ -35,8 +36,8 @@ def test_feedback_goes_from_the_critique_to_the_next_attempt(workspace: Workspac
     assert [entry.name for entry in workspace.path.glob("try-*")] == ["try-2"]
 
 
+@pytest.mark.contract("4.18", "4.25")
 def test_max_retries_is_the_number_of_attempts(workspace: Workspace) -> None:
-    """4.18, 4.25"""
     asked = []
     outcome = Reflexion(lambda *_: False, 3, critique=lambda path: asked.append(path) or "no")(  # type: ignore[func-returns-value]
         workspace
@@ -52,10 +53,10 @@ def test_without_a_critique_there_is_no_feedback(workspace: Workspace) -> None:
     assert heard == [None, None]
 
 
+@pytest.mark.contract("4.19")
 def test_a_critique_that_raises_gives_no_feedback_and_a_log_entry(
     workspace: Workspace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """4.19"""
     heard: list[str | None] = []
 
     def critique(path: Path) -> str:
@@ -69,9 +70,8 @@ def test_a_critique_that_raises_gives_no_feedback_and_a_log_entry(
     assert "critique of attempt 0 failed: mine" in caplog.text
 
 
+@pytest.mark.contract("4.27")
 def test_a_task_that_raises_is_a_failed_attempt(workspace: Workspace) -> None:
-    """4.27"""
-
     def task(path: Path, attempt: int, feedback: str | None) -> bool:
         if attempt == 0:
             raise LookupError("mine")

@@ -88,8 +88,9 @@ def test_a_listener_that_raises_ends_the_call(workspace: Workspace) -> None:
         Speculate([program(workspace, "echo x; sleep 300")], on_event=listen)(workspace)
 
 
+@pytest.mark.contract("4.12")
 def test_commands_that_lose_are_killed_before_the_call_returns(real_workspace: Workspace) -> None:
-    """4.12: none is left (the fixture looks). How quick it is: benchmarks/latency.py."""
+    """No process is left (checked by the fixture). benchmarks/latency.py measures how fast."""
     stubborn = program(real_workspace, "trap '' TERM; sleep 300 & sleep 300; sleep 300")
     winner = program(real_workspace, "sleep 0.2; echo x > won")
     started = time.monotonic()
@@ -127,7 +128,7 @@ def test_a_call_cancelled_beforehand_commits_nothing(
 
 
 def test_a_pattern_inside_a_candidate_is_stopped_with_it(workspace: Workspace) -> None:
-    """Issue: nesting. The inner command is killed when the outer race is over."""
+    """The inner command is killed when the outer race is over."""
     said: list[str] = []
 
     def listen(event: Event) -> None:
@@ -155,8 +156,6 @@ def test_a_pattern_inside_a_candidate_is_stopped_with_it(workspace: Workspace) -
 
 
 def test_a_pattern_inside_a_candidate_commits_into_its_branch(workspace: Workspace) -> None:
-    """Issue: nesting, to any depth."""
-
     def nested(path: Path, depth: int = 3) -> bool:
         (path / f"depth-{depth}").write_text("x")
         if depth == 0:
@@ -301,8 +300,8 @@ class TestSurroundingsThatFail:
 
 
 class TestProgram:
+    @pytest.mark.contract("6.32", "6.41")
     def test_it_tells_the_command_where_it_is(self, workspace: Workspace) -> None:
-        """6.32, 6.41"""
         lines: list[str] = []
 
         def listen(event: Event) -> None:
@@ -348,6 +347,7 @@ class TestProgram:
         [critiqued] = [event for event in events if event.kind == "critiqued"]
         assert "no-such-program: not found" in critiqued.text
 
+    @pytest.mark.contract("6.31")
     @pytest.mark.parametrize(
         ("written", "score"),
         [("0.25", 0.25), ("", 1.0), ("\\n", 1.0), ("1\\n2", 2.0), ("-3", -3.0)],
@@ -355,7 +355,6 @@ class TestProgram:
     def test_the_score_is_the_last_line_if_it_is_a_number(
         self, workspace: Workspace, written: str, score: float
     ) -> None:
-        """6.31"""
         text = f"printf '%b' '{written}' >&3"
         outcome = BestOfN([program(workspace, text, score=True)])(workspace)
         assert outcome.all_results[0].score == score

@@ -176,6 +176,7 @@ class TestNetwork:
 
 
 class TestFailures:
+    @pytest.mark.contract("3.6")
     def test_a_machine_without_namespaces_is_told_what_to_do(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -193,6 +194,7 @@ class TestFailures:
         with pytest.raises(NamespaceError, match="sparc"):
             run_in(tmp_path, "true")
 
+    @pytest.mark.contract("3.6")
     def test_a_step_that_fails_is_named(self, tmp_path: Path) -> None:
         """The place where the branch is to be seen cannot be made."""
         with pytest.raises(NamespaceError, match="showing the branch at /proc/no/such"):

@@ -1,4 +1,4 @@
-"""The commands beyond the contract's, and the options of all that try candidates."""
+"""The search commands that the published package does not have, and the options they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract 4.1 and 4.10-4.14, 4.25-4.27: the race."""
+"""Speculate: the race."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def writes(text: str, *, after: float = 0.0, says: object = True) -> Any:
     return candidate
 
 
+@pytest.mark.contract("4.10", "4.12")
 def test_the_first_success_is_committed_and_nothing_else(workspace: Workspace) -> None:
-    """4.10, 4.12"""
     release = threading.Event()
 
     def loser(path: Path) -> bool:
@@ -44,8 +44,9 @@ def test_the_first_success_is_committed_and_nothing_else(workspace: Workspace) -
     assert [result.branch_index for result in outcome.all_results] == [0, 1, 2]
 
 
+@pytest.mark.contract("4.25", "4.27")
 def test_no_success_changes_nothing(workspace: Workspace) -> None:
-    """4.25, 4.27: a false value and an exception are both failures; the exception is kept."""
+    """A false value and an exception are both failures; the exception is kept."""
 
     def raises(path: Path) -> bool:
         (path / "litter").write_text("x")
@@ -69,8 +70,8 @@ def test_even_a_system_exit_is_only_a_failure(workspace: Workspace) -> None:
     assert not outcome.committed
 
 
+@pytest.mark.contract("4.11")
 def test_first_wins_false_runs_all_and_takes_the_first_in_order(workspace: Workspace) -> None:
-    """4.11"""
     outcome = Speculate(
         [writes("0", says=False), writes("1", after=0.2), writes("2")], first_wins=False
     )(workspace)
@@ -79,8 +80,9 @@ def test_first_wins_false_runs_all_and_takes_the_first_in_order(workspace: Works
     assert (workspace.path / "result").read_text() == "1"
 
 
+@pytest.mark.contract("4.13")
 def test_the_timeout_is_for_the_whole_call_and_not_shared_out(workspace: Workspace) -> None:
-    """4.13: three candidates do not get a third each."""
+    """Three candidates do not get a third each."""
     outcome = Speculate(
         [writes("0", after=0.5, says=False), writes("1", after=0.5), writes("2", after=30)],
         timeout=2,
@@ -88,8 +90,8 @@ def test_the_timeout_is_for_the_whole_call_and_not_shared_out(workspace: Workspa
     assert outcome.winner is outcome.all_results[1]
 
 
+@pytest.mark.contract("4.13")
 def test_the_timeout_ends_the_call(workspace: Workspace) -> None:
-    """4.13"""
     started = time.monotonic()
     outcome = Speculate([writes("0", after=60), writes("1", after=60)], timeout=0.3)(workspace)
     assert 0.3 <= time.monotonic() - started < 30
@@ -106,8 +108,8 @@ def test_what_has_succeeded_before_the_timeout_counts(workspace: Workspace) -> N
     assert outcome.winner is outcome.all_results[1]
 
 
+@pytest.mark.contract("4.14")
 def test_max_parallel_is_the_most_that_run_at_once(workspace: Workspace) -> None:
-    """4.14"""
     lock = threading.Lock()
     both = threading.Barrier(2, timeout=60)  # each waits until another one runs beside it
     running: list[int] = []
@@ -135,8 +137,9 @@ def test_a_candidate_that_never_started_says_so(workspace: Workspace) -> None:
     assert outcome.all_results[1].branch_path is None
 
 
+@pytest.mark.contract("4.31", "4.32")
 def test_return_values_come_back_as_they_are(workspace: Workspace) -> None:
-    """4.31, 4.32: any type, any size."""
+    """Any type, any size."""
 
     class Odd:
         pass
@@ -147,8 +150,8 @@ def test_return_values_come_back_as_they_are(workspace: Workspace) -> None:
     assert outcome.all_results[1].return_value is big
 
 
+@pytest.mark.contract("0.4", "4.26")
 def test_closures_and_lambdas_keep_their_mutations(workspace: Workspace) -> None:
-    """4.26, 0.4"""
     seen: list[Path] = []
     outcome = Speculate([lambda path: seen.append(path) or True])(workspace)  # type: ignore[func-returns-value]
     assert outcome.committed
@@ -156,7 +159,7 @@ def test_closures_and_lambdas_keep_their_mutations(workspace: Workspace) -> None
 
 
 def test_a_commit_that_comes_second_raises_and_leaves_nothing(workspace: Workspace) -> None:
-    """S5: somebody outside was first."""
+    """Another process committed first."""
     with workspace.branch("outsider") as outsider:
 
         def candidate(path: Path) -> bool:
@@ -195,6 +198,7 @@ def test_a_pattern_can_be_called_again_and_at_the_same_time(workspace: Workspace
         b.abort()
 
 
+@pytest.mark.contract("0.3", "3.15")
 @pytest.mark.parametrize(
     ("candidates", "options", "error", "says"),
     [
@@ -214,13 +218,14 @@ def test_a_pattern_can_be_called_again_and_at_the_same_time(workspace: Workspace
 def test_what_makes_no_sense_or_cannot_be_honoured_is_refused(
     candidates: Any, options: dict[str, Any], error: type[Exception], says: str
 ) -> None:
-    """0.3, 3.15: nothing is ever ignored."""
+    """No option is silently ignored."""
     with pytest.raises(error, match=says):
         Speculate(candidates, **options)
 
 
+@pytest.mark.contract("4.12")
 def test_the_winners_latency_is_its_own(real_workspace: Workspace) -> None:
-    """4.12: the call does not wait for the losers. How quick it is: benchmarks/latency.py."""
+    """The call does not wait for the losers. benchmarks/latency.py measures how fast."""
     release = threading.Event()
     ended: list[Path] = []
 

@@ -1,4 +1,4 @@
-"""Contract 4.6, 4.22, 0.2: pairwise elimination."""
+"""Tournament: pairwise elimination."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def stronger(a: Path, b: Path) -> int:
     return 0 if strength(a) >= strength(b) else 1
 
 
+@pytest.mark.contract("4.22")
 @pytest.mark.parametrize("count", range(1, 8))
 @pytest.mark.parametrize("parallel", [False, True], ids=["one by one", "parallel"])
 def test_the_strongest_is_left(workspace: Workspace, count: int, parallel: bool) -> None:
-    """4.22: an odd one gets a bye; there are count - 1 matches."""
+    """An odd one gets a bye; there are count - 1 matches."""
     matches = []
 
     def judge(a: Path, b: Path) -> int:
@@ -47,9 +48,8 @@ def test_the_strongest_is_left(workspace: Workspace, count: int, parallel: bool)
     assert len(matches) == count - 1
 
 
+@pytest.mark.contract("0.2")
 def test_one_task_plays_n_times(workspace: Workspace) -> None:
-    """0.2"""
-
     def task(path: Path, index: int) -> bool:
         (path / "strength").write_text(str(index))
         return True
@@ -59,6 +59,7 @@ def test_one_task_plays_n_times(workspace: Workspace) -> None:
     assert outcome.winner is outcome.all_results[1]
 
 
+@pytest.mark.contract("4.22")
 def test_failures_do_not_play(workspace: Workspace) -> None:
     candidates = [plays(1), plays(9, success=False), plays(2)]
     outcome = Tournament(candidates, judge=stronger)(workspace)
@@ -66,6 +67,7 @@ def test_failures_do_not_play(workspace: Workspace) -> None:
     assert [result.state for result in outcome.all_results] == ["succeeded", "failed", "won"]
 
 
+@pytest.mark.contract("4.22", "4.25")
 def test_a_sole_survivor_wins_unjudged(workspace: Workspace) -> None:
     def judge(a: Path, b: Path) -> int:
         raise AssertionError("nobody to judge")
@@ -75,8 +77,9 @@ def test_a_sole_survivor_wins_unjudged(workspace: Workspace) -> None:
     assert not Tournament([plays(1, success=False)], judge=judge)(workspace).committed
 
 
+@pytest.mark.contract("4.23")
 def test_a_judge_that_raises_ends_the_call_cleanly(workspace: Workspace) -> None:
-    """4.23: upstream hangs for ever."""
+    """The published package hangs forever."""
 
     def judge(a: Path, b: Path) -> int:
         raise LookupError("mine")
@@ -116,6 +119,7 @@ def test_a_loser_is_dropped_at_once(workspace: Workspace) -> None:
     assert alive == [4, 4, 2]
 
 
+@pytest.mark.contract("4.17")
 def test_a_judge_that_hangs_does_not_outlast_the_timeout(workspace: Workspace) -> None:
     def judge(a: Path, b: Path) -> int:
         time.sleep(60)

@@ -1,4 +1,4 @@
-"""Contract 4.4, 4.20: levels of strategies, one winner a level."""
+"""TreeOfThoughts: levels of strategies, one winner per level."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def marked(workspace: Workspace) -> list[str]:
     return sorted(name for name in names - {NAME_FROM} if not name.startswith("@"))
 
 
+@pytest.mark.contract("4.20")
 def test_one_level_commits_the_best(workspace: Workspace) -> None:
     outcome = TreeOfThoughts([marks("a", 0.2), marks("b", 0.7), marks("c", False)])(workspace)
     assert outcome.winner is outcome.all_results[1]
@@ -39,6 +40,7 @@ def test_evaluate_overrides_the_score(workspace: Workspace) -> None:
     assert outcome.winner is outcome.all_results[1]
 
 
+@pytest.mark.contract("4.20")
 def test_each_level_starts_from_the_winner_of_the_one_before(workspace: Workspace) -> None:
     """The levels happen inside a root branch: main sees nothing before the end."""
     seen: list[tuple[int, list[str], list[str]]] = []
@@ -62,6 +64,7 @@ def test_each_level_starts_from_the_winner_of_the_one_before(workspace: Workspac
     ]
 
 
+@pytest.mark.contract("4.20", "4.25")
 def test_a_level_without_a_winner_drops_everything(workspace: Workspace) -> None:
     outcome = TreeOfThoughts(
         [marks("a")], expand=lambda path, depth: [marks("dead", False)], max_depth=2
@@ -77,9 +80,8 @@ def test_no_more_strategies_end_the_search_with_what_there_is(workspace: Workspa
     assert marked(workspace) == ["a"]
 
 
+@pytest.mark.contract("4.23")
 def test_an_expand_that_raises_ends_the_call_cleanly(workspace: Workspace) -> None:
-    """4.23"""
-
     def expand(path: Path, depth: int) -> list[Any]:
         raise LookupError("mine")
 
@@ -88,6 +90,7 @@ def test_an_expand_that_raises_ends_the_call_cleanly(workspace: Workspace) -> No
     assert marked(workspace) == []
 
 
+@pytest.mark.contract("4.17")
 def test_the_timeout_takes_the_best_of_the_level_it_interrupts(workspace: Workspace) -> None:
     def slow(path: Path) -> bool:
         time.sleep(60)

@@ -1,4 +1,4 @@
-"""Contract section 2: workspaces and branches, on the stand-in and on the real mount."""
+"""Workspaces and branches, on the fake and on the real mount."""
 
 from __future__ import annotations
 
@@ -33,24 +33,25 @@ def mount(request: pytest.FixtureRequest) -> Mounted:
     return found
 
 
+@pytest.mark.contract("0.6", "2.1", "2.4")
 def test_the_backend_is_found_by_itself(mount: Mounted) -> None:
-    """2.1, 2.4, 0.6"""
     workspace = Workspace(mount.root)
     assert workspace.path == mount.root
     assert workspace.fstype == ("overlay" if mount.backend == "overlay" else "branchfs")
     assert Workspace(str(mount.root)).path == mount.root
 
 
+@pytest.mark.contract("2.2")
 def test_a_path_deep_inside_the_mount_opens_the_workspace(
     workspace: Workspace,
 ) -> None:
-    """2.2"""
     (workspace.path / "deep" / "down").mkdir(parents=True)
     assert Workspace(workspace.path / "deep" / "down").path == workspace.path
 
 
+@pytest.mark.contract("2.2", "2.9")
 def test_a_workspace_opened_in_a_branch_stands_for_that_branch(workspace: Workspace) -> None:
-    """2.2, 2.9: a candidate that forks for itself gets the result into its own branch."""
+    """A candidate that forks gets the result into its own branch."""
     with workspace.branch("outer") as outer, workspace.branch("sibling") as sibling:
         (outer.path / "deep").mkdir()
         inside = Workspace(outer.path / "deep")
@@ -73,8 +74,8 @@ def test_a_workspace_in_a_branch_that_is_gone_is_not_found(workspace: Workspace)
         Workspace(workspace.path / "@gone" / "file")
 
 
+@pytest.mark.contract("2.3")
 def test_a_path_outside_any_mount_is_an_error_that_tells_what_to_do(tmp_path: Path) -> None:
-    """2.3"""
     with pytest.raises(MountError, match="not inside a mount") as caught:
         Workspace(tmp_path)
     assert isinstance(caught.value, BranchingError)
@@ -82,8 +83,8 @@ def test_a_path_outside_any_mount_is_an_error_that_tells_what_to_do(tmp_path: Pa
     assert caught.value.path == str(tmp_path)
 
 
+@pytest.mark.contract("2.5", "2.7", "2.12", "2.13")
 def test_a_clean_exit_commits(workspace: Workspace) -> None:
-    """2.5, 2.7, 2.12, 2.13"""
     with workspace.branch("work") as branch:
         (branch.path / "new").write_text("new")
         (branch.path / NAME_FROM).write_text("changed")
@@ -94,8 +95,8 @@ def test_a_clean_exit_commits(workspace: Workspace) -> None:
     assert not branch.is_open
 
 
+@pytest.mark.contract("2.7", "2.13")
 def test_an_exception_aborts_and_goes_on(workspace: Workspace) -> None:
-    """2.7, 2.13"""
     with (
         pytest.raises(ZeroDivisionError, match="mine"),
         workspace.branch("work") as branch,
@@ -106,8 +107,8 @@ def test_an_exception_aborts_and_goes_on(workspace: Workspace) -> None:
     assert workspace.branches() == []
 
 
+@pytest.mark.contract("2.6", "2.8")
 def test_none_leaves_the_branch_open(workspace: Workspace) -> None:
-    """2.6, 2.8"""
     with workspace.branch("kept", on_success=None) as kept:
         (kept.path / "new").write_text("new")
     with (
@@ -123,19 +124,19 @@ def test_none_leaves_the_branch_open(workspace: Workspace) -> None:
     assert (workspace.path / "new").exists()
 
 
+@pytest.mark.contract("2.6")
 @pytest.mark.parametrize(
     "options",
     [{"on_success": "abort"}, {"on_error": "commit"}, {"on_success": "keep"}, {"on_error": True}],
     ids=str,
 )
 def test_other_ends_are_refused(workspace: Workspace, options: dict[str, Any]) -> None:
-    """2.6"""
     with pytest.raises(ValueError, match="must be"):
         workspace.branch("work", **options)
 
 
+@pytest.mark.contract("2.11")
 def test_a_branch_is_made_by_with_and_not_before(workspace: Workspace) -> None:
-    """2.11"""
     branch = workspace.branch("work")
     assert workspace.branches() == []
     assert branch.name == "work"
@@ -158,16 +159,16 @@ def test_a_branch_is_shown_with_its_state(workspace: Workspace) -> None:
     assert repr(branch) == "<Branch /main/b (committed)>"
 
 
+@pytest.mark.contract("2.9", "2.14", "2.17")
 def test_the_name_is_the_name(workspace: Workspace) -> None:
-    """2.9, 2.14, 2.17"""
     with workspace.branch("née 1") as branch:
         assert branch.path == workspace.path / "@née 1"
         assert branch.branch_path == "/main/née 1"
         assert (branch.path / NAME_FROM).read_text() == SEED
 
 
+@pytest.mark.contract("0.9", "2.9", "2.12")
 def test_a_child_commits_into_its_parent(workspace: Workspace) -> None:
-    """2.9, 2.12, 0.9"""
     with workspace.branch("outer") as outer:
         (outer.path / "one").write_text("1")
         with outer.branch("inner") as inner:
@@ -179,8 +180,8 @@ def test_a_child_commits_into_its_parent(workspace: Workspace) -> None:
     assert (workspace.path / "two").read_text() == "2"
 
 
+@pytest.mark.contract("2.10")
 def test_ending_twice_does_nothing(workspace: Workspace) -> None:
-    """2.10"""
     with workspace.branch("by-hand") as branch:
         (branch.path / "new").write_text("new")
         branch.commit()
@@ -194,8 +195,9 @@ def test_ending_twice_does_nothing(workspace: Workspace) -> None:
     assert not (workspace.path / "other").exists()
 
 
+@pytest.mark.contract("2.15", "2.16")
 def test_the_first_sibling_wins_and_the_second_is_told(workspace: Workspace) -> None:
-    """2.15, 2.16. Nothing is left of the loser."""
+    """Nothing is left of the loser."""
     with workspace.branch("first") as first:
         (first.path / "who").write_text("first")
         with (
@@ -210,8 +212,8 @@ def test_the_first_sibling_wins_and_the_second_is_told(workspace: Workspace) -> 
     assert workspace.branches() == []
 
 
+@pytest.mark.contract("2.16")
 def test_a_stale_branch_has_no_files_and_no_children(workspace: Workspace) -> None:
-    """2.16, S5"""
     with workspace.branch("loser", on_success=None) as loser:
         with workspace.branch("winner") as winner:
             (winner.path / "won").touch()
@@ -231,6 +233,7 @@ def test_a_name_can_be_open_once(workspace: Workspace) -> None:
         assert [record.name for record in workspace.branches()] == ["twin"]
 
 
+@pytest.mark.contract("8.6")
 @pytest.mark.parametrize(
     "name",
     ["", ".", "..", "a/b", "@a", "a\nb", "a\0b", "\x7f", "é" * 128, "main", "\udcff"],
@@ -239,13 +242,12 @@ def test_a_name_can_be_open_once(workspace: Workspace) -> None:
 def test_an_impossible_name_is_a_value_error_before_anything_is_done(
     workspace: Workspace, name: str
 ) -> None:
-    """8.6"""
     with pytest.raises(ValueError, match="cannot be the name"):
         workspace.branch(name)
 
 
+@pytest.mark.contract("8.6")
 def test_a_name_as_long_as_a_directory_entry_is_possible(workspace: Workspace) -> None:
-    """8.6"""
     with workspace.branch("é" * 127) as branch:
         assert branch.path.is_dir()
 

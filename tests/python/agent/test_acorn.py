@@ -1,4 +1,4 @@
-"""Contract M: agents in Acorn's manner, and their branches."""
+"""Agents in the manner of Acorn, and their branches."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def parent(*steps: Step, branches: Any = (), **members: Any) -> tuple[Any, Scrip
     return kind, model
 
 
-def test_m1_branches_are_a_list_of_modules_named_by_their_class() -> None:
+@pytest.mark.contract("M1")
+def test_branches_are_a_list_of_modules_named_by_class() -> None:
     kind, _ = finder()
     assert kind.__name__ == "Finder"
     assert kind.description() == "Finds things."
@@ -97,8 +98,9 @@ def test_m1_branches_are_a_list_of_modules_named_by_their_class() -> None:
             broken()
 
 
-def test_m2_m7_a_run_takes_its_input_and_ends_with_its_output() -> None:
-    """What does not fit is refused, before the run and at its end."""
+@pytest.mark.contract("M2", "M7")
+def test_a_run_validates_its_input_and_its_final_output() -> None:
+    """Input that does not fit is refused before the run, output at its end."""
     kind, model = finder(call("__finish__", score="high"), finish("done", 0.5))
     result = kind()(subject="x")
     assert result == Answer(text="done", score=0.5)
@@ -108,7 +110,8 @@ def test_m2_m7_a_run_takes_its_input_and_ends_with_its_output() -> None:
         kind()(depth=1)
 
 
-def test_m3_a_module_with_branches_has_a_tool_that_lists_them() -> None:
+@pytest.mark.contract("M3")
+def test_a_module_with_branches_has_a_tool_that_lists_them() -> None:
     kind, _ = finder()
     lead, model = parent(call("branch"), say("ok"), branches=[kind])
     assert lead()() == "ok"
@@ -128,7 +131,8 @@ def test_m3_a_module_with_branches_has_a_tool_that_lists_them() -> None:
     assert "branch" not in model.tools[0]
 
 
-def test_m4_m8_a_branch_tells_its_result_as_xml() -> None:
+@pytest.mark.contract("M4", "M8")
+def test_a_branch_returns_its_result_as_xml() -> None:
     kind, model = finder(finish("a < b"))
     lead, above = parent(
         call("branch", name="Finder", merge="end_result", subject="x"), say("ok"), branches=[kind]
@@ -140,6 +144,7 @@ def test_m4_m8_a_branch_tells_its_result_as_xml() -> None:
     assert json.loads(prompts(model.last)[-1])["subject"] == "x"
 
 
+@pytest.mark.contract("M4")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -149,7 +154,9 @@ def test_m4_m8_a_branch_tells_its_result_as_xml() -> None:
     ],
     ids=["name", "merge", "input"],
 )
-def test_m4_what_cannot_be_begun_is_an_error_text(arguments: Any, message: str) -> None:
+def test_a_branch_that_cannot_start_is_answered_with_an_error_text(
+    arguments: Any, message: str
+) -> None:
     kind, model = finder()
     lead, above = parent(call("branch", **arguments), say("ok"), branches=[kind])
     assert lead()() == "ok"
@@ -159,8 +166,10 @@ def test_m4_what_cannot_be_begun_is_an_error_text(arguments: Any, message: str) 
     assert not model.seen
 
 
-def test_m5_a_branch_has_its_own_prompt_and_a_copy_of_the_conversation() -> None:
-    """Up to the call that began it; and the parent's stays as it was."""
+@pytest.mark.contract("M5")
+def test_a_branch_has_its_own_prompt_and_a_copy_of_the_conversation() -> None:
+    """The copy ends before the call that started the branch; the parent's conversation is
+    unchanged."""
     kind, model = finder()
     lead, above = parent(
         call("note"),
@@ -192,7 +201,8 @@ class Tooled(Module):
         raise RuntimeError("it is broken")
 
 
-def test_m6_a_branch_calls_its_parents_tools() -> None:
+@pytest.mark.contract("M6")
+def test_a_branch_calls_its_parents_tools() -> None:
     kind, model = finder(
         call("call_parent_tool"),
         call("call_parent_tool", name="add", a=2, b=3),
@@ -213,8 +223,9 @@ def test_m6_a_branch_calls_its_parents_tools() -> None:
     assert "no tool 'nothing'" in unknown
 
 
+@pytest.mark.contract("M9", "M10")
 @pytest.mark.parametrize("has_output", [True, False], ids=["asked for", "without final_output"])
-def test_m9_m10_a_summary_is_written_by_the_branchs_model(has_output: bool) -> None:
+def test_the_branchs_model_writes_the_summary(has_output: bool) -> None:
     if has_output:
         kind, model = finder(finish("result"), say("I looked."))
         merge, final = "summarize", Answer(text="result").model_dump_json()
@@ -229,8 +240,9 @@ def test_m9_m10_a_summary_is_written_by_the_branchs_model(has_output: bool) -> N
     assert len(model.seen) == 2
 
 
+@pytest.mark.contract("M11", "M12")
 @pytest.mark.parametrize("is_async", [True, False], ids=["awaited", "plain"])
-def test_m11_m12_code_sends_branches_off_that_are_in_no_list(is_async: bool) -> None:
+def test_code_can_run_branches_that_are_not_listed(is_async: bool) -> None:
     kind, _ = finder(finish("by code"))
     results: list[Any] = []
 
@@ -253,7 +265,8 @@ def test_m11_m12_code_sends_branches_off_that_are_in_no_list(is_async: bool) -> 
     assert "<text>by code</text>" in told[0]
 
 
-def test_m11_a_callback_may_branch_and_a_branch_without_result_is_none() -> None:
+@pytest.mark.contract("M11")
+def test_a_callback_can_branch_and_a_branch_without_output_returns_none() -> None:
     kind, _ = finder(say("an end"), say("summary"), final_output=None, initial_input=None)
     results: list[Any] = []
 
@@ -267,7 +280,8 @@ def test_m11_a_callback_may_branch_and_a_branch_without_result_is_none() -> None
     assert any("[Branch Result]" in text for text in prompts(above.last))
 
 
-def test_m13_a_branch_without_input_works_from_the_conversation() -> None:
+@pytest.mark.contract("M13")
+def test_a_branch_without_input_works_from_the_conversation() -> None:
     kind, model = finder(initial_input=None)
     lead, above = parent(call("branch", name="Finder"), say("ok"), branches=[kind])
     lead()()
@@ -275,8 +289,9 @@ def test_m13_a_branch_without_input_works_from_the_conversation() -> None:
     assert "<text>found</text>" in returned(above.last)[0]
 
 
+@pytest.mark.contract("M14")
 @pytest.mark.parametrize("scope", ["all", "immediate"])
-def test_m14_tools_accumulate_through_all_levels(scope: str) -> None:
+def test_tools_accumulate_through_all_levels(scope: str) -> None:
     inner, deepest = finder(call("call_parent_tool"), finish())
     middle_model = Scripted(call("branch", name="Finder", subject="deep"), finish("middle"))
 
@@ -302,7 +317,8 @@ def test_m14_tools_accumulate_through_all_levels(scope: str) -> None:
     assert "<text>middle</text>" in returned(above.last)[0]
 
 
-def test_m15_a_failed_branch_is_a_text_for_the_model_and_an_exception_for_code() -> None:
+@pytest.mark.contract("M15")
+def test_a_failed_branch_is_an_error_text_for_the_model_and_an_exception_for_code() -> None:
     def broken(messages: list[ModelMessage]) -> ModelResponse:
         raise RuntimeError("the model is away")
 
@@ -331,14 +347,16 @@ def test_m15_a_failed_branch_is_a_text_for_the_model_and_an_exception_for_code()
     assert not any("[Branch Result]" in text for text in prompts(above.last))
 
 
-def test_m15_a_branch_that_runs_out_of_steps_has_failed() -> None:
+@pytest.mark.contract("M15")
+def test_a_branch_that_runs_out_of_steps_has_failed() -> None:
     kind, _ = finder(*[call("call_parent_tool")] * 9, max_steps=3)
     lead, above = parent(call("branch", name="Finder", subject="x"), say("ok"), branches=[kind])
     lead()()
     assert "budget of 3 requests" in returned(above.last)[0]
 
 
-def test_m16_a_branch_runs_on_its_own_model_or_its_parents() -> None:
+@pytest.mark.contract("M16")
+def test_a_branch_uses_its_own_model_or_its_parents() -> None:
     own, model = finder()
     lead, above = parent(
         call("branch", name="Finder", subject="x"),
@@ -356,8 +374,9 @@ def test_m16_a_branch_runs_on_its_own_model_or_its_parents() -> None:
     assert "<text>on the parent&apos;s</text>" in returned(above.last)[1].replace("'", "&apos;")
 
 
-def test_m17_branches_of_one_step_run_side_by_side_and_share_nothing() -> None:
-    """Each waits for the other: one after the other they would never end."""
+@pytest.mark.contract("M17")
+def test_branches_of_one_step_run_concurrently_and_share_nothing() -> None:
+    """Each branch waits for the other: run one after the other they would never end."""
     met: list[str] = []
     both = asyncio.Event()
 

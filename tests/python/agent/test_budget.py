@@ -1,4 +1,4 @@
-"""Budgets stop a run before the request that would cross them. Contract E, B17, B18.
+"""Budgets stop a run before the request that would cross them.
 
 Driven through real runs: a branch stops itself in the middle of its run, nobody writes its fields.
 """
@@ -53,8 +53,10 @@ async def ended(
 
 
 class TestBranch:
-    def test_e1_a_run_stops_in_its_middle_and_its_siblings_go_on(self) -> None:
-        """E1, E3, E5; table 2, row 1: after request 2 of 6, not after the last."""
+    @pytest.mark.contract("E1", "E3", "E5", "P1")
+    def test_a_budget_stops_one_run_and_its_siblings_continue(self) -> None:
+        """It stops after request 2 of 6, not after the last; the error names spent money and
+        budget."""
 
         async def work() -> None:
             made = await ended(
@@ -79,8 +81,9 @@ class TestBranch:
 
         run(work())
 
-    def test_d11_one_that_ran_out_keeps_its_history_and_can_win(self) -> None:
-        """E8: up to its last request; the one that was refused is not in it."""
+    @pytest.mark.contract("D11", "E8")
+    def test_a_branch_without_budget_left_keeps_its_history_and_can_win(self) -> None:
+        """The history ends with the last request that was sent; the refused one is not in it."""
 
         async def work() -> None:
             made = await ended(BranchSpec("a", "go", budget_usd=0.7), scripts={"a": turns(6)})
@@ -134,8 +137,9 @@ class TestBranch:
 
         run(work())
 
+    @pytest.mark.contract("P2")
     def test_an_unknown_price_refuses_a_budget_in_money(self) -> None:
-        """Table 2, row 2: never silently off."""
+        """The budget is never silently off."""
 
         async def work() -> None:
             made = await ended(
@@ -148,13 +152,14 @@ class TestBranch:
             assert "price of the model is unknown" in (status.error or "")
             assert branch_of(made, "a").cost_tracker.requests == 0
             assert branch_of(made, "b").status.state == "done"
-            assert made.fork_cost().per_branch[1].cumulative_usd is None  # B17
-            assert made.fork_cost().aggregate_usd == 0.0  # B18: what is known
+            assert made.fork_cost().per_branch[1].cumulative_usd is None
+            assert made.fork_cost().aggregate_usd == 0.0  # the sum of the known costs
             await made.aclose()
 
         run(work())
 
-    def test_b17_unless_told_otherwise(self) -> None:
+    @pytest.mark.contract("B17", "B18")
+    def test_an_unknown_price_can_be_allowed(self) -> None:
         async def work() -> None:
             made = coordinator(None, {"a": turns(2, usd=None)}, unknown_price="ignore")
             await made.fork([BranchSpec("a", "go", budget_usd=0.1)])
@@ -167,8 +172,9 @@ class TestBranch:
         run(work())
 
 
-def test_e7_tests_of_a_branch_cost_it_nothing(real: Mounted) -> None:
-    """Nor do they count as requests; what they print is no usage."""
+@pytest.mark.contract("E7")
+def test_tests_add_no_cost_to_a_branch(real: Mounted) -> None:
+    """They do not count as requests, and their output is not read as usage."""
 
     async def work() -> None:
         with Workspace(real.root) as workspace:
@@ -189,8 +195,9 @@ def test_e7_tests_of_a_branch_cost_it_nothing(real: Mounted) -> None:
 
 
 class TestFork:
-    def test_e2_the_sum_stops_every_running_branch(self) -> None:
-        """E2, E3: also one that makes no request."""
+    @pytest.mark.contract("E2", "E3")
+    def test_the_aggregate_budget_stops_every_running_branch(self) -> None:
+        """Also a branch that makes no request."""
 
         async def work() -> None:
             made = coordinator(None, {"a": turns(9), "b": forever}, aggregate_budget_usd=1.0)
@@ -207,7 +214,8 @@ class TestFork:
 
         run(work())
 
-    def test_e2_a_request_dearer_than_expected_stops_the_others_at_once(self) -> None:
+    @pytest.mark.contract("E2")
+    def test_a_request_that_costs_more_than_expected_stops_the_other_branches(self) -> None:
         async def work() -> None:
             made = await ended(
                 *specs("a", "b"),
@@ -251,8 +259,9 @@ class TestLedger:
         with pytest.raises(UnknownPriceError, match="the price of a request was not told"):
             inner.charge("a", Usage(usd=None, requests=1))
 
-    def test_e4_requests_at_the_same_time_cannot_overrun_together(self) -> None:
-        """What is under way counts as spent: of ten threads only three may send."""
+    @pytest.mark.contract("E4")
+    def test_concurrent_requests_cannot_overrun_the_aggregate_budget(self) -> None:
+        """Pending requests count as spent: of ten threads only three may send."""
         ledger = Ledger(Budget(usd=1.0))
         one = Usage(usd=0.3)
         refused: list[BudgetExhausted] = []
@@ -289,8 +298,8 @@ class TestLedger:
         assert ledger.spent().usd == 0.9
         assert ledger.spent("a") == Usage()
 
+    @pytest.mark.contract("L5")
     def test_money_can_be_moved_from_one_branch_to_another(self) -> None:
-        """L5"""
         ledger = Ledger()
         for branch in "ab":
             ledger.open(branch, Budget(usd=1.0, tokens=5))
@@ -334,7 +343,8 @@ def test_a_request_that_fails_costs_what_it_was_told_to_cost() -> None:
     run(work())
 
 
-def test_l4_a_fork_is_projected_before_it_is_made() -> None:
+@pytest.mark.contract("L4")
+def test_the_cost_of_a_fork_can_be_projected() -> None:
     def price(model: str | None) -> TokenPrice | None:
         return None if model else TokenPrice(input_usd=1.0, output_usd=10.0)
 
@@ -352,7 +362,8 @@ def test_l4_a_fork_is_projected_before_it_is_made() -> None:
     assert projection.over_budget == ("a",)
 
 
-def test_e8_the_history_of_a_request_is_there_while_it_is_sent() -> None:
+@pytest.mark.contract("E8")
+def test_the_partial_history_is_recorded_before_each_request() -> None:
     async def work() -> None:
         made = coordinator(None, {"a": forever})
         await made.fork(specs("a"), parent_history=PARENT)

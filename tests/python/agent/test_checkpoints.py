@@ -1,4 +1,4 @@
-"""Checkpoints outlive the process, and so does a rewind that it died in. Contract I, L1, L15."""
+"""Checkpoints outlive the process, and so does an interrupted rewind."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def store(request: pytest.FixtureRequest, place: Path) -> Iterator[CheckpointSto
 
 
 class TestStore:
-    """One contract, both stores."""
+    """Both stores behave the same."""
 
     @pytest.mark.parametrize("tree", MARKS, ids=repr)
     def test_what_is_saved_is_got_back_whole(
@@ -71,7 +71,10 @@ class TestStore:
         assert store.list_all() == [checkpoint("a", tree)]
         assert store.get("b") is None
 
-    def test_i3_the_oldest_of_a_place_go_first(self, store: CheckpointStore) -> None:
+    @pytest.mark.contract("I3")
+    def test_the_oldest_checkpoints_of_a_workspace_are_pruned_first(
+        self, store: CheckpointStore
+    ) -> None:
         session = TreeMark(branch="session", archive=b"x")
         kept = [
             checkpoint("a", session),
@@ -185,6 +188,7 @@ MOMENTS = [
 ]
 
 
+@pytest.mark.contract("L15")
 @pytest.mark.parametrize(
     ("in_branch", "owner", "step", "number", "after"),
     MOMENTS,

@@ -1,4 +1,4 @@
-"""What a fork is while it is open: branches, states, steering, approvals, its end. Contract B, D.
+"""What a fork is while it is open: branches, states, steering, approvals, its end.
 
 Most of it holds without files, and is tested so; what is the file system's is on a real mount.
 """
@@ -49,10 +49,10 @@ def _is_answered(branch: BranchRuntime, request: ApprovalRequest) -> bool:
 
 
 class TestTypes:
-    """Contract B: names, fields, defaults."""
+    """The public types: names, fields, defaults."""
 
-    def test_b1_a_spec(self) -> None:
-        """Also table 2, row 4: there are extra_instructions."""
+    @pytest.mark.contract("B1", "P4")
+    def test_a_branch_spec_has_the_documented_fields(self) -> None:
         spec = BranchSpec("a", "go", "some:model", 1.5, "be brief")
         assert (spec.model, spec.budget_usd) == ("some:model", 1.5)
         assert spec.extra_instructions == "be brief"
@@ -60,7 +60,8 @@ class TestTypes:
         with pytest.raises(FrozenInstanceError):
             spec.label = "b"  # type: ignore[misc]
 
-    def test_b2_b3_isolation(self) -> None:
+    @pytest.mark.contract("B2", "B3", "B5")
+    def test_isolation_has_the_documented_defaults(self) -> None:
         told = {field.name: field.default for field in fields(BranchIsolation)}
         assert told == {
             "history": "copy",
@@ -73,7 +74,8 @@ class TestTypes:
         with pytest.raises(ValueError, match="history is always copied"):
             BranchIsolation(history="share")  # type: ignore[arg-type]
 
-    def test_b10_a_strategy(self) -> None:
+    @pytest.mark.contract("B10")
+    def test_a_merge_strategy_has_the_documented_defaults(self) -> None:
         strategy = MergeStrategy()
         assert strategy.kind == "auto_with_fallback"
         assert strategy.confidence_threshold == 0.80
@@ -99,8 +101,9 @@ class _HeldStore(InMemoryForkStateStore):
 
 
 class TestFork:
-    def test_d4_d5_branches_run_at_once_with_the_parents_history(self) -> None:
-        """All are running when `fork` returns; each has a copy of the history, then its steer."""
+    @pytest.mark.contract("B9", "D1", "D2", "D4", "D5")
+    def test_branches_run_concurrently_with_the_parents_history(self) -> None:
+        """All are running when `fork` returns; each has a copy of the history, then its prompt."""
 
         async def work() -> None:
             together = asyncio.Event()
@@ -115,8 +118,8 @@ class TestFork:
                 await runner.say("met")
 
             made = coordinator(None, dict.fromkeys("abc", meets))
-            assert made.is_resolved  # D3: before the first fork
-            assert made.handle is None  # D2
+            assert made.is_resolved  # before the first fork
+            assert made.handle is None
             handle = await made.fork(specs("a", "b", "c"), parent_history=HISTORY)
             assert [branch.state for branch in handle.branches] == ["running"] * 3
             assert list(made.branches) == [branch.id for branch in handle.branches]
@@ -131,6 +134,7 @@ class TestFork:
 
         run(work())
 
+    @pytest.mark.contract("D4")
     @pytest.mark.parametrize(
         ("wrong", "error"),
         [
@@ -139,13 +143,14 @@ class TestFork:
             (specs("a", "a"), "must differ"),
         ],
     )
-    def test_d4_specs_that_are_none(self, wrong: list[BranchSpec], error: str) -> None:
+    def test_invalid_specs_are_refused(self, wrong: list[BranchSpec], error: str) -> None:
         made = coordinator(None, {})
         with pytest.raises(ValueError, match=error):
             run(made.fork(wrong))
         assert made.is_resolved
 
-    def test_d4_b24_too_many_and_too_deep(self) -> None:
+    @pytest.mark.contract("B24", "D4")
+    def test_too_many_branches_and_too_deep_forks_are_refused(self) -> None:
         made = coordinator(None, {}, max_branches=2)
         with pytest.raises(ForkBranchLimitError, match="at most 2"):
             run(made.fork(specs("a", "b", "c")))
@@ -173,8 +178,9 @@ class TestFork:
 
         run(work())
 
+    @pytest.mark.contract("P15")
     def test_a_second_fork_waits_for_the_end_of_the_first_and_begins_anew(self) -> None:
-        """Table 2, row 15: the handle lists the new branches alone."""
+        """The second handle lists the new branches only."""
 
         async def work() -> None:
             made = coordinator(None, dict.fromkeys("abc", answers))
@@ -248,9 +254,10 @@ class TestFork:
 
 
 class TestStates:
-    """B7, B8, D7, D15."""
+    """The states of branches and how they change."""
 
-    def test_b7_done_and_failed(self) -> None:
+    @pytest.mark.contract("B7", "B8", "D15")
+    def test_branches_report_done_and_failed(self) -> None:
         async def fails(runner: ScriptedRunner) -> None:
             await runner.say("so far")
             raise KeyError("k")
@@ -267,8 +274,10 @@ class TestStates:
 
         run(work())
 
-    def test_d7_terminated(self) -> None:
-        """While running only, again without effect, with a reason; unknown is a ValueError."""
+    @pytest.mark.contract("D7")
+    def test_a_running_branch_can_be_terminated(self) -> None:
+        """Only a running branch is terminated, a second time has no effect, and an unknown id is a
+        ValueError."""
 
         async def work() -> None:
             made = coordinator(None, {"a": forever, "b": answers})
@@ -325,7 +334,8 @@ class TestStates:
 
         run(work())
 
-    def test_d17_a_partial_history_of_nobody_is_ignored(self) -> None:
+    @pytest.mark.contract("D17")
+    def test_a_partial_history_of_an_unknown_branch_is_ignored(self) -> None:
         async def work() -> None:
             made = coordinator(None, {"a": forever})
             await made.fork(specs("a"))
@@ -340,9 +350,10 @@ class TestStates:
 
 
 class TestGoingOn:
-    """D6, D8, D9: more turns, steering, approvals."""
+    """More turns, steering, approvals."""
 
-    def test_d6_a_branch_goes_on_by_itself(self) -> None:
+    @pytest.mark.contract("D6")
+    def test_a_finished_branch_can_be_continued(self) -> None:
         async def work() -> None:
             made = coordinator(None, {"a": answers, "b": answers, "c": forever})
             await made.fork(specs("a", "b", "c"), parent_history=HISTORY)
@@ -398,7 +409,8 @@ class TestGoingOn:
 
         run(work())
 
-    def test_d8_d9_an_approval_suspends_the_run_and_a_denial_is_recorded(self) -> None:
+    @pytest.mark.contract("D8", "D9")
+    def test_an_approval_suspends_the_run_and_a_denial_is_recorded(self) -> None:
         async def work() -> None:
             got: list[str] = []
 
@@ -429,7 +441,8 @@ class TestGoingOn:
 
         run(work())
 
-    def test_d8_a_request_goes_with_the_run_that_asked(self) -> None:
+    @pytest.mark.contract("D8")
+    def test_an_approval_request_ends_with_its_run(self) -> None:
         async def work() -> None:
             async def asks(runner: ScriptedRunner) -> None:
                 await runner.branch.ask("shell", "ls")
@@ -445,9 +458,10 @@ class TestGoingOn:
 
 
 class TestEnd:
-    """D3, D13, D18."""
+    """How a fork ends without a merge."""
 
-    def test_d13_an_aborted_fork_leaves_the_parents_own_work(self, real: Mounted) -> None:
+    @pytest.mark.contract("D13")
+    def test_an_aborted_fork_keeps_the_parents_own_changes(self, real: Mounted) -> None:
         async def work() -> None:
             with Workspace(real.root) as workspace:
                 made = coordinator(workspace, {"a": writing(a="a"), "b": forever})
@@ -468,8 +482,9 @@ class TestEnd:
 
         run(work())
 
-    def test_d3_d18_closed_is_resolved(self, real: Mounted) -> None:
-        """Table 2, row 7; it may be closed again."""
+    @pytest.mark.contract("D3", "D18", "P7")
+    def test_a_closed_coordinator_is_resolved(self, real: Mounted) -> None:
+        """It can be closed twice."""
 
         async def work() -> None:
             with Workspace(real.root) as workspace:
@@ -484,7 +499,8 @@ class TestEnd:
 
         run(work())
 
-    def test_d10_other_actions_are_refused(self) -> None:
+    @pytest.mark.contract("D10")
+    def test_unknown_merge_actions_are_refused(self) -> None:
         async def work() -> None:
             made = coordinator(None, {"a": forever})
             with pytest.raises(ValueError, match="no branch"):
@@ -497,13 +513,15 @@ class TestEnd:
 
         run(work())
 
-    def test_d16_costs_before_a_fork(self) -> None:
+    @pytest.mark.contract("D16")
+    def test_fork_cost_before_a_fork_is_an_error(self) -> None:
         with pytest.raises(RuntimeError, match="nothing was forked"):
             coordinator(None, {}).fork_cost()
 
 
+@pytest.mark.contract("B2")
 class TestSharedFiles:
-    """B2: without a workspace, or by isolation, the files are shared."""
+    """Without a workspace, or by the isolation settings, branches share the files."""
 
     def test_without_a_workspace_only_the_conversation_is_merged(self) -> None:
         async def work() -> None:
@@ -547,7 +565,8 @@ class TestSharedFiles:
         assert not (real.base / "shared").exists()
 
 
-def test_a5_two_coordinators_share_nothing() -> None:
+@pytest.mark.contract("A5")
+def test_two_coordinators_share_nothing() -> None:
     async def work() -> None:
         one, two = (coordinator(None, {"a": answers}) for _ in range(2))
         await asyncio.gather(one.fork(specs("a")), two.fork(specs("a")))
@@ -560,7 +579,8 @@ def test_a5_two_coordinators_share_nothing() -> None:
     run(work())
 
 
-def test_i2_without_a_checkpoint_store_there_is_a_warning() -> None:
+@pytest.mark.contract("I2")
+def test_a_missing_checkpoint_store_is_a_warning() -> None:
     async def work() -> None:
         made = ForkCoordinator(runner=Runners({"a": answers}))
         with pytest.warns(UserWarning, match="no checkpoint store"):

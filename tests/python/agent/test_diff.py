@@ -1,4 +1,4 @@
-"""The report on what branches did. Contract H, B12 to B16; table 2, row 14."""
+"""The report on the changes of branches."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def report(real: Mounted, *changes: Change, paths: list[str] | None = None) -> B
                 assert {b.status.error for b in made.branches.values()} == {None}
                 found = await made.diff_branches(paths)
                 same = build_diff_report(made.fork_id or "", made.branches, paths_filter=paths)
-                assert found == same  # H7
+                assert found == same
                 return found
             finally:
                 await made.aclose()
@@ -77,6 +77,7 @@ def only(found: BranchDiffReport) -> PathDiff:
     return path
 
 
+@pytest.mark.contract("H1", "H2")
 @pytest.mark.parametrize(
     ("changes", "agreement"),
     [
@@ -89,11 +90,14 @@ def only(found: BranchDiffReport) -> PathDiff:
         ((delete(SEED), nothing), "unique"),
     ],
 )
-def test_h1_h2_agreement(real: Mounted, changes: tuple[Change, ...], agreement: str) -> None:
+def test_agreement_is_derived_from_the_final_results(
+    real: Mounted, changes: tuple[Change, ...], agreement: str
+) -> None:
     assert only(report(real, *changes)).agreement == agreement
 
 
-def test_b13_b14_one_entry_for_each_branch_by_its_final_content(real: Mounted) -> None:
+@pytest.mark.contract("B13", "B14", "B16")
+def test_each_branch_has_one_entry_with_its_final_content(real: Mounted) -> None:
     def twice(top: Path) -> None:
         (top / SEED).unlink()
         (top / SEED).write_text("again\n")
@@ -109,18 +113,20 @@ def test_b13_b14_one_entry_for_each_branch_by_its_final_content(real: Mounted) -
     assert (first.branch_label, second.branch_label) == ("b0", "b1")
 
 
-def test_b13_created_and_deleted(real: Mounted) -> None:
+@pytest.mark.contract("B13")
+def test_created_and_deleted_files_are_reported_sorted_by_name(real: Mounted) -> None:
     found = report(real, write("new", "n"), delete(SEED))
     new, seed = found.paths
-    assert [path.path for path in found.paths] == ["new", SEED]  # B16: by name
+    assert [path.path for path in found.paths] == ["new", SEED]  # sorted by name
     assert new.parent_content is None
     assert [change.operation for change in new.branches.values()] == ["created", "untouched"]
     assert [change.operation for change in seed.branches.values()] == ["untouched", "deleted"]
     assert (list(seed.branches.values())[1].unified_diff_vs_parent or "").endswith("-seed\n")
 
 
-def test_b15_h3_the_summary(real: Mounted) -> None:
-    """Unique paths count to neither side."""
+@pytest.mark.contract("B15", "H3")
+def test_the_summary_counts_paths_and_the_agreement_score(real: Mounted) -> None:
+    """Unique paths count neither as agreement nor as split."""
 
     def both(text: str, own: str) -> Change:
         def change(top: Path) -> None:
@@ -138,7 +144,8 @@ def test_b15_h3_the_summary(real: Mounted) -> None:
 
 
 class TestFilter:
-    def test_h6_untouched_paths_are_kept(self, real: Mounted) -> None:
+    @pytest.mark.contract("H6")
+    def test_a_filter_keeps_untouched_paths(self, real: Mounted) -> None:
         found = report(real, write("f", "x"), nothing, paths=[SEED, "f"])
         assert [(path.path, path.agreement) for path in found.paths] == [
             ("f", "unique"),
@@ -151,20 +158,22 @@ class TestFilter:
 
 
 class TestBinary:
-    def test_h5_a_nul_makes_it_binary(self, real: Mounted) -> None:
+    @pytest.mark.contract("H5")
+    def test_a_file_with_a_nul_byte_is_binary(self, real: Mounted) -> None:
         change = only(report(real, write("f", b"\0" * 9))).branches.values()
         [one] = change
         assert one.is_binary
         assert one.new_content is None
         assert one.unified_diff_vs_parent == "[binary · 9 bytes · sha256:3e7077fd2f66]\n"
 
-    def test_h9_equal_for_long_and_different_at_the_end_is_split(self, real: Mounted) -> None:
+    @pytest.mark.contract("H9")
+    def test_binaries_that_differ_only_at_the_end_are_split(self, real: Mounted) -> None:
         start = b"\0" * 100_000
         found = report(real, write("f", start + b"1"), write("f", start + b"2"))
         assert only(found).agreement == "split"
 
+    @pytest.mark.contract("P14")
     def test_texts_that_are_no_utf_8_are_compared_by_their_bytes(self, real: Mounted) -> None:
-        """Table 2, row 14."""
         texts = "é\n".encode("latin-1"), "è\n".encode("latin-1")
         found = report(real, *(write("f", text) for text in texts))
         assert only(found).agreement == "split"
@@ -177,7 +186,8 @@ class TestBinary:
         assert one.size_bytes == len(big)
 
 
-def test_h4_a_long_diff_shows_head_and_tail() -> None:
+@pytest.mark.contract("H4")
+def test_a_long_diff_shows_head_and_tail() -> None:
     diff = unified("", "".join(f"{number}\n" for number in range(2000)), "f")
     lines = diff.splitlines()
     assert len(lines) == DIFF_LINES_MAX + 1
@@ -203,7 +213,8 @@ def test_modes_and_links_are_part_of_the_result(real: Mounted) -> None:
     assert only(report(real, link("a"), link("a"))).agreement == "unanimous_change"
 
 
-def test_l8_a_moved_file_is_paired_with_what_it_was(real: Mounted) -> None:
+@pytest.mark.contract("L8")
+def test_a_renamed_file_is_paired_with_its_old_name(real: Mounted) -> None:
     (real.base / "d").mkdir()
     (real.base / "d" / "f").write_text("content\n")
     found = report(real, lambda top: (top / "d").rename(top / "e"), nothing)
@@ -227,7 +238,8 @@ def test_a_link_that_leads_out_is_not_followed(real: Mounted) -> None:
     assert one.identity == "link /etc/passwd"
 
 
-def test_b12_changes_are_in_the_order_of_time(real: Mounted) -> None:
+@pytest.mark.contract("B12")
+def test_changes_are_in_chronological_order(real: Mounted) -> None:
     async def work() -> None:
         with Workspace(real.root) as workspace:
 
@@ -260,7 +272,8 @@ async def _next_tick(runner: ScriptedRunner) -> None:
     probe.unlink()
 
 
-def test_l9_calls_of_tools_are_compared_in_order() -> None:
+@pytest.mark.contract("L9")
+def test_tool_calls_are_compared_in_order() -> None:
     ls, cat, rm = (ToolCall(name=name) for name in ("ls", "cat", "rm"))
     found = diff_tool_calls({"a": [ls, cat, rm], "b": [ls, rm, rm]})
     assert found.common_prefix == 1
@@ -270,7 +283,8 @@ def test_l9_calls_of_tools_are_compared_in_order() -> None:
     assert diff_tool_calls({}).common_prefix == 0
 
 
-def test_l9_the_calls_of_branches_come_from_their_conversations() -> None:
+@pytest.mark.contract("L9")
+def test_tool_calls_are_read_from_the_conversations() -> None:
     async def work() -> None:
         async def calls(runner: ScriptedRunner) -> None:
             name = f"tool {runner.branch.spec.label}"
@@ -293,6 +307,7 @@ def test_hunks_are_taken_one_by_one() -> None:
     assert with_hunks(before, after, [1]) == before.replace("25\n", "")
 
 
+@pytest.mark.contract("H7")
 def test_every_file_is_read_once_in_each_tree(
     real: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +350,8 @@ def test_every_file_is_read_once_in_each_tree(
     assert len(read) == 4 * 2 + 2
 
 
-def test_h8_a_report_is_made_while_branches_write(real: Mounted) -> None:
+@pytest.mark.contract("H8")
+def test_a_report_can_be_made_while_branches_write(real: Mounted) -> None:
     """Each file is as it was at some moment, and the last report as it is at the end."""
 
     async def work() -> None:

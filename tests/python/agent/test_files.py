@@ -1,4 +1,4 @@
-"""A branch's files: for tools, for editors, changed by a person. Contract F1 to F5, F13 to F19."""
+"""A branch's files: for tools, for editors, changed by a person."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def in_branch(real: Mounted, test: Callable[[BranchFiles, Branch], None]) -> Non
 
 
 class TestOverlay:
-    def test_f1_reads_fall_through_until_the_branch_writes(self, real: Mounted) -> None:
+    @pytest.mark.contract("F1")
+    def test_reads_show_the_parents_file_until_the_branch_writes(self, real: Mounted) -> None:
         def test(files: BranchFiles, branch: Branch) -> None:
             assert files.read(SEED) == "seed\n"
             assert files.changes() == []
@@ -58,8 +59,9 @@ class TestOverlay:
 
         in_branch(real, test)
 
-    def test_f2_listing_and_searching_see_both_layers(self, real: Mounted) -> None:
-        """Table 2, row 16: what the branch wrote is found too."""
+    @pytest.mark.contract("F2", "P16")
+    def test_listing_and_searching_include_parent_and_branch(self, real: Mounted) -> None:
+        """A search also finds files that the branch wrote."""
         (real.base / "d").mkdir()
         (real.base / "d" / "old.py").write_text("find me\n")
 
@@ -92,7 +94,8 @@ class TestOverlay:
 
         in_branch(real, test)
 
-    def test_f2_editing(self, real: Mounted) -> None:
+    @pytest.mark.contract("F2")
+    def test_edit_replaces_exact_text(self, real: Mounted) -> None:
         def test(files: BranchFiles, branch: Branch) -> None:
             files.write("f", "a b a\n")
             with pytest.raises(ValueError, match="2 times"):
@@ -105,7 +108,8 @@ class TestOverlay:
 
         in_branch(real, test)
 
-    def test_f3_what_is_deleted_is_hidden_and_can_come_back(self, real: Mounted) -> None:
+    @pytest.mark.contract("F3")
+    def test_a_deleted_path_is_hidden_until_it_is_written_again(self, real: Mounted) -> None:
         (real.base / "d" / "e").mkdir(parents=True)
         (real.base / "d" / "e" / "f").write_text("x")
 
@@ -122,7 +126,8 @@ class TestOverlay:
 
         in_branch(real, test)
 
-    def test_f5_a_snapshot_is_a_copy(self, real: Mounted) -> None:
+    @pytest.mark.contract("F5")
+    def test_a_snapshot_is_an_independent_copy(self, real: Mounted) -> None:
         (real.base / ".venv").mkdir()
         (real.base / ".venv" / "python").write_text("py")
 
@@ -155,10 +160,11 @@ class TestOverlay:
 
 
 class TestMirror:
-    def test_f13_f15_f17_what_is_touched_lies_beside_each_other(
+    @pytest.mark.contract("F13", "F15", "F17")
+    def test_the_mirror_shows_touched_paths_of_all_branches_by_label(
         self, real: Mounted, place: Path
     ) -> None:
-        """Labels name the directories; it is up to date after each step of a run."""
+        """The mirror is current after each step of a run."""
 
         async def work() -> None:
             with Workspace(real.root) as workspace:
@@ -198,7 +204,7 @@ class TestMirror:
                 await until(lambda: states() == ["done", "done"])
                 assert sorted(path.name for path in (top / "branches").iterdir()) == ["A", "b-..-c"]
                 await made.merge_or_select(f"pick:{branch_of(made, 'A').id}")
-                assert not (place / "m" / ".pydantic-deep").exists()  # F16
+                assert not (place / "m" / ".pydantic-deep").exists()
                 await made.aclose()
 
         run(work())
@@ -229,11 +235,10 @@ class TestMirror:
 
         run(work())
 
+    @pytest.mark.contract("F16", "F18")
     @pytest.mark.parametrize("ends", ["merge", "abort"])
-    def test_f16_f18_it_stays_where_it_is_to_be_kept(
-        self, real: Mounted, place: Path, ends: str
-    ) -> None:
-        """Whether anything was applied does not matter."""
+    def test_keep_artifacts_keeps_the_mirror(self, real: Mounted, place: Path, ends: str) -> None:
+        """Whether anything was merged does not matter."""
 
         async def work() -> None:
             with Workspace(real.root) as workspace:
@@ -253,14 +258,16 @@ class TestMirror:
         run(work())
         assert (real.base / "f").exists() == (ends == "merge")
 
+    @pytest.mark.contract("F19")
     @pytest.mark.parametrize("label", ["..", "/etc", "../../x", "a/b", ".hidden", "é ü"])
-    def test_f19_a_label_names_one_directory(self, label: str) -> None:
+    def test_a_label_becomes_one_directory_name(self, label: str) -> None:
         name = directory_name(label)
         assert "/" not in name
         assert not name.startswith(".")
         assert name
 
-    def test_f19_a_path_stays_inside(self) -> None:
+    @pytest.mark.contract("F19")
+    def test_a_path_cannot_leave_the_mirror(self) -> None:
         assert is_inside("a/b")
         assert not is_inside("../a")
         assert not is_inside("/a")
@@ -313,6 +320,7 @@ class TestPerson:
         assert told(["a"]).endswith("since your last step:\n- a")
         assert "… and 10 more" in told([str(number) for number in range(60)])
 
+    @pytest.mark.contract("L11")
     def test_a_run_has_a_watch_of_its_own(self, real: Mounted) -> None:
         async def work() -> None:
             with Workspace(real.root) as workspace:

@@ -1,4 +1,4 @@
-"""`branching fork`: a fork whose command was killed, or whose merge was refused, goes on. L1.
+"""`branching fork`: a fork whose command was killed, or whose merge was refused, goes on.
 
 The command is a real process, and dies by SIGKILL.
 """

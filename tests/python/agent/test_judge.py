@@ -1,4 +1,4 @@
-"""G5 to G14: the judges of a fork, what they are shown, and how far they are believed."""
+"""The judges of a fork: their prompts, verdicts and confidence."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def choice(branch_id: str, confidence: float = 1.0, reasoning: str = "") -> Choi
     return Choice(winner_branch_id=branch_id, confidence=confidence, reasoning=reasoning)
 
 
-def test_g6_g7_g8_the_heuristic_is_the_documented_sum() -> None:
+@pytest.mark.contract("B21", "G6", "G7", "G8")
+def test_the_heuristic_is_the_documented_sum() -> None:
     signals = ConfidenceSignals(quality_spread=0.75, test_pass_ratio=0.5, internal_consistency=0.25)
     assert Confidence().heuristic(signals) == pytest.approx(0.4 * 0.75 + 0.4 * 0.5 + 0.2 * 0.25)
     assert quality_spread(0.25) == 0.75
@@ -94,14 +95,16 @@ def test_g6_g7_g8_the_heuristic_is_the_documented_sum() -> None:
     assert internal_consistency(0, 3, 0) == 0.0
 
 
-def test_g9_without_tests_the_heuristic_stays_low() -> None:
+@pytest.mark.contract("G9")
+def test_the_heuristic_is_capped_without_tests() -> None:
     signals = ConfidenceSignals(quality_spread=1.0, test_pass_ratio=None, internal_consistency=1.0)
     assert Confidence().heuristic(signals) == pytest.approx(0.6)
     heavy = Confidence(weights={"quality_spread": 0.9})
     assert heavy.heuristic(signals) == 0.65
 
 
-def test_g10_effective_is_the_product_between_0_and_1() -> None:
+@pytest.mark.contract("G10")
+def test_effective_confidence_is_a_product_between_0_and_1() -> None:
     judged = ask(Panel(saying(choice("a", 0.5))), question())
     assert judged.signals is not None
     assert judged.signals.test_pass_ratio == 1.0
@@ -109,13 +112,15 @@ def test_g10_effective_is_the_product_between_0_and_1() -> None:
     assert Confidence(formula=lambda signals, judged: 7.0).effective(judged.signals, 1.0) == 1.0
 
 
-def test_g11_branches_that_agree_never_reach_the_default_threshold() -> None:
+@pytest.mark.contract("G11")
+def test_branches_that_agree_never_reach_the_default_threshold() -> None:
     signals = ConfidenceSignals(quality_spread=0.0, test_pass_ratio=1.0, internal_consistency=1.0)
     assert Confidence().effective(signals, 1.0) == pytest.approx(0.6)
     assert MergeStrategy().confidence_threshold == 0.80
 
 
-def test_l16_signals_of_the_callers_own_count() -> None:
+@pytest.mark.contract("L16")
+def test_custom_signals_count() -> None:
     confidence = Confidence(
         weights={"brevity": 1.0},
         signals={"brevity": lambda winner: 1.0 if len(winner.final_message) < 10 else 0.0},
@@ -130,7 +135,8 @@ def test_l16_signals_of_the_callers_own_count() -> None:
         Confidence(weights={"taste": 1.0})
 
 
-def test_g13_the_prompt_has_goal_diff_and_branches_and_is_bounded() -> None:
+@pytest.mark.contract("G13")
+def test_the_judges_prompt_has_goal_diff_and_branches_and_is_bounded() -> None:
     shown: list[str] = []
 
     def judge(case: JudgeCase) -> str:
@@ -147,7 +153,8 @@ def test_g13_the_prompt_has_goal_diff_and_branches_and_is_bounded() -> None:
     assert "characters left out" in shown[1]
 
 
-def test_l16_the_prompt_can_be_the_callers_own() -> None:
+@pytest.mark.contract("L16")
+def test_the_judges_prompt_can_be_replaced() -> None:
     shown: list[str] = []
 
     def judge(case: JudgeCase) -> str:
@@ -159,17 +166,19 @@ def test_l16_the_prompt_can_be_the_callers_own() -> None:
     assert len(judge_prompt("", "", "", lambda *_: "x" * 90_000)) == PROMPT_CHARACTERS_MAX
 
 
+@pytest.mark.contract("G14")
 @pytest.mark.parametrize(
     "answer",
     [choice("nobody"), choice("a", 1.5), choice("a", float("nan")), "b-ish", None, 7],
     ids=str,
 )
-def test_g14_what_is_no_verdict_is_an_error(answer: object) -> None:
+def test_an_invalid_verdict_is_an_error(answer: object) -> None:
     with pytest.raises(JudgeError, match="nothing was merged"):
         ask(Panel(lambda case: answer), question())
 
 
-def test_g14_a_judge_that_raises_is_an_error_and_may_be_async() -> None:
+@pytest.mark.contract("G14")
+def test_a_judge_may_be_async_and_its_exception_is_an_error() -> None:
     async def judge(case: JudgeCase) -> Choice:
         await asyncio.sleep(0)
         return choice("b", 0.9)
@@ -179,7 +188,8 @@ def test_g14_a_judge_that_raises_is_an_error_and_may_be_async() -> None:
         ask(Panel(failing), question())
 
 
-def test_g4_the_majority_of_three_decides() -> None:
+@pytest.mark.contract("G4")
+def test_the_majority_of_three_decides() -> None:
     panel = Panel(
         judges=[
             saying(choice("a", 0.6, "neat"), Usage(usd=1.0, tokens=10, requests=1)),
@@ -189,18 +199,20 @@ def test_g4_the_majority_of_three_decides() -> None:
     )
     judged = ask(panel, question(kind="vote"))
     assert judged.verdict == choice("a", 0.7, "tested")
-    assert judged.usage == Usage(usd=7.0, tokens=70, requests=3), "G14: summed over the vote"
+    assert judged.usage == Usage(usd=7.0, tokens=70, requests=3), "summed over the vote"
 
 
-def test_g4_without_a_majority_the_surest_decides() -> None:
+@pytest.mark.contract("G4")
+def test_without_a_majority_the_highest_confidence_decides() -> None:
     assert majority([choice("a", 0.4), choice("b", 0.9), choice("c", 0.5)]) == choice("b", 0.9)
     assert majority([choice("a", 0.4)]) == choice("a", 0.4)
     with pytest.raises(ValueError, match="no verdicts"):
         majority([])
 
 
-def test_g4_the_three_judges_are_asked_at_once() -> None:
-    """Each waits until all of them have been asked: one after another they never would."""
+@pytest.mark.contract("G4")
+def test_the_three_judges_run_concurrently() -> None:
+    """Each judge waits until all were called: called one after another they would never return."""
     asked = 0
     all_asked = asyncio.Event()
 
@@ -219,7 +231,8 @@ def test_g4_the_three_judges_are_asked_at_once() -> None:
     assert asked == 3
 
 
-def test_g4_a_judge_that_fails_is_left_out_and_named() -> None:
+@pytest.mark.contract("G4")
+def test_a_judge_that_fails_is_skipped_and_named() -> None:
     judged = ask(Panel(judges=[failing, saying(choice("b")), saying(choice("b"))]),
                  question(kind="vote"))  # fmt: skip
     assert judged.verdict.winner_branch_id == "b"
@@ -243,7 +256,8 @@ def test_without_any_judge_it_says_what_to_do() -> None:
     assert "judge=" in str(caught.value.hint)
 
 
-def test_g5_the_panel_is_made_from_the_keys_in_the_environment() -> None:
+@pytest.mark.contract("G5")
+def test_the_panel_follows_the_api_keys_in_the_environment() -> None:
     assert vote_models({}, "own:model") == ["own:model"] * 3
     one = vote_models({"ANTHROPIC_API_KEY": "k"}, "own:model")
     assert len(one) == 3

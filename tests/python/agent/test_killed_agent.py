@@ -1,4 +1,4 @@
-"""An agent behind HTTP, in a repository under git, killed in the middle of a fork, and resumed. L1.
+"""An agent behind HTTP, in a repository under git, killed in the middle of a fork, and resumed.
 
 All is real but the model: the process and its SIGKILL, the branches, git, the client of the model's
 server. While nobody runs, somebody edits a file of the repository.
@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import NAME_FROM, Mounted
 from support.agents import branch_of, died
 
@@ -63,7 +64,8 @@ def git(top: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_l1_it_goes_on_with_what_it_said_and_what_it_committed(real: Mounted) -> None:
+@pytest.mark.contract("L1")
+def test_a_killed_agent_resumes_with_its_conversation_and_commits(real: Mounted) -> None:
     git(real.base, "init", "-q", "-b", "main")
     subprocess.run(["sh", "-ec", f"{COMMIT} seed"], cwd=real.base, check=True)
     died(real.root, KILLED)

@@ -1,4 +1,4 @@
-"""Contract A and C: an agent forks its own run, on real branches and with real commands."""
+"""An agent forks its own run, on real branches and with real commands."""
 
 from __future__ import annotations
 
@@ -118,7 +118,8 @@ def pick(label: str) -> Answer:
 # A. Switching on
 
 
-def test_a1_forking_is_off_on_or_a_capability() -> None:
+@pytest.mark.contract("A1")
+def test_forking_is_off_on_or_a_capability() -> None:
     assert forking() == forking(False) == []
     (default,) = forking(True)
     assert isinstance(default, LiveForkCapability)
@@ -129,14 +130,16 @@ def test_a1_forking_is_off_on_or_a_capability() -> None:
             forking(wrong)  # type: ignore[arg-type]
 
 
-def test_a2_the_defaults() -> None:
+@pytest.mark.contract("A2")
+def test_the_capability_has_the_documented_defaults() -> None:
     it = LiveForkCapability()
     assert (it.max_branches, it.max_depth, it.store, it.keep_artifacts) == (10, 2, None, False)
     assert (it.test_command, it.test_timeout_s) == (None, 60.0)
     assert TIMEOUT_SECONDS == 60.0
 
 
-def test_a3_a6_the_snapshot_is_the_parents_last_request_and_the_result_is_untouched() -> None:
+@pytest.mark.contract("A3", "A6")
+def test_latest_messages_is_the_parents_last_request_and_the_result_is_unchanged() -> None:
     it = capability()
     seen: list[LiveForkCapability] = []
 
@@ -168,7 +171,8 @@ def _capabilities_of(run: Any) -> list[Any]:
     return found
 
 
-def test_a4_a9_an_open_fork_is_found_by_the_next_run(real_workspace: Workspace) -> None:
+@pytest.mark.contract("A4", "A9", "A10")
+def test_the_next_run_finds_an_open_fork(real_workspace: Workspace) -> None:
     director = Director(
         fork(spec("one", "run: echo 1 > one")),
         say("later"),
@@ -196,7 +200,8 @@ def test_a4_a9_an_open_fork_is_found_by_the_next_run(real_workspace: Workspace) 
     assert (real_workspace.path / "one").read_text() == "1\n"
 
 
-def test_a9_without_a_place_for_it_in_the_dependencies_the_conversation_keeps_the_fork(
+@pytest.mark.contract("A9")
+def test_the_conversation_identifies_the_fork_if_the_dependencies_have_no_field_for_it(
     real_workspace: Workspace,
 ) -> None:
     director = Director(
@@ -217,7 +222,8 @@ def test_a9_without_a_place_for_it_in_the_dependencies_the_conversation_keeps_th
     assert (real_workspace.path / "one").exists()
 
 
-def test_a5_runs_at_the_same_time_share_no_fork() -> None:
+@pytest.mark.contract("A5")
+def test_concurrent_runs_share_no_fork() -> None:
     meet = asyncio.Barrier(2) if hasattr(asyncio, "Barrier") else None
     director = model_of(
         lambda messages: (
@@ -244,8 +250,9 @@ def test_a5_runs_at_the_same_time_share_no_fork() -> None:
     in_time(work())
 
 
-def test_a7_e8_a_branch_keeps_its_conversation_as_it_is_sent(real_workspace: Workspace) -> None:
-    """And the tool call that is under way is not in it."""
+@pytest.mark.contract("A7", "E8")
+def test_a_branch_records_its_conversation_at_each_request(real_workspace: Workspace) -> None:
+    """The pending tool call is not in it."""
     director = Director(fork(spec("one", "run: echo hi")), call("until_done"), say("end"))
     deps = Deps()
     agent = agent_of(director, capability(real_workspace), deps_type=Deps)
@@ -265,7 +272,8 @@ def test_a7_e8_a_branch_keeps_its_conversation_as_it_is_sent(real_workspace: Wor
     in_time(work())
 
 
-def test_a8_the_model_is_told_how_to_fork() -> None:
+@pytest.mark.contract("A8")
+def test_the_instructions_explain_forking() -> None:
     told: list[str] = []
 
     def parent(messages: list[ModelMessage]) -> ModelResponse:
@@ -283,8 +291,10 @@ def test_a8_the_model_is_told_how_to_fork() -> None:
 # C. The tools
 
 
-def test_c1_c3_c4_c5_an_agent_forks_looks_and_picks(real_workspace: Workspace) -> None:
-    """End to end: files, modes, links and git of the winner land; its turns become the parent's."""
+@pytest.mark.contract("C1", "C3", "C4", "C5", "C10", "C11", "P8")
+def test_an_agent_forks_inspects_and_picks(real_workspace: Workspace) -> None:
+    """End to end: the winner's files, modes, links and git repository are merged; its turns become
+    the parent's."""
     git = "git -c user.name=a -c user.email=a@b"
     work = (
         "run: printf '#!/bin/sh\\n' > tool.sh && chmod 755 tool.sh && ln -s tool.sh link && "
@@ -329,7 +339,7 @@ def test_c1_c3_c4_c5_an_agent_forks_looks_and_picks(real_workspace: Workspace) -
     assert told["inspected"].count("done") == 2
     assert '"tool.sh"' in told["diff"]
     assert '"other"' in told["diff"]
-    # C3 and D21: the branch began with the conversation up to the call, and the parent goes on
+    # The branch began with the conversation up to the call, and the parent goes on
     # with the branch's.
     branch = next(seen for seen in director.seen if prompts(seen)[-1] == work)
     assert prompts(branch) == ["make something", work]
@@ -351,10 +361,11 @@ def test_what_the_winner_used_is_the_parents() -> None:
     assert used.requests == 4, "the parent's own"
 
 
-def test_d21_the_parent_goes_on_in_the_same_workspace_before_during_and_after(
+@pytest.mark.contract("D21")
+def test_the_parent_uses_one_workspace_path_before_during_and_after_a_fork(
     real_workspace: Workspace,
 ) -> None:
-    """One path, whatever branch is behind it; what the parent does meanwhile is kept."""
+    """One path, whichever branch it shows; the parent's changes during the fork are kept."""
     director = Director(
         call("shell", command="echo before > before; pwd"),
         fork(spec("one", "run: cat before; test ! -e during; echo one > one; pwd")),
@@ -373,6 +384,7 @@ def test_d21_the_parent_goes_on_in_the_same_workspace_before_during_and_after(
     assert (real_workspace.path / "during").read_text() == "during\n"
 
 
+@pytest.mark.contract("C2")
 @pytest.mark.parametrize(
     ("specs", "message"),
     [
@@ -383,15 +395,16 @@ def test_d21_the_parent_goes_on_in_the_same_workspace_before_during_and_after(
     ],
     ids=["none", "too many", "twice", "no label"],
 )
-def test_c2_specs_that_cannot_be_are_an_answer(specs: list[Any], message: str) -> None:
+def test_invalid_specs_are_answered_with_an_error_text(specs: list[Any], message: str) -> None:
     director = Director(fork(*specs), lambda messages: say(returned(messages)[-1]))
     result = in_time(agent_of(director, capability(max_branches=3)).run("go"))
     assert result.output.startswith("fork_run failed: ")
     assert message in result.output
 
 
-def test_l13_an_agent_merges_the_hunks_and_paths_that_it_chooses(real_workspace: Workspace) -> None:
-    """By the numbers of the diff that it was shown; a number that is none merges nothing."""
+@pytest.mark.contract("L13")
+def test_an_agent_merges_the_hunks_and_paths_that_it_selects(real_workspace: Workspace) -> None:
+    """Hunks have the numbers of the diff shown to the agent; an unknown number merges nothing."""
     lines = [f"line {number}\n" for number in range(40)]
     (real_workspace.base / "text").write_text("".join(lines))
     told: dict[str, str] = {}
@@ -423,7 +436,10 @@ def test_l13_an_agent_merges_the_hunks_and_paths_that_it_chooses(real_workspace:
     assert not (root / "left").exists()
 
 
-def test_c5_c7_abort_and_wrong_actions(real_workspace: Workspace) -> None:
+@pytest.mark.contract("C5", "C7")
+def test_abort_works_and_invalid_actions_are_answered_with_an_error_text(
+    real_workspace: Workspace,
+) -> None:
     said: list[str] = []
 
     def then(step: ModelResponse) -> Answer:
@@ -459,7 +475,8 @@ def test_c5_c7_abort_and_wrong_actions(real_workspace: Workspace) -> None:
     assert not (real_workspace.path / "one").exists()
 
 
-def test_c6_auto_with_every_branch_failed_aborts() -> None:
+@pytest.mark.contract("C6")
+def test_auto_aborts_if_every_branch_failed() -> None:
     def broken(messages: list[ModelMessage]) -> ModelResponse:
         if prompts(messages)[-1] == "break":
             raise RuntimeError("broken")
@@ -474,6 +491,7 @@ def test_c6_auto_with_every_branch_failed_aborts() -> None:
     assert result.output.startswith("Every branch failed: aborted")
 
 
+@pytest.mark.contract("G1", "G2", "G3", "G4", "P12")
 @pytest.mark.parametrize(
     ("kind", "threshold", "expected"),
     [
@@ -484,8 +502,10 @@ def test_c6_auto_with_every_branch_failed_aborts() -> None:
         ("manual", 0.1, "the strategy of this fork is manual"),
     ],
 )
-def test_g1_g2_g3_g4_auto_keeps_to_the_strategy(kind: Any, threshold: float, expected: str) -> None:
-    """Row 12: what is below the threshold is left to a person."""
+def test_the_auto_tool_follows_the_merge_strategy(
+    kind: Any, threshold: float, expected: str
+) -> None:
+    """Below the threshold nothing is merged."""
 
     def judge(case: Any) -> str:
         return next(str(each.branch_id) for each in case.outcomes if each.label == "two")
@@ -511,7 +531,8 @@ def test_g1_g2_g3_g4_auto_keeps_to_the_strategy(kind: Any, threshold: float, exp
     assert expected in in_time(work())
 
 
-def test_c8_a_terminated_branch_says_so() -> None:
+@pytest.mark.contract("C8")
+def test_a_terminated_branch_has_the_state_terminated() -> None:
     def endless(messages: list[ModelMessage]) -> ModelResponse:
         if prompts(messages)[-1] == "for ever":
             return call("nap")
@@ -540,7 +561,8 @@ def test_c8_a_terminated_branch_says_so() -> None:
     assert in_time(work()).endswith("(one): terminated")
 
 
-def test_c9_delete_file_deletes_in_a_branch_alone(real_workspace: Workspace) -> None:
+@pytest.mark.contract("C9")
+def test_delete_file_deletes_in_the_branch_only(real_workspace: Workspace) -> None:
     (real_workspace.path / "old").write_text("old\n")
     in_branch: list[str] = []
 
@@ -568,7 +590,8 @@ def test_c9_delete_file_deletes_in_a_branch_alone(real_workspace: Workspace) -> 
     assert not (real_workspace.path / "old").exists()
 
 
-def test_c12_without_a_coordinator_each_tool_says_the_same() -> None:
+@pytest.mark.contract("C12")
+def test_every_tool_answers_not_enabled_without_a_coordinator() -> None:
     tools = ForkTools(LiveForkCapability())
 
     async def work() -> list[Any]:
@@ -585,8 +608,9 @@ def test_c12_without_a_coordinator_each_tool_says_the_same() -> None:
     assert in_time(work()) == [NOT_ENABLED] * 7
 
 
-def test_f11_f12_a_branch_forks_too_and_its_winner_lands_in_it(real_workspace: Workspace) -> None:
-    """Two levels; a third is refused."""
+@pytest.mark.contract("F11", "F12")
+def test_a_nested_fork_merges_into_its_branch(real_workspace: Workspace) -> None:
+    """Two levels are allowed; a third is refused."""
     depth: list[str] = []
 
     def model(messages: list[ModelMessage]) -> ModelResponse:
@@ -634,7 +658,8 @@ def test_without_a_place_the_conversations_fork_and_the_files_do_not() -> None:
     assert prompts(result.all_messages())[1] == "say: 2"
 
 
-def test_rows_5_and_6_dependencies_fork_as_the_isolation_says() -> None:
+@pytest.mark.contract("B4", "B6", "P5", "P6")
+def test_dependencies_are_forked_by_the_isolation_settings() -> None:
     deps = Deps(todos=["buy milk"], message_queue=["hello"], team_bus=["all"])
     kept: dict[str, Deps] = {}
 

@@ -1,4 +1,4 @@
-"""Merging a winner: what lands, what is a conflict, what is undone. Contract D10 to D13, F.
+"""Merging a winner: what lands, what is a conflict, what is undone.
 
 On a real mount: what is frozen, and what a commit refuses, is the file system's to say.
 """
@@ -46,8 +46,9 @@ async def picked(made: ForkCoordinator, label: str, **options: Any) -> MergeResu
     return await made.merge_or_select(f"pick:{branch_of(made, label).id}", MergeOptions(**options))
 
 
-def test_f10_the_winners_files_land_and_no_others(real: Mounted) -> None:
-    """D10, F10, B11: written, deleted, and directories; losers leave nothing, also no branch."""
+@pytest.mark.contract("B11", "D10", "F10")
+def test_only_the_winners_files_are_merged(real: Mounted) -> None:
+    """Writes, deletions and directories are merged; losers leave no file and no branch."""
     (real.base / "old").mkdir()
     (real.base / "old" / "gone").write_text("x")
 
@@ -177,29 +178,30 @@ def test_a_fork_that_another_commit_has_passed_says_so(real: Mounted) -> None:
     assert (real.base / SEED).read_text() == "theirs"
 
 
+@pytest.mark.contract("F7", "F8")
 @pytest.mark.parametrize(
     ("meanwhile", "stays"),
     [(by_a_third, "third\n"), (by_the_parent, "parent\n"), (deleted_by_the_parent, None)],
 )
 class TestConflict:
-    """F7, F8: somebody else changed a path that the winner changed."""
+    """Another process changed a path that the winner changed."""
 
+    @pytest.mark.contract("F8", "F9", "P9")
     def test_by_default_the_newer_content_stays_and_the_path_is_reported(
         self, forked: Forked, meanwhile: Callable[[Forked], None], stays: str | None
     ) -> None:
-        """F8 as the reference has it; table 2, row 9."""
         result = forked.merge(MINE, meanwhile=meanwhile)
         assert result.conflicts == (SEED,)
         assert result.applied_paths == ("new",)
         found = (forked.base / SEED).read_text() if (forked.base / SEED).exists() else None
         assert found == stays
         assert (forked.base / "new").read_text() == "new\n"
-        assert f"1 conflicts: {SEED}" in result.notice  # F9
+        assert f"1 conflicts: {SEED}" in result.notice
 
+    @pytest.mark.contract("F8")
     def test_theirs_lands_and_is_reported(
         self, forked: Forked, meanwhile: Callable[[Forked], None], stays: str | None
     ) -> None:
-        """F8 as the guide has it."""
         result = forked.merge(MINE, meanwhile=meanwhile, on_conflict="theirs")
         assert result.conflicts == (SEED,)
         assert (forked.base / SEED).read_text() == "mine\n"
@@ -232,8 +234,9 @@ class TestConflict:
         assert result.conflicts == ()
 
 
-def test_f7_an_edit_between_the_fork_and_the_first_touch_is_a_conflict(real: Mounted) -> None:
-    """Table 2, row 10: the branch writes after somebody edited the file, and has seen the edit."""
+@pytest.mark.contract("F7", "P10")
+def test_an_edit_between_the_fork_and_the_first_write_is_a_conflict(real: Mounted) -> None:
+    """The branch writes after the file was edited outside, and has seen the edit."""
 
     async def work() -> None:
         with Workspace(real.root) as workspace:
@@ -295,8 +298,9 @@ class TestOwn:
         assert (real.base / "new").exists() == (ends == "merge")
 
 
-def test_f7_an_edit_right_after_the_fork_is_newer(real: Mounted) -> None:
-    """The clock of the file system ticks: `now_ns` waits for the tick."""
+@pytest.mark.contract("F7")
+def test_an_edit_right_after_the_fork_has_a_later_time(real: Mounted) -> None:
+    """The file system's clock is coarse: `now_ns` waits for its next tick."""
     with Workspace(real.root) as workspace:
         place = Place(workspace)
         for _ in range(30):
@@ -306,9 +310,8 @@ def test_f7_an_edit_right_after_the_fork_is_newer(real: Mounted) -> None:
         assert (real.base / SEED).stat().st_ctime_ns <= place.now_ns()
 
 
-def test_f1_a_branch_does_not_see_what_the_parent_writes_later(forked: Forked) -> None:
-    """Table 2, row 11; F14."""
-
+@pytest.mark.contract("F1", "F14", "P11")
+def test_a_branch_does_not_see_later_writes_of_the_parent(forked: Forked) -> None:
     def meanwhile(forked: Forked) -> None:
         (forked.parent / SEED).write_text("later\n")
         assert forked.made is not None
@@ -323,8 +326,9 @@ def test_f1_a_branch_does_not_see_what_the_parent_writes_later(forked: Forked) -
     assert (forked.base / "new").read_text() == "x"
 
 
+@pytest.mark.contract("F8")
 class TestMerge3:
-    """F8: a text is merged line by line."""
+    """Text is merged line by line."""
 
     LINES = "".join(f"line {number}\n" for number in range(9))
 
@@ -367,8 +371,9 @@ class TestMerge3:
         assert (forked.base / "text").read_text() == self.edits(1, "parent\n")
 
 
+@pytest.mark.contract("L13")
 class TestChoice:
-    """L13: paths, directories and hunks chosen."""
+    """Selected paths, directories and hunks are merged."""
 
     def test_of_paths(self, forked: Forked) -> None:
         files = writing(d__one="1", d__two="2", three="3")
@@ -393,8 +398,9 @@ class TestChoice:
             forked.merge(writing(**{SEED: "x\n"}), hunks={"other": [0]})
 
 
+@pytest.mark.contract("F7")
 def test_what_a_directory_of_the_parents_loses_is_a_conflict(forked: Forked) -> None:
-    """F7: the winner removed a directory into which the parent has put a file since."""
+    """The winner removed a directory in which the parent has created a file since."""
     (forked.base / "d").mkdir()
     (forked.base / "d" / "old").write_text("x")
 
@@ -455,7 +461,8 @@ def test_what_is_not_text_survives_a_merge(forked: Forked, is_copied: bool) -> N
     shape(forked.base)
 
 
-def test_f4_what_a_command_does_counts(forked: Forked) -> None:
+@pytest.mark.contract("F4")
+def test_changes_made_by_commands_are_reported(forked: Forked) -> None:
     async def shell(runner: ScriptedRunner) -> None:
         script = f"rm {SEED}; mkdir -p a/b; echo x > a/b/c"
         subprocess.run(["sh", "-ec", script], cwd=runner.branch.path, check=True)
@@ -468,8 +475,9 @@ def test_f4_what_a_command_does_counts(forked: Forked) -> None:
     assert (result.applied_paths, result.deleted_paths) == (("a/b/c",), (SEED,))
 
 
-def test_f6_a_path_that_cannot_be_merged_keeps_the_rest_only_where_asked(forked: Forked) -> None:
-    """F6, B19: by default all or nothing; else the failing path is reported, the rest applied."""
+@pytest.mark.contract("B19", "F6")
+def test_a_path_that_cannot_be_merged_stops_the_merge_by_default(forked: Forked) -> None:
+    """All or nothing."""
     fixed = forked.base / "fixed"
     fixed.write_text("fixed")
     subprocess.run(["chattr", "+i", str(fixed)], check=True)
@@ -483,7 +491,8 @@ def test_f6_a_path_that_cannot_be_merged_keeps_the_rest_only_where_asked(forked:
     assert fixed.read_text() == "fixed"
 
 
-def test_f6_the_rest_is_applied_where_asked(
+@pytest.mark.contract("B19", "F6")
+def test_the_other_paths_are_applied_if_requested(
     forked: Forked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = Transplant.make
@@ -512,12 +521,12 @@ def test_no_writes_give_empty_paths(forked: Forked) -> None:
     assert (result.applied_paths, result.applied_changes, result.deleted_paths) == ((), 0, ())
 
 
+@pytest.mark.contract("D10", "D11", "D12")
 class TestWinner:
-    """D10 to D12: which branch can win, and with what conversation."""
+    """Which branch can win, and with which conversation."""
 
+    @pytest.mark.contract("D11")
     def test_one_that_was_stopped_brings_what_it_had(self, real: Mounted) -> None:
-        """D11"""
-
         async def work() -> None:
             with Workspace(real.root) as workspace:
                 made = coordinator(workspace, {"a": forever})
@@ -532,8 +541,9 @@ class TestWinner:
 
         run(work())
 
+    @pytest.mark.contract("D12")
     def test_one_that_said_nothing_cannot_win(self, real: Mounted) -> None:
-        """D12: no falling back to the history before the fork."""
+        """It does not fall back to the history before the fork."""
 
         async def silent(runner: ScriptedRunner) -> None:
             await asyncio.Event().wait()
@@ -565,8 +575,9 @@ class TestWinner:
 
         run(work())
 
+    @pytest.mark.contract("D10", "D19")
     def test_it_is_awaited_while_others_can_be_stopped(self, real: Mounted) -> None:
-        """D10, D19: the lock is not held while the winner is awaited."""
+        """The lock is not held while the merge waits for the winner."""
 
         async def work() -> None:
             with Workspace(real.root) as workspace:
@@ -589,8 +600,9 @@ class TestWinner:
 
         run(work())
 
+    @pytest.mark.contract("D10")
     def test_losers_are_stopped_before_files_are_merged(self, real: Mounted) -> None:
-        """D10, facts risk (d): also a process that has left its run."""
+        """Also a process that outlives its run."""
 
         async def leaves_a_process(runner: ScriptedRunner) -> None:
             environment = {**os.environ, **runner.branch.environment}
@@ -669,13 +681,15 @@ def test_a_name_that_others_deleted_first_is_a_new_file_of_the_winner(real: Moun
     assert (real.base / SEED).read_text() == "mine\n"
 
 
+@pytest.mark.contract("F7")
 class TestThirdAtEveryStep:
-    """F7: somebody edits the base directory at each step of a merge in turn. Goal: what they wrote
+    """Another process edits the base directory at each step of a merge in turn. Goal: its edits
     is never lost, and the merge is whole or has not happened. The steps are the calls that the
     merge makes of branches and trees; they are counted once, and each is tried."""
 
     STEPS = ((Branch, ("diff", "commit", "branch", "abort")), (Tree, ("lstat",)))
 
+    @pytest.mark.contract("F7")
     @pytest.mark.parametrize("kind", ["edit", "delete"])
     @pytest.mark.parametrize("is_copied", [False, True], ids=["moved", "copied"])
     def test_nothing_of_theirs_is_lost(

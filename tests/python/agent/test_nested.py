@@ -1,4 +1,4 @@
-"""Forks within forks, and many branches at once. Contract F11, F12."""
+"""Forks within forks, and many branches at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def inner_of(outer: ForkCoordinator, runner: ScriptedRunner, **scripts: object) 
     )
 
 
-def test_f11_an_inner_winner_reaches_the_outer_branch_and_then_the_parent(real: Mounted) -> None:
+@pytest.mark.contract("F11")
+def test_an_inner_winner_reaches_the_outer_branch_and_then_the_parent(real: Mounted) -> None:
     async def work() -> None:
         with Workspace(real.root) as workspace:
 
@@ -75,8 +76,9 @@ def test_f11_an_inner_winner_reaches_the_outer_branch_and_then_the_parent(real: 
     assert (real.base / SEED).read_text() == "x\n"
 
 
-def test_f12_how_deep(real: Mounted) -> None:
-    """max_depth 2 is one level of fork of fork."""
+@pytest.mark.contract("F12")
+def test_max_depth_limits_nested_forks(real: Mounted) -> None:
+    """A max_depth of 2 allows one fork inside a fork."""
 
     async def work() -> None:
         with Workspace(real.root) as workspace:

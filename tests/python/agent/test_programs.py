@@ -1,4 +1,4 @@
-"""Programs as branches of a fork: what they may spend, and how they are stopped. Contract E."""
+"""Programs as branches of a fork: what they may spend, and how they are stopped."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def tells(**used: float) -> str:
 ENDLESS = "echo begun; sleep 3600"
 
 
+@pytest.mark.contract("E1")
 @pytest.mark.parametrize(
     ("budget", "script", "told"),
     [
@@ -45,10 +46,10 @@ ENDLESS = "echo begun; sleep 3600"
     ],
     ids=["usd", "tokens", "requests", "one line for many", "no price"],
 )  # fmt: skip
-def test_e1_one_that_tells_too_much_is_stopped(
+def test_a_program_that_reports_too_much_usage_is_stopped(
     real: Mounted, budget: Budget, script: str, told: str
 ) -> None:
-    """Whether it goes on or not: what it has told is beyond its budget. Its siblings go on."""
+    """Its reported usage exceeds its budget. Its siblings continue."""
 
     async def work() -> None:
         with Workspace(real.root) as workspace:
@@ -68,7 +69,8 @@ def test_e1_one_that_tells_too_much_is_stopped(
     run(work())
 
 
-def test_e2_what_all_tell_together_stops_all(real: Mounted) -> None:
+@pytest.mark.contract("E2")
+def test_the_sum_of_reported_usage_stops_all_programs(real: Mounted) -> None:
     async def work() -> None:
         with Workspace(real.root) as workspace:
             made = forked(workspace)
@@ -157,7 +159,8 @@ def test_a_line_that_is_none(line: str) -> None:
         usage_in(line)
 
 
-def test_d7_one_that_is_stopped_may_tidy_up_and_what_it_said_is_kept(real: Mounted) -> None:
+@pytest.mark.contract("D7")
+def test_a_stopped_program_can_clean_up_and_its_output_is_kept(real: Mounted) -> None:
     async def work() -> None:
         with Workspace(real.root) as workspace:
             made = forked(workspace)

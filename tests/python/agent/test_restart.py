@@ -1,4 +1,4 @@
-"""A fork outlives the process that made it. Contract B25, L1.
+"""A fork outlives the process that made it.
 
 The processes are real ones, and die by SIGKILL: while a fork is made, while runs are under way, and
 at the commit that decides a merge.
@@ -88,9 +88,11 @@ def store(request: pytest.FixtureRequest, place: Path) -> Iterator[ForkStateStor
     opened.close()
 
 
+@pytest.mark.contract("B25")
 class TestStore:
-    """B25: one contract, both stores."""
+    """Both stores behave the same."""
 
+    @pytest.mark.contract("B25")
     def test_what_is_saved_is_got_back_whole(self, store: ForkStateStore) -> None:
         store.save(state("x"))
         assert store.get("x") == state("x")
@@ -165,9 +167,11 @@ def killed(real: Mounted, script: str) -> str:
     return kept.fork_id
 
 
+@pytest.mark.contract("L1")
 class TestKilled:
-    """L1: the process dies by SIGKILL."""
+    """The process is killed by SIGKILL."""
 
+    @pytest.mark.contract("L1")
     def test_while_runs_are_under_way(self, real: Mounted) -> None:
         """Done branches can be picked, running ones are terminated; what they left is killed."""
         fork_id = killed(

@@ -1,4 +1,4 @@
-"""Checkpoints hold conversation and files; a merge can be overridden. Contract I, L15, L19."""
+"""Checkpoints hold conversation and files; a merge can be overridden."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ async def forked(
 
 
 class TestCheckpoints:
-    def test_i1_before_the_runs_and_after_the_merge(self, real: Mounted) -> None:
+    @pytest.mark.contract("I1")
+    def test_checkpoints_are_saved_before_the_runs_and_after_the_merge(self, real: Mounted) -> None:
         async def work() -> None:
             with Workspace(real.root) as workspace:
                 made = await forked(workspace)
@@ -114,7 +115,8 @@ class TestCheckpoints:
 
         run(work())
 
-    def test_i3_the_oldest_go_first(self) -> None:
+    @pytest.mark.contract("I3")
+    def test_the_oldest_checkpoints_are_pruned_first(self) -> None:
         store = InMemoryCheckpointStore(max_checkpoints=2)
         for name in "abc":
             store.save(Checkpoint(id=name, label=name, created_at=now(), history=b"[]"))
@@ -123,11 +125,10 @@ class TestCheckpoints:
         store.remove("b")
         assert [kept.id for kept in store.list_all()] == ["c"]
 
+    @pytest.mark.contract("I4", "L15")
     @pytest.mark.parametrize("in_branch", [False, True], ids=["main", "branch"])
-    def test_i4_a_rewind_restores_conversation_and_files(
-        self, real: Mounted, in_branch: bool
-    ) -> None:
-        """L15: also over a merge, back and forth."""
+    def test_a_rewind_restores_conversation_and_files(self, real: Mounted, in_branch: bool) -> None:
+        """Also across a merge, in both directions."""
         (real.base / "d").mkdir()
         (real.base / "d" / "f").write_text("deep")
         (real.base / "run").write_text("#!\n")
@@ -231,9 +232,10 @@ class TestCheckpoints:
         run(work())
 
 
+@pytest.mark.contract("L19")
 @pytest.mark.parametrize("in_branch", [False, True], ids=["main", "branch"])
 class TestOverride:
-    """L19: what a judge has merged is taken back, and another branch merged."""
+    """A merge made by a judge is undone, and another branch is merged."""
 
     def test_another_branch_wins_after_all(self, real: Mounted, in_branch: bool) -> None:
         async def work(place: Workspace | Branch, top: Path) -> None:
@@ -288,9 +290,10 @@ class TestOverride:
         run(_in(real, in_branch, work))
 
 
+@pytest.mark.contract("L19")
 @pytest.mark.parametrize("in_branch", [False, True], ids=["main", "branch"])
 class TestOverrideByAnotherProcess:
-    """L19: the judge's merge was made by a process that has ended."""
+    """The process that made the judge's merge has exited."""
 
     def merged(self, real: Mounted, in_branch: bool, label: str = "a") -> str:
         """Has the branch `label` of two merged automatically; returns the fork's id."""
@@ -341,6 +344,7 @@ class TestOverrideByAnotherProcess:
 
         run(work())
 
+    @pytest.mark.contract("L19")
     def test_another_branch_wins_after_all(self, real: Mounted, in_branch: bool) -> None:
         async def check(made: ForkCoordinator, store: SQLiteForkStateStore, top: Path) -> None:
             assert (top / SEED).read_text() == "a"
@@ -446,9 +450,10 @@ async def _in(real: Mounted, in_branch: bool, work) -> None:  # type: ignore[no-
 
 
 class TestResolve:
-    """G1 to G4, G15: what the coordinator makes of a judge's answer."""
+    """What the coordinator does with a judge's answer, by strategy."""
 
-    def test_g1_manual_asks_nobody(self) -> None:
+    @pytest.mark.contract("G1")
+    def test_a_manual_strategy_calls_no_judge(self) -> None:
         async def work() -> None:
             judge = Picking("a")
             made = await forked(None, judge)
@@ -463,8 +468,9 @@ class TestResolve:
 
         run(work())
 
+    @pytest.mark.contract("B23", "D14", "G2", "G4")
     @pytest.mark.parametrize("kind", ["auto", "vote"])
-    def test_g2_g4_the_pick_is_committed(self, kind: str, real: Mounted) -> None:
+    def test_the_judges_choice_is_committed(self, kind: str, real: Mounted) -> None:
         async def work() -> None:
             with Workspace(real.root) as workspace:
                 judge = Picking("b", confidence=0.1)
@@ -481,11 +487,10 @@ class TestResolve:
         run(work())
         assert (real.base / "b").exists()
 
+    @pytest.mark.contract("G3", "G15", "P12")
     @pytest.mark.parametrize(("confidence", "eligible"), [(0.8, True), (0.79, False)])
-    def test_g3_with_a_fallback_nothing_is_committed(
-        self, confidence: float, eligible: bool
-    ) -> None:
-        """Table 2, row 12. G15: and the judge is asked once."""
+    def test_auto_with_fallback_commits_nothing(self, confidence: float, eligible: bool) -> None:
+        """The judge is called once."""
 
         async def work() -> None:
             judge = Picking("a", confidence)
@@ -513,7 +518,8 @@ class TestResolve:
 
         run(work())
 
-    def test_c6_nobody_is_asked_when_all_have_failed(self) -> None:
+    @pytest.mark.contract("C6")
+    def test_no_judge_is_called_if_all_branches_failed(self) -> None:
         async def fails(runner: object) -> None:
             raise KeyError
 
@@ -526,8 +532,9 @@ class TestResolve:
 
         run(work())
 
+    @pytest.mark.contract("D9")
     def test_nobody_is_there_to_be_asked(self) -> None:
-        """D9: a fork that decides by itself denies what waits for a person."""
+        """An automatic merge denies approvals that wait for a person."""
 
         async def asks(runner) -> None:  # type: ignore[no-untyped-def]
             assert await runner.branch.ask("shell", "rm") == "deny"
@@ -543,7 +550,8 @@ class TestResolve:
 
         run(work())
 
-    def test_b22_tests_of_all_branches_run_at_once(self) -> None:
+    @pytest.mark.contract("B22")
+    def test_tests_of_all_branches_run_concurrently(self) -> None:
         async def work() -> None:
             import asyncio
 

@@ -1,4 +1,4 @@
-"""Contract D and E where runs of agents are concerned: budgets, models, steering, approvals."""
+"""Runs of agents in branches: budgets, models, steering, approvals."""
 
 from __future__ import annotations
 
@@ -121,15 +121,16 @@ def states(coordinator: ForkCoordinator) -> list[str]:
     return [status.state for status in coordinator.inspect_branches()]
 
 
-def test_e1_row_1_a_budget_stops_a_run_in_its_midst_and_it_can_win() -> None:
-    """Two dollars are two requests, of six; the sibling goes on. What was said so far is kept."""
+@pytest.mark.contract("E1", "P1")
+def test_a_budget_stops_a_run_between_requests_and_the_run_can_still_win() -> None:
+    """Two dollars are two requests of six; the sibling continues. The history so far is kept."""
 
     async def look(coordinator: ForkCoordinator) -> None:
         assert states(coordinator) == ["budget_exhausted", "done"]
         stopped, other = coordinator.branches.values()
         assert stopped.cost_tracker.requests == 2
         assert other.cost_tracker.requests == 6
-        assert "$2.0000" in str(stopped.status.error), "E3: spent and cap are told"
+        assert "$2.0000" in str(stopped.status.error), "the error names spent money and budget"
         merged = await coordinator.merge_or_select(f"pick:{stopped.id}")
         history: Any = merged.history_after_merge
         assert returned(history) == ["tock", "tock"]
@@ -138,8 +139,9 @@ def test_e1_row_1_a_budget_stops_a_run_in_its_midst_and_it_can_win() -> None:
     forked(agent, [BranchSpec("poor", "go", budget_usd=2.0), BranchSpec("rich", "go")], look)
 
 
-def test_row_2_an_unknown_price_refuses_a_budget_in_money() -> None:
-    """Before a request is sent; and not where that was allowed."""
+@pytest.mark.contract("P2")
+def test_a_budget_in_money_is_refused_if_the_price_is_unknown() -> None:
+    """It is refused before a request is sent, and allowed if the caller says so."""
     sent: list[int] = []
 
     def model(messages: list[ModelMessage]) -> ModelResponse:
@@ -160,7 +162,7 @@ def test_row_2_an_unknown_price_refuses_a_budget_in_money() -> None:
     assert len(sent) == 2
 
 
-def test_row_2_the_default_table_knows_no_scripted_model() -> None:
+def test_the_default_price_table_has_no_scripted_model() -> None:
     agent = ticking(model_of(counting(1)))
     forked(
         agent,
@@ -174,12 +176,13 @@ def _assert(fact: bool) -> None:
     assert fact
 
 
+@pytest.mark.contract("E1")
 @pytest.mark.parametrize(
     ("budget", "requests"),
     [(Budget(requests=3), 3), (Budget(usd=3.0), 3), (Budget(tokens=1), 0)],
     ids=["requests", "usd", "tokens"],
 )
-def test_e1_each_kind_of_budget_stops(budget: Budget, requests: int) -> None:
+def test_each_kind_of_budget_stops_a_branch(budget: Budget, requests: int) -> None:
     def look(coordinator: ForkCoordinator) -> None:
         assert states(coordinator) == ["budget_exhausted"]
         (branch,) = coordinator.branches.values()
@@ -188,8 +191,9 @@ def test_e1_each_kind_of_budget_stops(budget: Budget, requests: int) -> None:
     forked(ticking(model_of(counting(9))), [BranchSpec("one", "go", budget=budget)], look)
 
 
-def test_e2_the_forks_budget_stops_all_without_an_overrun() -> None:
-    """Requests that are under way are reserved: seven dollars are never eight requests."""
+@pytest.mark.contract("E2")
+def test_the_aggregate_budget_stops_all_branches_without_overrun() -> None:
+    """Pending requests are reserved: seven dollars are never eight requests."""
 
     def look(coordinator: ForkCoordinator) -> None:
         assert set(states(coordinator)) == {"aggregate_budget_exhausted"}
@@ -199,7 +203,8 @@ def test_e2_the_forks_budget_stops_all_without_an_overrun() -> None:
     forked(ticking(model_of(counting(9))), specs, look, aggregate_budget=Budget(usd=7.0))
 
 
-def test_e5_costs_are_each_branchs_own() -> None:
+@pytest.mark.contract("E5")
+def test_each_branch_counts_its_own_cost() -> None:
     def model(messages: list[ModelMessage]) -> ModelResponse:
         return counting(int(prompts(messages)[-1]))(messages)
 
@@ -211,7 +216,8 @@ def test_e5_costs_are_each_branchs_own() -> None:
     forked(ticking(model_of(model)), [BranchSpec("a", "1"), BranchSpec("b", "3")], look)
 
 
-def test_row_3_each_branch_runs_on_its_own_model() -> None:
+@pytest.mark.contract("P3")
+def test_each_branch_runs_on_its_own_model() -> None:
     asked: list[str] = []
 
     def script(name: str) -> Callable[[list[dict[str, Any]]], Reply]:
@@ -239,7 +245,8 @@ def test_row_3_each_branch_runs_on_its_own_model() -> None:
         forked(agent, specs, look)
 
 
-def test_row_4_extra_instructions_reach_the_branch_alone() -> None:
+@pytest.mark.contract("P4")
+def test_extra_instructions_reach_their_branch_only() -> None:
     def model(messages: list[ModelMessage]) -> ModelResponse:
         last = messages[-1]
         assert isinstance(last, ModelRequest)
@@ -341,8 +348,9 @@ def test_what_is_said_before_the_run_has_begun_is_not_lost() -> None:
     in_time(work())
 
 
+@pytest.mark.contract("D8", "D9")
 @pytest.mark.parametrize("answer", ["approve", "deny"])
-def test_d8_d9_approvals_suspend_the_branch_and_denials_are_recorded(answer: Any) -> None:
+def test_approvals_suspend_the_branch_and_denials_are_recorded(answer: Any) -> None:
     done: list[str] = []
 
     def model(messages: list[ModelMessage]) -> ModelResponse:
@@ -377,7 +385,8 @@ def test_d8_d9_approvals_suspend_the_branch_and_denials_are_recorded(answer: Any
     in_time(work())
 
 
-def test_d6_a_branch_that_is_done_goes_on_with_all_it_knows(real_workspace: Workspace) -> None:
+@pytest.mark.contract("D6")
+def test_a_finished_branch_continues_with_its_whole_history(real_workspace: Workspace) -> None:
     def model(messages: list[ModelMessage]) -> ModelResponse:
         if since_prompt(messages) == 0:
             return call("shell", command=prompts(messages)[-1])
@@ -429,8 +438,9 @@ def test_what_a_branch_left_running_is_dead_before_its_files_are_merged(
     assert seen[1] == 0
 
 
-def test_g14_g15_e6_a_model_judges_and_is_asked_once(real_workspace: Workspace) -> None:
-    """Over HTTP. What it costs is told, and is no branch's."""
+@pytest.mark.contract("B20", "E6", "G14", "G15")
+def test_a_model_judges_and_is_asked_once(real_workspace: Workspace) -> None:
+    """Over HTTP. The cost of the judge is reported and belongs to no branch."""
 
     def script(messages: list[dict[str, Any]]) -> Reply:
         prompt = messages[-1]["content"]
@@ -461,7 +471,8 @@ def test_g14_g15_e6_a_model_judges_and_is_asked_once(real_workspace: Workspace) 
         forked(agent, specs, look, judge=panel, place=real_workspace)
 
 
-def test_l16_a_judges_verdict_can_be_watched_as_it_is_written() -> None:
+@pytest.mark.contract("L16")
+def test_a_judges_verdict_can_be_streamed() -> None:
     seen: list[JudgeVerdict] = []
     verdict = {"winner_branch_id": "a", "confidence": 0.5, "reasoning": "short and tested"}
     reply = Reply(calls=(Call(name="final_result", arguments=verdict),))
@@ -479,7 +490,8 @@ def test_l16_a_judges_verdict_can_be_watched_as_it_is_written() -> None:
     assert judged.usage.usd == 1.0
 
 
-def test_d20_the_host_may_watch_tokens_as_they_come() -> None:
+@pytest.mark.contract("D20")
+def test_the_host_can_stream_a_branchs_tokens() -> None:
     parts: list[str] = []
     with served(lambda messages: Reply(text="one two three")) as server:
         agent: Agent[Any, Any] = Agent(server.model())
@@ -491,8 +503,9 @@ def test_d20_the_host_may_watch_tokens_as_they_come() -> None:
     assert parts.count("PartDeltaEvent") >= 2
 
 
-def test_d20_a_word_is_heard_while_the_model_still_speaks() -> None:
-    """Over HTTP: the rest of the answer is sent only when the first word was heard."""
+@pytest.mark.contract("D20")
+def test_tokens_arrive_before_the_answer_is_complete() -> None:
+    """Over HTTP: the server sends the rest only after the first token was received."""
     heard = threading.Event()
     text: list[str] = []
 
@@ -514,8 +527,9 @@ def test_d20_a_word_is_heard_while_the_model_still_speaks() -> None:
     assert "".join(text).split() == ["one", "two", "three"]
 
 
-def test_d7_a_branch_is_stopped_in_the_middle_of_an_answer() -> None:
-    """The connection is given up, and the conversation up to the request is kept."""
+@pytest.mark.contract("D7")
+def test_a_branch_can_be_terminated_in_the_middle_of_an_answer() -> None:
+    """The connection is closed, and the conversation up to the request is kept."""
     heard = threading.Event()
 
     def on_event(_: BranchRuntime, event: Any) -> None:
@@ -540,7 +554,8 @@ def test_d7_a_branch_is_stopped_in_the_middle_of_an_answer() -> None:
         in_time(work())
 
 
-def test_l17_g12_the_tests_of_each_branch_count(real_workspace: Workspace) -> None:
+@pytest.mark.contract("G12", "L17")
+def test_the_tests_of_each_branch_are_run_and_counted(real_workspace: Workspace) -> None:
     def model(messages: list[ModelMessage]) -> ModelResponse:
         if since_prompt(messages) == 0:
             return call("shell", command=prompts(messages)[-1])
@@ -578,7 +593,8 @@ def test_the_codec_dumps_and_loads_what_models_say() -> None:
     assert codec.turns(messages) == 2
 
 
-def test_g16_retries_and_stuck_loops_are_counted() -> None:
+@pytest.mark.contract("G16")
+def test_retries_and_stuck_loops_are_counted() -> None:
     def model(messages: list[ModelMessage]) -> ModelResponse:
         if since_prompt(messages) == 0:
             return call("refuse")

@@ -1,4 +1,4 @@
-"""G12, and what goes beyond it: the tests of a branch are run, counted and found."""
+"""Tests of a branch: how they are detected, run and counted."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def run(place: Path, command: str | Sequence[str], **options: object) -> TestRun
     return asyncio.run(call())
 
 
+@pytest.mark.contract("G12", "P13")
 @pytest.mark.parametrize(
     ("command", "ratio"),
     [
@@ -43,24 +44,29 @@ def run(place: Path, command: str | Sequence[str], **options: object) -> TestRun
     ],
     ids=str,
 )
-def test_g12_the_exit_code_decides(place: Path, command: str, ratio: float | None) -> None:
-    """Any shell command; one that cannot be run tells nothing."""
+def test_the_exit_code_of_the_test_command_decides(
+    place: Path, command: str, ratio: float | None
+) -> None:
+    """Any shell command; a command that cannot be run has no result."""
     assert run(place, command).ratio == ratio
 
 
-def test_g12_the_tests_run_in_the_branch(place: Path) -> None:
+@pytest.mark.contract("G12")
+def test_tests_run_in_the_branch(place: Path) -> None:
     (place / "answer").write_text("42\n")
     done = run(place, "grep -q 42 answer && pwd")
     assert (done.ratio, done.output) == (1.0, f"{place}\n")
 
 
-def test_g12_a_test_run_that_does_not_end_tells_nothing(place: Path) -> None:
+@pytest.mark.contract("G12")
+def test_a_test_run_that_times_out_has_no_result(place: Path) -> None:
     done = run(place, "sleep 3600", timeout=1.0)
     assert done.ratio is None
     assert done.reason == "timed out after 1 s"
 
 
-def test_g12_a_cancelled_test_run_is_dead(place: Path) -> None:
+@pytest.mark.contract("G12")
+def test_a_cancelled_test_run_is_killed(place: Path) -> None:
     async def call() -> None:
         plan = TestPlan(command="touch begun; sleep 3600")
         task = asyncio.ensure_future(plan.run(Place(directory=place)))
@@ -92,6 +98,7 @@ def test_a_failed_run_is_worth_nothing_unless_parts_are_asked_for(place: Path) -
     assert run(place, command, partial_credit=True).ratio == 0.75
 
 
+@pytest.mark.contract("L17")
 @pytest.mark.parametrize(
     ("output", "counts"),
     [
@@ -134,6 +141,7 @@ def test_a_report_that_is_a_pipe_or_a_link_is_not_read(place: Path) -> None:
     assert read_junit(place / "real") == TestCounts(passed=1)
 
 
+@pytest.mark.contract("L18")
 @pytest.mark.parametrize(
     ("files", "command"),
     [
@@ -151,7 +159,7 @@ def test_a_report_that_is_a_pipe_or_a_link_is_not_read(place: Path) -> None:
     ],
     ids=str,
 )
-def test_l18_the_test_command_is_found(
+def test_the_test_command_is_detected(
     place: Path, files: dict[str, str], command: str | None
 ) -> None:
     for name, text in files.items():

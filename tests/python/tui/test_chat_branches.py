@@ -1,9 +1,10 @@
-"""`branching chat`: the branches of an open fork, item by item (K5, K8 to K13, K15)."""
+"""`branching chat`: the branches of an open fork."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from support.screen import until_shown
 from textual.pilot import Pilot
 
@@ -13,8 +14,9 @@ from branching.tui import chat as chat_module
 from .room import Room, enter, in_chat, one, two
 
 
+@pytest.mark.contract("K5")
 @in_chat
-async def test_k5_fork_diff_shows_touched_paths_times_branches(
+async def test_fork_diff_lists_each_touched_path_of_each_branch(
     room: Room, pilot: Pilot[Any]
 ) -> None:
     await room.fork(one("write seed.txt"), two("write seed.txt"), BranchSpec("x", "write own"))
@@ -32,8 +34,9 @@ async def test_k5_fork_diff_shows_touched_paths_times_branches(
     await pilot.press("escape")
 
 
+@pytest.mark.contract("K8")
 @in_chat
-async def test_k8_tabs_have_marks_tab_goes_around_and_the_badge_counts(
+async def test_tabs_show_states_the_tab_key_cycles_and_the_badge_counts(
     room: Room, pilot: Pilot[Any]
 ) -> None:
     await room.fork(
@@ -53,14 +56,18 @@ async def test_k8_tabs_have_marks_tab_goes_around_and_the_badge_counts(
     assert "…" not in room.session.badge
 
 
+@pytest.mark.contract("K8")
 @in_chat
-async def test_k8_an_exhausted_fork_is_marked(room: Room, pilot: Pilot[Any]) -> None:
+async def test_a_fork_without_budget_left_is_marked(room: Room, pilot: Pilot[Any]) -> None:
     assert await room.session.fork([one("wait"), two("wait")], aggregate_usd=0.03)
     await until_shown(pilot, "$$ ", "agg-exhausted")
 
 
+@pytest.mark.contract("K9")
 @in_chat
-async def test_k9_a_word_goes_to_its_branch_alone_or_nowhere(room: Room, pilot: Pilot[Any]) -> None:
+async def test_a_message_goes_to_its_branch_alone_or_is_rejected(
+    room: Room, pilot: Pilot[Any]
+) -> None:
     await room.fork(one(), BranchSpec("one more", "wait"), two("write b"))
     await until_shown(pilot, "✓ two")
     await enter(pilot, ">>one try the cache")
@@ -81,8 +88,9 @@ async def test_k9_a_word_goes_to_its_branch_alone_or_nowhere(room: Room, pilot: 
     assert room.script.steered == expected
 
 
+@pytest.mark.contract("K9")
 @in_chat
-async def test_k9_an_exclamation_mark_is_the_shell_where_the_tab_works(
+async def test_an_exclamation_mark_runs_a_shell_command_in_the_tabs_directory(
     room: Room, pilot: Pilot[Any]
 ) -> None:
     await room.fork(one("write a"))
@@ -98,10 +106,9 @@ async def test_k9_an_exclamation_mark_is_the_shell_where_the_tab_works(
     await until_shown(pilot, "No such file")
 
 
+@pytest.mark.contract("K10")
 @in_chat
-async def test_k10_while_a_fork_is_open_only_these_are_allowed(
-    room: Room, pilot: Pilot[Any]
-) -> None:
+async def test_an_open_fork_allows_only_some_commands(room: Room, pilot: Pilot[Any]) -> None:
     await room.fork(one(), two("write b"))
     await until_shown(pilot, "✓ two")
     for line in ("/fork", "/fork-branches 3", "/fork-budget clear", "/fork-model clear"):
@@ -125,8 +132,9 @@ async def test_k10_while_a_fork_is_open_only_these_are_allowed(
     assert "one hears wait" in pilot.app.clipboard
 
 
+@pytest.mark.contract("K10")
 @in_chat
-async def test_k10_a_finished_branch_goes_on_with_what_is_typed_on_its_tab(
+async def test_a_prompt_on_the_tab_of_a_finished_branch_continues_it(
     room: Room, pilot: Pilot[Any]
 ) -> None:
     await enter(pilot, "/fork-strategy manual")
@@ -144,8 +152,9 @@ async def test_k10_a_finished_branch_goes_on_with_what_is_typed_on_its_tab(
     assert len(room.session.conversation.history) == 4
 
 
+@pytest.mark.contract("K11")
 @in_chat
-async def test_k11_what_is_said_is_seen_piece_by_piece(room: Room, pilot: Pilot[Any]) -> None:
+async def test_output_is_shown_token_by_token(room: Room, pilot: Pilot[Any]) -> None:
     await room.fork(one())
     [branch] = room.session.branches
     await pilot.press("tab")
@@ -156,8 +165,9 @@ async def test_k11_what_is_said_is_seen_piece_by_piece(room: Room, pilot: Pilot[
     assert chat_module.STATES_SECONDS == 0.5
 
 
+@pytest.mark.contract("K12")
 @in_chat
-async def test_k12_escape_terminates_a_branch_or_aborts_all_after_a_question(
+async def test_escape_terminates_a_branch_or_aborts_the_fork_after_confirmation(
     room: Room, pilot: Pilot[Any]
 ) -> None:
     await room.fork(one(), two())
@@ -181,10 +191,9 @@ async def test_k12_escape_terminates_a_branch_or_aborts_all_after_a_question(
     assert room.space.branches() == []
 
 
+@pytest.mark.contract("K13")
 @in_chat
-async def test_k13_approvals_come_to_the_front_and_are_answered(
-    room: Room, pilot: Pilot[Any]
-) -> None:
+async def test_approval_requests_of_branches_open_a_dialog(room: Room, pilot: Pilot[Any]) -> None:
     await room.fork(one("ask"), two("ask"))
     await until_shown(pilot, "one asks to call shell", "rm -rf build", "[y] approve")
     await pilot.press("y")
@@ -204,16 +213,18 @@ async def test_k13_approvals_come_to_the_front_and_are_answered(
     assert "denied: shell rm -rf build" in said["two"]
 
 
+@pytest.mark.contract("K13")
 @in_chat
-async def test_k13_the_parents_approvals_too(room: Room, pilot: Pilot[Any]) -> None:
+async def test_approval_requests_of_the_parent_open_a_dialog(room: Room, pilot: Pilot[Any]) -> None:
     await enter(pilot, "ask first")
     await until_shown(pilot, "the agent asks to call shell", "make clean")
     await pilot.press("y")
     await until_shown(pilot, "the answer is approve", "parent has done it")
 
 
+@pytest.mark.contract("K13")
 @in_chat
-async def test_k13_an_approval_that_nobody_waits_for_any_more_is_let_go(
+async def test_the_dialog_closes_when_the_request_is_no_longer_pending(
     room: Room, pilot: Pilot[Any]
 ) -> None:
     await room.fork(one("ask"))
@@ -224,8 +235,9 @@ async def test_k13_an_approval_that_nobody_waits_for_any_more_is_let_go(
     await until_shown(pilot, "2 ⊘ one")
 
 
+@pytest.mark.contract("K15")
 @in_chat
-async def test_k15_a_branch_is_not_forked_from_its_tab(room: Room, pilot: Pilot[Any]) -> None:
+async def test_a_branch_cannot_be_forked_from_its_tab(room: Room, pilot: Pilot[Any]) -> None:
     await room.fork(one("write a"))
     await until_shown(pilot, "✓ one")
     await pilot.press("tab")

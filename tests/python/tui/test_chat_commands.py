@@ -1,10 +1,11 @@
-"""`branching chat`: the commands that settle how a fork is made, and the picker (K1 to K4)."""
+"""`branching chat`: the commands that configure a fork, and the picker."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import pytest
 from support.screen import shown, until, until_shown
 from textual.pilot import Pilot
 from textual.widgets import Input
@@ -14,8 +15,9 @@ from branching.tui.chatting.transcripts import OVERVIEW
 from .room import Room, enter, in_chat, one
 
 
+@pytest.mark.contract("K1")
 @in_chat
-async def test_k1_the_picker_has_rows_with_model_and_budget_and_one_for_all(
+async def test_the_picker_has_a_row_per_branch_with_model_and_budget_and_an_aggregate_row(
     room: Room, pilot: Pilot[Any]
 ) -> None:
     await enter(pilot, "/fork-branches 2")
@@ -39,8 +41,9 @@ async def test_k1_the_picker_has_rows_with_model_and_budget_and_one_for_all(
     assert room.script.models == {"one": "nobody:m"}
 
 
+@pytest.mark.contract("K1")
 @in_chat
-async def test_k1_nothing_is_forked_while_a_run_is_in_flight_or_a_fork_is_open(
+async def test_fork_is_refused_while_a_run_is_in_flight_or_a_fork_is_open(
     room: Room, pilot: Pilot[Any]
 ) -> None:
     await enter(pilot, "please wait")
@@ -89,8 +92,9 @@ ANSWERS = (
 """What is typed in one chat, line by line, and what is said to it."""
 
 
+@pytest.mark.contract("K2", "K3", "K4", "K10")
 @in_chat
-async def test_k2_k3_k4_k10_commands_answer(room: Room, pilot: Pilot[Any]) -> None:
+async def test_each_command_shows_its_answer(room: Room, pilot: Pilot[Any]) -> None:
     for line, said in ANSWERS:
         before = room.session.said.count(OVERVIEW)
         await enter(pilot, line)
@@ -101,7 +105,8 @@ async def test_k2_k3_k4_k10_commands_answer(room: Room, pilot: Pilot[Any]) -> No
         await until_shown(pilot, said)
 
 
-def test_k2_k3_k4_what_is_settled_is_remembered_and_used(room: Room) -> None:
+@pytest.mark.contract("K2", "K3", "K4")
+def test_fork_settings_are_saved_and_used(room: Room) -> None:
     async def settle(pilot: Pilot[Any]) -> None:
         await enter(pilot, "/fork-branches 2")
         await enter(pilot, "/fork-budget per-branch 0.25")
@@ -125,7 +130,8 @@ def test_k2_k3_k4_what_is_settled_is_remembered_and_used(room: Room) -> None:
     assert json.loads(room.settings.read_text())["branches"] == 2
 
 
-def test_k2_a_damaged_file_of_settings_is_told_and_left_out(room: Room) -> None:
+@pytest.mark.contract("K2")
+def test_a_damaged_settings_file_is_reported_and_ignored(room: Room) -> None:
     room.settings.parent.mkdir()
     room.settings.write_text('{"branches": 99}')
 

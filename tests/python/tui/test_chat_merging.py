@@ -1,4 +1,4 @@
-"""`branching chat`: how a fork ends (K6, K7, K14, G3)."""
+"""`branching chat`: how a fork ends."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from branching.editors import EditorDetector
 from .room import Room, enter, in_chat, one, two
 
 
+@pytest.mark.contract("K6", "K14")
 @in_chat
-async def test_k6_k14_the_picker_merges_by_number_and_the_conversation_goes_on(
+async def test_the_picker_merges_by_number_and_the_conversation_continues(
     room: Room, pilot: Pilot[Any]
 ) -> None:
     await enter(pilot, "/fork-strategy manual")
@@ -36,7 +37,8 @@ async def test_k6_k14_the_picker_merges_by_number_and_the_conversation_goes_on(
     assert room.judge.asked == 0
 
 
-def test_k6_o_opens_the_editor_and_comes_back(
+@pytest.mark.contract("K6")
+def test_o_opens_the_editor_and_returns_to_the_picker(
     room: Room, monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
     monkeypatch.setenv("BRANCHING_DIFFTOOL", f"echo {{parent}} {{branches}} >'{place}/opened' #")
@@ -58,7 +60,8 @@ def test_k6_o_opens_the_editor_and_comes_back(
     room.run(act)
 
 
-def test_k6_without_an_editor_o_shows_the_differences(
+@pytest.mark.contract("K6")
+def test_o_shows_the_differences_if_there_is_no_editor(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("BRANCHING_DIFFTOOL", "PYDANTIC_DEEP_DIFFTOOL"):
@@ -81,8 +84,9 @@ def test_k6_without_an_editor_o_shows_the_differences(
     room.run(act)
 
 
+@pytest.mark.contract("K6")
 @pytest.mark.parametrize("kind", ["auto", "vote"])
-def test_k6_auto_merges_by_itself_and_can_be_overridden(room: Room, kind: str) -> None:
+def test_an_automatic_merge_can_be_overridden(room: Room, kind: str) -> None:
     async def act(pilot: Pilot[Any]) -> None:
         await enter(pilot, f"/fork-strategy {kind}")
         await room.fork(one("write a"), two("write b"))
@@ -97,8 +101,9 @@ def test_k6_auto_merges_by_itself_and_can_be_overridden(room: Room, kind: str) -
     room.run(act)
 
 
+@pytest.mark.contract("K7")
 @in_chat
-async def test_k7_what_the_judge_is_sure_of_is_accepted_after_a_look(
+async def test_a_confident_choice_of_the_judge_is_accepted_after_viewing_the_diff(
     room: Room, pilot: Pilot[Any]
 ) -> None:
     await room.fork(one("write a"), two("write b"))
@@ -113,13 +118,14 @@ async def test_k7_what_the_judge_is_sure_of_is_accepted_after_a_look(
     assert room.session.is_forked
     await enter(pilot, "/merge")
     await until_shown(pilot, "The judge chose one")
-    assert room.judge.asked == 1, "G15: the same question is not asked twice"
+    assert room.judge.asked == 1, "the same question is not asked twice"
     await pilot.press("enter")
     await until_shown(pilot, "Merged: kept branch one")
 
 
+@pytest.mark.contract("K7")
 @in_chat
-async def test_k7_o_overrides_with_the_picker_which_has_the_choice_and_the_reason(
+async def test_o_opens_the_picker_with_the_judges_choice_and_reason(
     room: Room, pilot: Pilot[Any]
 ) -> None:
     room.judge.label = "two"
@@ -133,8 +139,9 @@ async def test_k7_o_overrides_with_the_picker_which_has_the_choice_and_the_reaso
     await until_shown(pilot, "Merged: kept branch one")
 
 
+@pytest.mark.contract("G3")
 @in_chat
-async def test_g3_below_the_threshold_the_picker_asks(room: Room, pilot: Pilot[Any]) -> None:
+async def test_below_the_threshold_the_picker_asks(room: Room, pilot: Pilot[Any]) -> None:
     room.judge.label, room.judge.confidence = "two", 0.3
     await room.fork(one("write a"), two("write b"))
     await until_shown(pilot, "✓ one", "✓ two")

@@ -1,4 +1,4 @@
-"""Section J of the agent contract with real editors, on a real terminal (tmux)."""
+"""Real editors on a real terminal (tmux)."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ def test_diff_tool_opens_an_editor_for_the_terminal_file_by_file(
     assert (branch.path / "two").read_text() == "second file\n"
 
 
+@pytest.mark.contract("K6")
 def test_the_chat_lends_the_terminal_to_the_editor_and_takes_it_back(
     space: Workspace, place: Path, editor: tuple[str, list[str], list[str]]
 ) -> None:
-    """`o` in the picker (K6). The chat goes on where it was, drawn anew, and hears its keys."""
+    """`o` in the picker. Afterwards the chat is redrawn, is where it was, and receives its keys."""
     tool, edits, _ = editor
     chat = Tmux(
         space.root,
