@@ -110,11 +110,15 @@ _HOME = {
     "ResourceLimits": "branching.process",
 }
 """Where each public name lives that is not an exception."""
+_LAYERS = frozenset({"fs", "patterns", "process"})
+"""Named in annotations, which load a layer only when they are evaluated."""
 
 
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
+    if name in _LAYERS:
+        return import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_HOME.get(name, "branching.errors")), name)

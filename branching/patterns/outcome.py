@@ -8,9 +8,11 @@ from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Literal
 
+import branching
+from branching.fs import Branch, Change, DiffSummary
+
 if TYPE_CHECKING:
-    from branching.fs import Branch, Change, DiffSummary
-    from branching.process import Ended
+    import branching.process
 
 State = Literal["won", "succeeded", "failed", "timed_out", "cancelled", "error"]
 """How a candidate ended.
@@ -52,7 +54,7 @@ class SpeculationResult:
     stopped, or succeeded after another one had won."""
     kept: bool = False
     """Its branch is still open."""
-    process: Ended | None = None
+    process: branching.process.Ended | None = None
     """How its process ended and what it used, if it had one of its own."""
 
 
@@ -85,7 +87,7 @@ class Answer:
     exception: BaseException | None = None
     exit_code: int = 0
     changes: DiffSummary | None = None
-    ended: Ended | None = None
+    ended: branching.process.Ended | None = None
     """How the process of the candidate ended, if it had one."""
 
 

@@ -6,12 +6,14 @@ at once.
 
 from __future__ import annotations
 
+import inspect
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, ForwardRef, TypedDict
 
+import branching
 from branching.awaited import finished
 from branching.fs import Branch, Workspace
 from branching.patterns.event import OnEvent
@@ -21,7 +23,7 @@ from branching.patterns.runner import RunElsewhere, Runner
 from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
 
 if TYPE_CHECKING:
-    from branching.process import Isolation, ResourceLimits
+    import branching.process
 
 NameOf = Callable[[int | str], str]
 Expand = Callable[[Path, int], Sequence[Callable[[Path], object]]]
@@ -49,11 +51,11 @@ class Options(TypedDict, total=False):
     isolate_processes: bool
     """Each candidate runs in a process of its own, in a sandbox, and dies when it is not needed.
     What it changes in variables is lost; what it returns comes back."""
-    resource_limits: ResourceLimits | None
+    resource_limits: branching.ResourceLimits | None
     """Limits of each candidate; turns `isolate_processes` on."""
-    group_limits: ResourceLimits | None
+    group_limits: branching.ResourceLimits | None
     """Limits of all candidates together; turns `isolate_processes` on."""
-    isolation: Isolation | None
+    isolation: branching.process.Isolation | None
     """"none": processes without a sandbox. It and the next four are those of `BranchContext`, turn
     `isolate_processes` on, and are for functions: a command is told its own."""
     network: bool
@@ -69,15 +71,36 @@ class Pattern:
 
     label = "pattern"
 
+    def __init_subclass__(cls) -> None:
+        """Puts the shared options into the signature, in place of `Unpack[Options]`."""
+        init = cls.__init__
+        own = inspect.signature(init)
+        names = [name for name, each in own.parameters.items() if each.kind is each.VAR_KEYWORD]
+        if not names:
+            return
+        shared = {
+            name: each
+            for name, each in inspect.signature(Pattern.__init__).parameters.items()
+            if each.kind is each.KEYWORD_ONLY and name not in own.parameters
+        }
+        parameters = [each for name, each in own.parameters.items() if name not in names]
+        init.__signature__ = own.replace(parameters=[*parameters, *shared.values()])  # type: ignore[attr-defined]
+        for name in names:
+            del init.__annotations__[name]
+        # They are evaluated where they were written.
+        init.__annotations__ |= {
+            name: ForwardRef(each.annotation, module=__name__) for name, each in shared.items()
+        }
+
     def __init__(
         self,
         *,
         timeout: float | None = None,
         max_parallel: int | None = None,
         isolate_processes: bool = False,
-        resource_limits: ResourceLimits | None = None,
-        group_limits: ResourceLimits | None = None,
-        isolation: Isolation | None = None,
+        resource_limits: branching.ResourceLimits | None = None,
+        group_limits: branching.ResourceLimits | None = None,
+        isolation: branching.process.Isolation | None = None,
         network: bool = True,
         env: Mapping[str, str] | None = None,
         clean_env: bool = False,

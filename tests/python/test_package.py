@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import pydoc
 import subprocess
 import sys
+import typing
 from graphlib import TopologicalSorter
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import branching
+from branching.patterns.pattern import Options
 
 PACKAGE = Path(branching.__file__).parent
 
@@ -120,6 +125,40 @@ def test_a_name_loads_its_own_layer_only(statement: str, layers: set[str]) -> No
     if "Speculate" in statement:
         layers = layers - {"process"}
     assert layers_after(statement) == layers
+
+
+def _public_functions() -> list[Any]:
+    found = []
+    for name in branching.__all__:
+        thing = getattr(branching, name)
+        found.append(pytest.param(thing, id=name))
+        for part, attribute in vars(thing).items():
+            member = getattr(attribute, "fget", getattr(attribute, "__func__", attribute))
+            if inspect.isfunction(member) and (not part.startswith("_") or part == "__init__"):
+                found.append(pytest.param(member, id=f"{name}.{part}"))
+    return found
+
+
+@pytest.mark.parametrize("thing", _public_functions())
+def test_type_hints_of_public_classes_and_their_methods_can_be_resolved(thing: object) -> None:
+    hints = typing.get_type_hints(thing)
+    if inspect.isfunction(thing):
+        named = inspect.signature(thing).parameters.keys() - {"self", "cls"}
+        assert named <= hints.keys()
+
+
+@pytest.mark.parametrize("pattern", sorted({
+    "Speculate", "BestOfN", "Reflexion", "TreeOfThoughts", "BeamSearch", "Tournament", "Cascaded"
+}))  # fmt: skip
+def test_help_shows_all_options_of_a_pattern(pattern: str) -> None:
+    kind = getattr(branching, pattern)
+    shown = pydoc.render_doc(kind)
+    shared = [*typing.get_type_hints(Options), "timeout"]
+    assert len(shared) > 15
+    for option in shared:
+        assert option in inspect.signature(kind).parameters
+        assert f"{option}: " in shown
+    assert "**options" not in shown
 
 
 @pytest.mark.contract("1.5")
