@@ -69,7 +69,8 @@ class BranchContext:
     `isolation="none"` there is no sandbox: the process works in the directory itself and can
     reach all that its user can. The process has the standard streams of this program open, and of
     its other files only the pipes whose file objects (`open(number, "wb")`) the target names; a
-    number means nothing there. `close_fds=True` refuses these, too. `env` adds to the environment,
+    number means nothing there. `close_fds=True` refuses these, too; a function still has one file
+    for its result, which programs that it starts do not inherit. `env` adds to the environment,
     `clean_env` starts from an almost empty one. `hide` lists globs of files that cannot be read.
     `stdout` and `stderr` take a descriptor, or a function that is handed the bytes while `wait()`
     runs. `accept` names classes whose instances may come back though they are of installed
@@ -278,7 +279,7 @@ class BranchContext:
             ) from error
         self._pipes = stack.enter_context(Pipes(self._sinks, owner, score=False))
         stack.enter_context(self._attendance)
-        self._result_file = os.memfd_create("result", os.MFD_CLOEXEC)
+        self._result_file = homeway.new_file()
         stack.callback(os.close, self._result_file)
         descriptors = self._descriptors(stack)
         options: dict[str, Any] = {}

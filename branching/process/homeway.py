@@ -6,15 +6,19 @@ types, exceptions, and instances of the program's own classes. Nothing is import
 function of the program's is called (`making`). What else a function may return is up to the caller
 to name (`accept`).
 
-They travel in a file in memory, not in a pipe: the function never waits for a reader, and a result
-may be as large as memory.
+They travel in a file in memory, not in a pipe: the function never waits for a reader. When all of
+its sandbox is dead the file is sealed, so that no other sandbox that received it over a socket
+can change the result. It is read as a stream, without a second copy of its bytes in memory.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import os
 import pickle
+import struct
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +27,16 @@ from typing import Any
 from branching.errors import ProcessBranchError
 from branching.process import courier, making
 
+RESULT_BYTES_MAX = 1 << 30
+"""Of what a function returns or raises, as it is sent. Larger data belongs in a file of the
+branch."""
 _REPR_CHARACTERS_MAX = 1000
+_TRACEBACK_CHARACTERS_MAX = 100_000
 _BLOCK_BYTES = 512
 """The unit of st_blocks."""
+_LENGTH = struct.Struct("<Q")
+"""Stands before the result and is written after it: 0 where the function did not get so far."""
+_FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 class RemoteTraceback(Exception):
@@ -49,22 +60,24 @@ class Outcome:
 def write_value(descriptor: int, value: object) -> None:
     """Sends home what the function returned; an error in its place if that cannot be."""
     try:
-        data = _packed(("value", value))
+        _write(descriptor, ("value", value))
+    except _TooLargeError as error:  # so would its text be
+        text = f"{type(value).__name__} cannot be sent back: {error}"
+        _write(descriptor, ("unsendable", text, ""))
     except Exception as error:  # whatever some object's __reduce__ raises
         text = f"{type(value).__name__} cannot be sent back: {error}; it is {_short(value)}"
-        data = _packed(("unsendable", text, ""))
-    _write(descriptor, data)
+        _write(descriptor, ("unsendable", text, ""))
 
 
 def write_exception(descriptor: int, error: BaseException) -> None:
     """Sends home what the function raised, with its traceback as text."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
-        data = _packed(("exception", type(error), error.args, _state_of(error), text))
+        _write(descriptor, ("exception", type(error), error.args, _state_of(error), text))
     except Exception as reason:
-        told = f"{type(error).__name__}: {error} (it cannot be sent back: {reason})"
-        data = _packed(("unsendable", told, text))
-    _write(descriptor, data)
+        text = text[-_TRACEBACK_CHARACTERS_MAX:]
+        short = f"{type(error).__name__}: {str(error)[:_REPR_CHARACTERS_MAX]}"
+        _write(descriptor, ("unsendable", f"{short} (it cannot be sent back: {reason})", text))
 
 
 class _Packer(pickle.Pickler):
@@ -74,10 +87,30 @@ class _Packer(pickle.Pickler):
         return None
 
 
-def _packed(thing: object) -> bytes:
-    buffer = io.BytesIO()
-    _Packer(buffer, protocol=5).dump(thing)
-    return buffer.getvalue()
+class _TooLargeError(Exception):
+    """A result has more than RESULT_BYTES_MAX bytes."""
+
+
+class _Bounded(io.FileIO):
+    """A file that takes RESULT_BYTES_MAX bytes and no more."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + memoryview(data).nbytes > RESULT_BYTES_MAX:
+            raise _TooLargeError(
+                f"it has more than {RESULT_BYTES_MAX >> 20} MiB; write it to a file in the branch, "
+                "and return the name of the file"
+            )
+        return super().write(data)
+
+
+def _write(descriptor: int, thing: object) -> None:
+    """Makes the thing the file's content."""
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, _LENGTH.size, os.SEEK_SET)
+    with io.BufferedWriter(_Bounded(descriptor, "wb", closefd=False)) as file:
+        _Packer(file, protocol=5).dump(thing)
+    length = os.fstat(descriptor).st_size - _LENGTH.size
+    os.pwrite(descriptor, _LENGTH.pack(length), 0)
 
 
 def _state_of(error: BaseException) -> dict[str, Any]:
@@ -87,11 +120,6 @@ def _state_of(error: BaseException) -> dict[str, Any]:
             if isinstance(getattr(error, name, None), str):
                 state[name] = getattr(error, name)
     return state
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(data)
 
 
 def _short(value: object) -> str:
@@ -104,16 +132,29 @@ def _short(value: object) -> str:
 # At home.
 
 
+def new_file() -> int:
+    """Returns the descriptor of a file for one result."""
+    return os.memfd_create("result", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
 def read(descriptor: int, originals: Sequence[object], accept: Sequence[type]) -> Outcome:
-    """Returns what was written; nothing was if the function did not get so far."""
-    found = os.fstat(descriptor)
-    if found.st_size == 0:
-        return Outcome()
+    """Returns what was written; nothing was if the function did not get so far.
+
+    All processes of the sandbox must be dead.
+    """
     try:
-        if found.st_blocks * _BLOCK_BYTES < found.st_size:
+        _seal(descriptor)
+        found = os.fstat(descriptor)
+        (length,) = _LENGTH.unpack(os.pread(descriptor, _LENGTH.size, 0).ljust(_LENGTH.size, b"\0"))
+        if length == 0:
+            return Outcome()
+        size = found.st_size - _LENGTH.size
+        if found.st_blocks * _BLOCK_BYTES < found.st_size or length != size:
             # Holes cost the sandbox nothing, and would cost us memory.
             raise ValueError("it is not as large as it says")
-        stream = io.BufferedReader(_Stream(descriptor, found.st_size))
+        if size > RESULT_BYTES_MAX:
+            raise ValueError(f"it has more than {RESULT_BYTES_MAX >> 20} MiB")
+        stream = io.BufferedReader(_Stream(descriptor))
         return _understood(making.load(stream, originals, accept))
     except making.NotAcceptedError as refused:
         error = ProcessBranchError(
@@ -126,17 +167,28 @@ def read(descriptor: int, originals: Sequence[object], accept: Sequence[type]) -
     return Outcome(exception=error)
 
 
-class _Stream(io.RawIOBase):
-    """Reads the first `size` bytes of a file, without moving its position.
+def _seal(descriptor: int) -> None:
+    """Makes the file unchangeable. OSError if another process can still change it."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _FIXED | fcntl.F_SEAL_SEAL)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise OSError(
+                "another process, which received it, has it mapped for writing"
+            ) from error
+        # The sandbox may have sealed it itself.
+        if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _FIXED != _FIXED:
+            raise
 
-    The file may still be open in another sandbox, which received it over a socket. So it is read
-    and not mapped: a file that shrinks ends early then, and does not end us (SIGBUS). It is never
-    read beyond the size that it had when its own sandbox ended.
+
+class _Stream(io.RawIOBase):
+    """Reads the result in a file, without moving the file's own position.
+
+    It is not mapped: bytes that went missing would end us (SIGBUS).
     """
 
-    def __init__(self, descriptor: int, size: int) -> None:
+    def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._size = size
         self._place = 0
 
     def readable(self) -> bool:
@@ -146,8 +198,7 @@ class _Stream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        wanted = memoryview(buffer)[: max(0, self._size - self._place)]
-        count = os.preadv(self._descriptor, [wanted], self._place) if wanted else 0
+        count = os.preadv(self._descriptor, [buffer], self._place + _LENGTH.size)
         self._place += count
         return count
 

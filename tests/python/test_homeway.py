@@ -7,13 +7,14 @@ import collections
 import dataclasses
 import datetime
 import enum
+import fcntl
 import io
 import ipaddress
+import mmap
 import os
 import pickle
 import resource
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
@@ -113,7 +114,7 @@ ORIGINALS = [own_function, Own, Filled]
 @pytest.fixture
 def result() -> Iterator[int]:
     called.clear()
-    descriptor = os.memfd_create("result")
+    descriptor = homeway.new_file()
     # What has no end must not take the machine's memory on its way.
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, before[1]))
@@ -123,7 +124,7 @@ def result() -> Iterator[int]:
 
 
 def heard(descriptor: int, data: bytes, accept: Any = ()) -> homeway.Outcome:
-    os.pwrite(descriptor, data, 0)
+    os.pwrite(descriptor, len(data).to_bytes(8, "little") + data, 0)
     return homeway.read(descriptor, ORIGINALS, accept)
 
 
@@ -183,6 +184,7 @@ def test_a_state_is_put_in_without_a_word_of_the_class(result: int) -> None:
 
 def test_holes_are_no_result(result: int) -> None:
     """They cost the sandbox nothing."""
+    os.pwrite(result, ((1 << 40) - 8).to_bytes(8, "little"), 0)
     os.truncate(result, 1 << 40)
     assert "not as large" in str(homeway.read(result, [], []).exception)
 
@@ -240,36 +242,65 @@ def test_bytes_that_name_nothing_are_read_quickly(monkeypatch: pytest.MonkeyPatc
     assert making.load(io.BytesIO(pickle.dumps(thing)), [], []) == thing
 
 
-def test_a_result_that_shrinks_while_it_is_read_is_an_error_and_ends_nothing() -> None:
-    """A sibling that was handed the file can truncate it at any moment."""
-    script = """
-import os
-from branching.process import homeway, making
-file = os.memfd_create("result")
-homeway.write_value(file, list(range(1_000_000)))
-load = making.load
-def shrink(*arguments):
-    os.ftruncate(file, 0)
-    return load(*arguments)
-making.load = shrink
-print(homeway.read(file, [], []).exception)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done
-    assert "the target's result cannot be read" in done.stdout
+def test_a_result_cannot_be_changed_once_its_sandbox_has_ended(
+    result: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sibling may have received the file over a socket."""
+    homeway.write_value(result, list(range(100_000)))
+    refused: list[str] = []
+    load = making.load
+
+    def attacked(*arguments: Any) -> Any:
+        for attack in (
+            lambda: os.ftruncate(result, 0),
+            lambda: os.pwrite(result, b"x", 20),
+            lambda: os.pwrite(result, b"x", 1 << 30),
+        ):
+            try:
+                attack()
+            except PermissionError:
+                refused.append("refused")
+        return load(*arguments)
+
+    monkeypatch.setattr(making, "load", attacked)
+    assert homeway.read(result, [], []).value == list(range(100_000))
+    assert refused == ["refused"] * 3
 
 
-def test_a_result_that_grows_while_it_is_read_is_read_as_it_was() -> None:
-    file = os.memfd_create("result")
-    try:
-        homeway.write_value(file, [b"x" * 100_000, 7])
-        stream = io.BufferedReader(homeway._Stream(file, os.fstat(file).st_size))
-        stream.read(10)
-        size = os.fstat(file).st_size
-        os.pwrite(file, b"more", size)
-        assert len(stream.read()) == size - 10
-        assert homeway._Stream(file, size).readinto(bytearray(size + 4)) == size
-    finally:
-        os.close(file)
+def test_a_result_that_another_process_has_mapped_for_writing_is_refused(result: int) -> None:
+    homeway.write_value(result, "honest")
+    with mmap.mmap(result, 8, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE):
+        outcome = homeway.read(result, [], [])
+    assert "mapped for writing" in str(outcome.exception), outcome
+
+
+def test_seals_set_in_the_sandbox_do_not_keep_the_result_changeable(result: int) -> None:
+    homeway.write_value(result, "honest")
+    fcntl.fcntl(result, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+    outcome = homeway.read(result, [], [])
+    assert "cannot be read" in str(outcome.exception), outcome
+
+
+def test_a_result_that_was_cut_off_is_none(result: int) -> None:
+    """The sandbox was killed while its function's result was written."""
+    homeway.write_value(result, "honest")
+    os.pwrite(result, bytes(8), 0)  # its length comes last
+    assert homeway.read(result, [], []) == homeway.Outcome()
+
+
+def test_a_result_above_the_limit_is_an_error_that_names_it(
+    result: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(homeway, "RESULT_BYTES_MAX", 1 << 20)
+    homeway.write_value(result, ["x" * 100_000] * 5 + [b"y" * (1 << 20)])
+    assert os.fstat(result).st_size < 1 << 20
+    error = homeway.read(result, [], []).exception
+    assert "list cannot be sent back: it has more than 1 MiB" in str(error)
+
+
+def test_a_result_above_the_limit_that_the_sandbox_sent_all_the_same_is_refused(
+    result: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homeway.write_value(result, b"y" * (1 << 20))
+    monkeypatch.setattr(homeway, "RESULT_BYTES_MAX", 1 << 20)
+    assert "it has more than 1 MiB" in str(homeway.read(result, [], []).exception)

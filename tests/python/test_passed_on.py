@@ -193,6 +193,19 @@ class TestNumbers:
         # The result's own file, and the directory that was listed.
         assert sorted(map(int, value[1])) == [0, 1, 2, 3, 4]
 
+    def test_programs_that_a_function_starts_do_not_inherit_its_result(
+        self, tmp_path: Path
+    ) -> None:
+        def inside(path: Path) -> str:
+            words = ["/bin/ls", "/proc/self/fd"]
+            return subprocess.check_output(words, text=True, close_fds=False)
+
+        with BranchContext(inside, tmp_path, close_fds=True) as context:
+            context.wait(60)
+            value: Any = context.result.value
+        # The last one is the directory that `ls` lists.
+        assert sorted(map(int, value.split())) == [0, 1, 2, 3]
+
     def test_candidates_of_a_loop_hold_no_pipes_of_each_other(
         self, real_workspace: Workspace
     ) -> None:

@@ -31,6 +31,7 @@ def run(request: Request) -> NoReturn:
 
 def _call(request: Request) -> int:
     gc.enable()
+    os.set_inheritable(request.result, False)  # not for programs that the function starts
     sys.path[:] = request.path
     os.environ.clear()
     os.environ.update(request.environment)
