@@ -306,7 +306,8 @@ pub fn stop(mountpoint: &Path, lazily: bool) -> Result<Option<String>> {
     if !lazily && driver::covers(&std::fs::canonicalize(mountpoint)?) {
         // The branches are mounts of their own: only the daemon can put them back where one of them is in use.
         ask_to_unmount(&socket)?;
-        return waiter.map_or(Ok(None), |waiter| wait_for_end(mountpoint, device, &waiter));
+        return waiter
+            .map_or(Ok(None), |waiter| wait_for_end(mountpoint, device, &socket, &waiter));
     }
     patiently(|| unmount(mountpoint, lazily)).map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY) => anyhow::anyhow!(
@@ -316,7 +317,7 @@ pub fn stop(mountpoint: &Path, lazily: bool) -> Result<Option<String>> {
         _ => anyhow::anyhow!("{} cannot be unmounted: {error}", mountpoint.display()),
     })?;
     match waiter {
-        Some(waiter) if !lazily => wait_for_end(mountpoint, device, &waiter),
+        Some(waiter) if !lazily => wait_for_end(mountpoint, device, &socket, &waiter),
         _ => Ok(None),
     }
 }
@@ -343,6 +344,7 @@ fn ask_to_unmount(socket: &Path) -> Result<()> {
 fn wait_for_end(
     mountpoint: &Path,
     device: u64,
+    socket: &Path,
     daemon: &std::os::fd::OwnedFd,
 ) -> Result<Option<String>> {
     const CLOSING_MAX: Duration = Duration::from_secs(30);
@@ -358,7 +360,8 @@ fn wait_for_end(
         if start.elapsed() < COPIES_MAX {
             continue;
         }
-        let users = driver::users_elsewhere(device);
+        // The socket goes when no copy is left. From then on the device may be that of another mount.
+        let users = if socket.exists() { driver::users_elsewhere(device) } else { Vec::new() };
         if !users.is_empty() {
             let users: Vec<String> =
                 users.into_iter().map(|(pid, name)| format!("{pid} ({name})")).collect();

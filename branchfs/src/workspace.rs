@@ -75,7 +75,7 @@ use records::{Line, Record, Records};
 pub(crate) use store::{
     FORMAT, Recovering, is_interrupted, lock_for_check, store_at, written_part,
 };
-use store::{KeptTimes, Lock, discard, give, lock_store, make_store};
+use store::{KeptTimes, Lock, discard, give};
 
 /// A branch's number; 0 is main. Never used twice.
 pub(crate) type BranchId = u64;
@@ -243,15 +243,17 @@ impl Workspace {
         let owner = (base_metadata.uid(), base_metadata.gid());
         let places = Places::of(&base_path, store)?;
         let keep = KeptTimes::of(&base_path)?;
-        let mut directories = vec![&places.home];
-        directories.extend(Some(&places.store).filter(|_| places.is_elsewhere()));
+        let mut directories = vec![&places.store];
+        directories.extend(Some(&places.home).filter(|_| places.is_elsewhere()));
         let made: Vec<&PathBuf> =
             directories.iter().copied().filter(|path| !path.exists()).collect();
-        let opened = directories
-            .iter()
-            .try_for_each(|path| make_store(path, owner).map_err(probe::explain))
-            .and_then(|()| keep.restore())
-            .and_then(|()| Self::open_store(&base_path, places.clone(), owner, settings));
+        let waits = !settings.is_recovery;
+        let claim = |path: &&PathBuf| store::claim(path, owner, waits).map_err(probe::explain);
+        let opened =
+            directories.iter().map(claim).collect::<Result<Vec<Lock>, Error>>().and_then(|locks| {
+                keep.restore()?;
+                Self::open_store(&base_path, places.clone(), owner, settings, locks)
+            });
         if opened.is_err() {
             // A mount that is refused leaves nothing behind; the error that is told is the first one.
             for path in made {
@@ -284,15 +286,14 @@ impl Workspace {
         places: Places,
         owner: (u32, u32),
         settings: Settings,
+        locks: Vec<Lock>,
     ) -> Result<Self, Error> {
+        let mut locks = locks.into_iter();
+        let lock_file = locks.next().expect("each directory of the store is locked");
         let base_path = base_path.to_path_buf();
         let canonical = |path: &Path| fs::canonicalize(path).at(path);
         let places =
             Places { store: canonical(&places.store)?, home: canonical(&places.home)?, ..places };
-        let waits = !settings.is_recovery;
-        let lock = lock_store(&places.store, waits)?;
-        let home_lock =
-            places.is_elsewhere().then(|| lock_store(&places.home, waits)).transpose()?;
         places.pair(&base_path, owner)?;
         let Places { store: store_path, home: home_path, is_foreign } = places;
         let open = |path: &Path| Tree::open_root(path).at(path);
@@ -318,8 +319,8 @@ impl Workspace {
             base: Arc::new(Layer::base(lower)),
             disk_roots,
             recovery: Vec::new(),
-            lock_file: lock,
-            _home_lock: home_lock,
+            lock_file,
+            _home_lock: locks.next(),
             home_path,
             is_foreign,
             fail_stop: Arc::clone(&filesystem.fail_stop),

@@ -136,6 +136,9 @@ pub(super) fn settle_marks(
     Ok(namespace)
 }
 
+/// The file whose lock a mount holds.
+const LOCK: &str = "lock";
+
 /// What a store may have in it.
 const NAMES: [&str; 20] = [
     ".gitignore",
@@ -150,7 +153,7 @@ const NAMES: [&str; 20] = [
     "history",
     "journal",
     "layers",
-    "lock",
+    LOCK,
     "logs",
     "lost",
     "marks",
@@ -206,9 +209,11 @@ fn refuse_links(store: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes a store that keeps nothing; what is not its own stays, and so does a directory that something is mounted on.
+/// Removes a store that keeps nothing, and whose lock the caller holds; what is not its own stays, and so does a directory that
+/// something is mounted on. The lock goes last: until then another mount must not begin to use the store.
 pub(super) fn remove(store: &Path) -> Result<(), Error> {
-    for name in NAMES.iter().filter(|name| **name != "lost+found") {
+    let before_lock = NAMES.iter().filter(|name| !["lost+found", LOCK].contains(name));
+    for name in before_lock.chain(&[LOCK]) {
         let path = store.join(name);
         let removed = match fs::symlink_metadata(&path) {
             Ok(found) if found.is_dir() => {
@@ -241,6 +246,19 @@ pub(super) fn remove(store: &Path) -> Result<(), Error> {
 #[derive(Debug)]
 pub(super) struct Lock(fs::File);
 
+impl Lock {
+    /// Whether it is the lock of the store that is there now.
+    fn is_of(&self, store: &Path) -> Result<bool, Error> {
+        let path = store.join(LOCK);
+        let own = self.0.metadata().at(&path)?;
+        match fs::symlink_metadata(&path) {
+            Ok(found) => Ok((found.dev(), found.ino()) == (own.dev(), own.ino())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error).at(&path),
+        }
+    }
+}
+
 impl Deref for Lock {
     type Target = fs::File;
 
@@ -264,7 +282,7 @@ pub(crate) fn store_at(path: &Path) -> Result<PathBuf, Error> {
     let inner = path.join(HIDDEN);
     let store = if inner.is_dir() { inner } else { path.to_path_buf() };
     let store = fs::read_link(store.join("store")).unwrap_or(store);
-    match fs::symlink_metadata(store.join("lock")) {
+    match fs::symlink_metadata(store.join(LOCK)) {
         Ok(_) => Ok(store),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(Error::Usage(format!("there is no store at {}", path.display())))
@@ -273,9 +291,30 @@ pub(crate) fn store_at(path: &Path) -> Result<PathBuf, Error> {
     }
 }
 
+/// Makes a store where there is none, and locks it. A mount that ends may remove the store meanwhile, and its lock with it: then
+/// it is made again. `waits` for a process that recovers without a mount.
+pub(super) fn claim(store: &Path, owner: (u32, u32), waits: bool) -> Result<Lock, Error> {
+    const ATTEMPTS_MAX: usize = 100;
+    for _ in 0..ATTEMPTS_MAX {
+        match make_store(store, owner).and_then(|()| lock_store(store, waits)) {
+            Ok(lock) if lock.is_of(store)? => {
+                make_store(store, owner)?; // some of it may have been removed while it was made
+                return Ok(lock);
+            }
+            Ok(_) => {}
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Error::Unsupported(format!(
+        "the store {} is made and removed by other mounts all the time: try again",
+        store.display()
+    )))
+}
+
 /// Locks a store. `waits` for a process that recovers without a mount.
 pub(super) fn lock_store(store: &Path, waits: bool) -> Result<Lock, Error> {
-    let path = store.join("lock");
+    let path = store.join(LOCK);
     let mut options = fs::OpenOptions::new();
     options.create(true).truncate(false).read(true).write(true).mode(0o600);
     let file = options.open(&path).at(&path)?;
@@ -295,7 +334,7 @@ pub(super) fn lock_store(store: &Path, waits: bool) -> Result<Lock, Error> {
 /// # Errors
 /// `Unsupported` where it is mounted.
 pub(crate) fn lock_for_check(store: &Path) -> Result<Option<fs::File>, Error> {
-    let file = match fs::File::open(store.join("lock")) {
+    let file = match fs::File::open(store.join(LOCK)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other.at(store)?,
     };
@@ -316,7 +355,10 @@ fn try_lock(file: &fs::File, store: &Path, waits: bool) -> Result<bool, Error> {
             Err(error) => return Err(error).at(store),
         }
         let path = store.join("journal");
-        let journal = fs::File::open(&path).at(&path)?;
+        let journal = match fs::File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false), // it is being removed
+            other => other.at(&path)?,
+        };
         let is_recovering =
             rustix::fs::flock(&journal, FlockOperation::NonBlockingLockShared).is_err();
         if is_recovering {
@@ -365,8 +407,8 @@ pub(crate) fn is_interrupted(base: &Path, store: Option<&Path>) -> bool {
 
 /// Removes a store that was made a moment ago, unless another mount has begun to use it.
 pub(super) fn discard(store: &Path) -> Result<(), Error> {
-    let _lock = lock_store(store, true)?;
-    remove_path(store).at(store)
+    let lock = lock_store(store, true)?;
+    if lock.is_of(store)? { remove(store) } else { Ok(()) }
 }
 
 /// The first line of the lock's content while a daemon holds it; one that ends in order takes it away.
@@ -477,6 +519,48 @@ mod tests {
         assert!(lock_store(store.path(), true).is_err(), "it is held");
         drop(lock);
         lock_store(store.path(), true).unwrap();
+    }
+
+    #[test]
+    fn a_store_that_is_being_removed_is_locked_until_nothing_else_is_left() {
+        use rustix::fs::{IFlags, ioctl_setflags};
+        let base = tempfile::tempdir().unwrap();
+        let store = base.path().join(HIDDEN);
+        let owner = fs::metadata(base.path()).map(|found| (found.uid(), found.gid())).unwrap();
+        let lock = claim(&store, owner, true).unwrap();
+        // Nothing can be removed from this directory.
+        let trash = store.join("trash");
+        fs::create_dir(trash.join("kept")).unwrap();
+        let set = |flags| ioctl_setflags(fs::File::open(&trash).unwrap(), flags).unwrap();
+        set(IFlags::IMMUTABLE);
+        let removed = remove(&store);
+        set(IFlags::empty());
+        removed.unwrap_err();
+        assert!(lock.is_of(&store).unwrap(), "the lock is there as long as the trash");
+        remove(&store).unwrap();
+        assert!(!store.exists());
+    }
+
+    #[test]
+    fn a_store_whose_lock_was_removed_while_it_was_waited_for_is_made_again() {
+        let base = tempfile::tempdir().unwrap();
+        let store = base.path().join(HIDDEN);
+        let owner = fs::metadata(base.path()).map(|found| (found.uid(), found.gid())).unwrap();
+        let lock = claim(&store, owner, true).unwrap();
+        let recovering = Recovering::begin(base.path(), Some(&store)).unwrap().unwrap();
+        std::thread::scope(|scope| {
+            let mount = scope.spawn(|| claim(&store, owner, true));
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            assert!(!mount.is_finished(), "it waits");
+            remove(&store).unwrap();
+            drop(lock);
+            drop(recovering);
+            let claimed = mount.join().unwrap().unwrap();
+            assert!(claimed.is_of(&store).unwrap());
+            for name in ["format", "branches", "layers", "journal", "history", "trash"] {
+                assert!(store.join(name).exists(), "{name}");
+            }
+        });
     }
 
     #[test]
