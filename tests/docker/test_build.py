@@ -65,6 +65,7 @@ def build(tmp_path: Path) -> Build:
     return run
 
 
+@pytest.mark.contract("7.9")
 def test_what_a_build_replaces_goes_and_all_else_stays(
     build: Build, names: tuple[str, str], engine: docker.DockerClient
 ) -> None:

@@ -62,6 +62,7 @@ def test_a_shell_that_asks_is_told_what_could_come_next(shell: str) -> None:
     assert "doctor" in told.stdout
 
 
+@pytest.mark.contract("7.7")
 @pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], *([name, "--help"] for name in OURS)])
 def test_help_succeeds(arguments: list[str]) -> None:
     told = CliRunner().invoke(app, arguments)

@@ -55,7 +55,7 @@ def ended(container: Container) -> tuple[int, str]:
     return code, container.logs(stdout=False, stderr=True).decode()
 
 
-@pytest.mark.contract("0.10")
+@pytest.mark.contract("0.10", "7.2")
 def test_the_documented_line_works_as_it_stands(image: str, project: Project) -> None:
     """Takes the line out of README.md and runs it in a shell, in the project."""
     readme = (ROOT / "README.md").read_text()
@@ -237,7 +237,7 @@ def test_a_daemon_that_the_command_leaves_does_not_keep_the_store(image: str, pr
     assert (project.root / "left.txt").read_text() == "left\n"
 
 
-@pytest.mark.contract("0.7")
+@pytest.mark.contract("0.7", "7.1")
 def test_the_image_has_what_commands_need_and_nothing_to_build_with(image: str, project: Project) -> None:
     tools = "git bash python3 make gcc cc cargo rustc pip"
     look = f"for tool in {tools}; do command -v $tool >/dev/null && echo $tool; done; true"

@@ -42,6 +42,7 @@ def plan(directory: Path, *arguments: str, **options: object) -> ContainerPlan:
     return plan_run(arguments, workspace=directory, **settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.contract("7.3")
 def test_the_whole_command_is_what_the_documentation_says(tmp_path: Path) -> None:
     assert plan(tmp_path, "run", "--", "make", "test").argv() == [
         *("docker", "run", "--rm", "--init", "--interactive", "--name", "branching-1"),
@@ -53,6 +54,7 @@ def test_the_whole_command_is_what_the_documentation_says(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.contract("7.6")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -287,6 +289,7 @@ def test_docker_reads_back_the_path_that_was_meant(name: str) -> None:
     assert fields == ["type=bind", f"src=/p/{name}", "dst=/src"]
 
 
+@pytest.mark.contract("7.6")
 def test_a_workspace_is_its_real_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = tmp_path / "real"
     real.mkdir()

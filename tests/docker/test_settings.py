@@ -33,6 +33,7 @@ def settings(places: tuple[Path, Path], *, project: str = "", user: str = "", **
     return gather({}, environ={"XDG_CONFIG_HOME": str(places[1]), **environ}, workspace=places[0])
 
 
+@pytest.mark.contract("7.8")
 @pytest.mark.parametrize(
     "said", [subset for size in range(5) for subset in itertools.combinations(PLACES, size)], ids="-".join
 )

@@ -72,6 +72,7 @@ def client(image: str, project: Project) -> Iterator[subprocess.Popen[str]]:
     started.stdout.close()
 
 
+@pytest.mark.contract("7.4", "7.5", "7.10")
 def test_what_succeeds_is_committed_and_belongs_to_the_owner(wrapper: Wrapper, project: Project) -> None:
     before = project.tree()
     program = (
@@ -88,6 +89,7 @@ def test_what_succeeds_is_committed_and_belongs_to_the_owner(wrapper: Wrapper, p
     assert {name: after[name] for name in unchanged} == {name: before[name] for name in unchanged}
 
 
+@pytest.mark.contract("7.4", "7.7")
 @pytest.mark.parametrize("code", [1, 7, 126, 127])
 def test_what_fails_changes_nothing(wrapper: Wrapper, project: Project, code: int) -> None:
     before = project.tree()
@@ -177,6 +179,7 @@ def test_a_pipe_is_not_made_a_terminal(wrapper: Wrapper, project: Project) -> No
     assert done.returncode == 1
 
 
+@pytest.mark.contract("7.10")
 def test_a_terminal_is_a_terminal_and_control_c_ends_the_command(image: str, project: Project) -> None:
     before = project.tree()
     command = [str(WRAPPER), "--image", image, "-w", str(project.root), "run", "--", "sh", "-c"]
@@ -280,6 +283,7 @@ def is_removed(engine: docker.DockerClient, volume: str) -> bool:
     return True
 
 
+@pytest.mark.contract("7.5")
 def test_the_last_to_finish_wins_when_it_alone_succeeds(wrapper: Wrapper, project: Project) -> None:
     before = project.tree()
     failing = ("-c", "rm -rf sub; exit 1", "-c", "echo ruined >kept.txt; exit 2", "-c", "touch third; exit 3")
@@ -315,6 +319,7 @@ def test_when_all_fail_nothing_changes(wrapper: Wrapper, project: Project, argum
     assert project.tree() == before
 
 
+@pytest.mark.contract("7.5")
 def test_the_best_score_is_committed(wrapper: Wrapper, project: Project) -> None:
     program = (
         'echo "$BRANCHING_ATTEMPT" >attempt; case $BRANCHING_ATTEMPT in 1) echo 0.9 >&3 ;; *) echo 0.2 >&3 ;; esac'

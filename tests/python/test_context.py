@@ -439,7 +439,6 @@ class TestWhatReachesIt:
             pass
 
     def test_environment(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Must 2"""
         monkeypatch.setenv("API_KEY", "secret")
 
         def target(path: Path) -> list[str | None]:
@@ -491,14 +490,13 @@ class TestWhatComesHome:
 
     @pytest.mark.contract("4.32")
     def test_any_size(self, place: Path) -> None:
-        """Must 5: nobody reads while it is written."""
+        """A result that is larger than a pipe."""
         with BranchContext(lambda path: b"x" * (10 * MIB), place) as context:
             while context.alive:
                 time.sleep(0.01)
             assert context.result.value == b"x" * (10 * MIB)
 
     def test_what_cannot_be_sent_is_told_as_text(self, place: Path) -> None:
-        """Must 5"""
         error = failure_of(lambda path: (n for n in range(3)), place)
         assert "generator" in str(error.__cause__)
 
@@ -553,7 +551,7 @@ class TestWhatComesHome:
         assert value_of(target, place, accept=[argparse.Namespace]).x == 1
 
     def test_outputs_can_be_heard(self, place: Path) -> None:
-        """Must 5: also from one that crashes."""
+        """Also the output of a target that crashes."""
         out: list[bytes] = []
         err: list[bytes] = []
 
@@ -606,8 +604,6 @@ class TestLimits:
             assert context.result.ended == "pids"
 
     def test_what_was_used_is_told(self, place: Path) -> None:
-        """Must 1"""
-
         def target(path: Path) -> None:
             held = bytearray(50 * MIB)
             end = time.process_time() + 0.2
@@ -636,7 +632,7 @@ class TestLimits:
 
 class TestWithoutASandbox:
     def test_it_works_in_the_directory_itself(self, place: Path) -> None:
-        """Must 2: it has to be asked for."""
+        """Only if the caller asks for it."""
         own = Path("/proc/self/ns/mnt")
         found = value_of(lambda path: (path, own.readlink()), place, isolation="none")
         assert found == (place, own.readlink())
@@ -654,7 +650,7 @@ class TestWithoutASandbox:
 
 
 def test_under_a_program_with_many_threads(place: Path) -> None:
-    """Must 6: they fork, log and lock all the time; what is started has one thread and runs."""
+    """The threads fork, log and lock all the time; the new process has one thread and runs."""
     import logging
 
     stop = threading.Event()

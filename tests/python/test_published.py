@@ -65,6 +65,7 @@ def root(plain: Path) -> Iterator[Path]:
     assert sorted(path.name for path in base.glob(".branch*")) == []
 
 
+@pytest.mark.contract("8.1", "8.2", "8.3", "8.4")
 @pytest.mark.parametrize(
     "scenario",
     [
@@ -86,6 +87,7 @@ def test_the_published_package_works_on_our_mount(root: Path, version: str, scen
     run(bin_of(version) / "python", SCENARIOS, scenario, root)
 
 
+@pytest.mark.contract("8.1")
 def test_the_published_command_works_on_our_mount(root: Path, version: str) -> None:
     program = bin_of(version) / "branching"
     told = run(program, "run", "--json", "--", "touch", "made", cwd=root)
@@ -98,6 +100,7 @@ def test_the_published_command_works_on_our_mount(root: Path, version: str) -> N
     assert json.loads(told)["fstype"] == "fuse.branchfs"
 
 
+@pytest.mark.contract("8.5")
 def test_the_published_package_mounts_and_unmounts_by_our_program(plain: Path) -> None:
     base = plain / "base"
     base.mkdir()

@@ -101,20 +101,3 @@ asyncio.run(module.main(Path("."), "Say hello.", "test"))
 """
     said = run([sys.executable, "-c", script], project)
     assert "shell" in said, "the test model calls each tool once"
-
-
-def test_every_promise_of_the_reference_has_its_test() -> None:
-    """The table names tests that are there, and leaves no number out."""
-    row = re.compile(r"^\| ([A-MP]\d[^|]*) \|[^|]+\| (\S+) `(\S+)` \|$", re.M)
-    numbers: set[str] = set()
-    for listed, file, name in row.findall(DOCUMENTS[1].read_text()):
-        source = Path(__file__).parent / file
-        text = source.with_name(f"test_{source.name}.py").read_text()
-        *classes, test = name.split("::")
-        for one in classes:
-            _, _, text = text.partition(f"\nclass {one}:")
-        assert re.search(rf"^\s*def {test}\(", text, re.M), f"{file}: {name}"
-        numbers |= set(listed.split(", "))
-    last = dict(zip("ABCDEFGHIMP", (10, 25, 12, 21, 8, 19, 16, 9, 4, 17, 16), strict=True))
-    promised = {f"{area}{number}" for area, most in last.items() for number in range(1, most + 1)}
-    assert promised <= numbers

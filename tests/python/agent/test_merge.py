@@ -429,8 +429,8 @@ def test_a_file_in_a_directory_that_the_parent_removed_is_a_conflict(forked: For
 
 @pytest.mark.parametrize("is_copied", [False, True], ids=["moved", "copied"])
 def test_what_is_not_text_survives_a_merge(forked: Forked, is_copied: bool) -> None:
-    """Facts, table 4: modes, links, ignored directories, a repository. A winner's files are moved,
-    unless the parent went on too: then they are copied."""
+    """Modes, links, ignored directories, a repository. A winner's files are moved, or copied if the
+    parent changed files too."""
     subprocess.run(["git", "init", "-q", str(forked.base)], check=True)
 
     def shape(top: Path) -> None:
