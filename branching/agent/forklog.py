@@ -44,8 +44,9 @@ class ForkLog:
         *,
         is_behind: bool = False,
     ) -> None:
-        """`on_event` is told all that is written down. With `is_behind` a thread does both, for an
-        event loop that draws a screen and waits for no disk."""
+        """`on_event` is told all that is written down, output in blocks of whole lines. With
+        `is_behind` a thread does both, for an event loop that draws a screen and waits for no disk.
+        """
         self._coordinator = coordinator
         self._book = Logbook.of(space, command, keeps_store=True)
         listener = self._book.and_then(on_event)
@@ -72,8 +73,8 @@ class ForkLog:
         if branch_id not in self._states:
             self.notice()  # all, in their order: which of them speaks first says nothing
         self._partial[branch_id] = rest
-        for line in lines:
-            self._tell("output", branch, text=line)
+        if lines:
+            self._tell("output", branch, text="\n".join(lines))
 
     def notice(self) -> None:
         """Writes down what has changed since the last time. To be called now and then."""

@@ -15,7 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from branching.cli.board import Board, row_name
-from branching.cli.visible import line_for
+from branching.cli.visible import visible
+from branching.patterns.event import taking_blocks
 
 if TYPE_CHECKING:
     from branching.patterns import Event
@@ -33,15 +34,15 @@ def shown(
     """Yields the listener that shows a pattern's events. `labels` tell what the candidates to come
     are, `names` stand for their numbers."""
     if quiet:
-        yield _print_nothing
+        yield taking_blocks(_print_nothing)
     elif verbose:
-        yield partial(_print_all, names)
+        yield taking_blocks(partial(_print_all, names))
     elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         board = Board(labels, names)
         with board.drawn():
-            yield board.on_event
+            yield taking_blocks(partial(board.on_event))
     else:
-        yield partial(_print_output, names)
+        yield taking_blocks(partial(_print_output, names))
 
 
 def _print_nothing(_: Event) -> None:
@@ -73,6 +74,9 @@ def _print_all(names: Sequence[str], event: Event) -> None:
 
 
 def _print(names: Sequence[str], event: Event, text: str) -> None:
-    for line in text.split("\n"):
-        said = f"[{row_name(names, event.index)}] {line}"
-        print(line_for(sys.stderr, said), file=sys.stderr, flush=True)
+    head = f"[{row_name(names, event.index)}] "
+    if sys.stderr.isatty():
+        said = "\n".join(visible(head + line) for line in text.split("\n"))
+    else:
+        said = head + text.replace("\n", f"\n{head}")
+    print(said, file=sys.stderr, flush=True)

@@ -27,7 +27,7 @@ from branching.agent.types import BranchSpec, Budget, MergeOptions, MergeResult,
 from branching.cli.display import shown
 from branching.cli.interrupt import interruptible
 from branching.errors import BranchingError
-from branching.patterns.program import Lines
+from branching.patterns.program import Blocks
 from branching.patterns.scope import Scope
 
 if TYPE_CHECKING:
@@ -275,10 +275,10 @@ class Forking:
             yield
 
     def _hearer(self, branch: BranchRuntime) -> Callable[[str, bytes], None]:
-        """Returns what hands a branch's output to the log, line by line."""
+        """Returns what hands a branch's output to the log, in whole lines."""
         loop, ours = asyncio.get_running_loop(), threading.get_ident()
         found: list[str] = []
-        lines = Lines(found.append)
+        lines = Blocks(found.append)
 
         def heard(text: str, is_room_taken: bool) -> None:
             if is_room_taken:
@@ -288,7 +288,7 @@ class Forking:
 
         def hear(_: str, arrived: bytes) -> None:
             (lines.feed(arrived) if arrived else lines.finish())
-            text = "".join(f"{line}\n" for line in found)
+            text = "".join(f"{block}\n" for block in found)
             found.clear()
             is_program = threading.get_ident() != ours  # only that may wait
             if text and is_program:

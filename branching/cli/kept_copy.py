@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from branching.patterns.event import Event
 from branching.patterns.logbook import Logbook
-from branching.patterns.program import Lines
+from branching.patterns.program import Blocks
 from branching.process.relay import Relay
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class KeptCopy:
             self._started = event
 
     def _new_lines(self) -> Callable[[bytes], None]:
-        lines = Lines(self._keep)
+        lines = Blocks(self._keep)
 
         def keep(arrived: bytes) -> None:
             if arrived:
@@ -47,7 +47,7 @@ class KeptCopy:
 
         return keep
 
-    def _keep(self, line: str) -> None:
+    def _keep(self, block: str) -> None:
         with self._lock:
             if self._started is not None:
                 self._write(
@@ -55,7 +55,7 @@ class KeptCopy:
                         kind="output",
                         index=self._started.index,
                         branch=self._started.branch,
-                        text=line,
+                        text=block,
                     )
                 )
 

@@ -18,6 +18,7 @@ from branching.mcp.work import apart
 from branching.patterns import Event, SpeculationOutcome
 from branching.patterns.attempt import Attempt, Task
 from branching.patterns.callback import Scorer
+from branching.patterns.event import taking_blocks
 from branching.patterns.logbook import Logbook
 from branching.patterns.program import Program, shell
 from branching.patterns.scope import Scope
@@ -61,7 +62,8 @@ async def run(desk: Desk, name: str, command: str, *, seconds: float, tell: Tell
 
     def listen(event: Event) -> None:
         if event.kind == "output":
-            output.add(event.text)
+            for line in event.text.split("\n"):
+                output.add(line)
         tell(event)
 
     def call() -> Ended:
@@ -73,7 +75,9 @@ async def run(desk: Desk, name: str, command: str, *, seconds: float, tell: Tell
                 on_event(Event(kind=kind, index=0, branch=log, label=command, **facts))
 
             event("started")
-            ended = _ended(desk, branch, program, seconds, lambda line: event("output", text=line))
+            ended = _ended(
+                desk, branch, program, seconds, lambda block: event("output", text=block)
+            )
             state = "succeeded" if ended.success else "failed"
             event("finished", state=state, text=ended.reason, seconds=ended.wall_seconds)
             return ended
@@ -92,7 +96,7 @@ def _ended(
     try:
         attempt = Attempt(0, branch, "", program.label)
         attempt.budget = budget
-        task = Task(attempt, lambda _, line: say(line), must_end=True)
+        task = Task(attempt, lambda _, block: say(block), must_end=True)
         outer = Scope.current()
         assert outer is not None, "it is run apart, under a scope"
         outer.on_cancel(task.cancel)
@@ -130,7 +134,8 @@ async def race(
             desk.race_began(event.branch)
             outputs[event.index] = Output(CANDIDATE_HEAD_MAX, CANDIDATE_TAIL_MAX)
         elif event.kind == "output":
-            outputs[event.index].add(event.text)
+            for line in event.text.split("\n"):
+                outputs[event.index].add(line)
         tell(event)
 
     def call() -> SpeculationOutcome:
@@ -142,7 +147,7 @@ async def race(
                     "commit": commit,
                     "only": only,
                     "setup": program(desk, setup) if setup else None,
-                    "on_event": logbook.and_then(listen),
+                    "on_event": logbook.and_then(taking_blocks(listen)),
                     "resource_limits": desk.rules.limits,
                 }
             )

@@ -82,7 +82,7 @@ class _Progress:
 def _words(event: Event) -> str:
     who = f"[{event.index}] " if event.index >= 0 else "[setup] "
     if event.kind == "output":
-        text = event.text
+        text = event.text.rpartition("\n")[2]
     elif event.kind == "finished":
         text = f"{event.state} after {event.seconds:.1f} s"
     elif event.kind == "scored":

@@ -109,9 +109,9 @@ class Task(Scope):
         scope = Scope.current()
         return scope if isinstance(scope, Task) else None
 
-    def say(self, line: str) -> None:
-        """Tells one line of output."""
-        self._say(self.attempt, line)
+    def say(self, block: str) -> None:
+        """Tells whole lines of output, without the last one's end."""
+        self._say(self.attempt, block)
 
 
 def _score(answer: Answer) -> float:

@@ -51,3 +51,14 @@ class Event:
 
 OnEvent = Callable[[Event], None]
 """Called in order, one call at a time, but from several threads. Raising ends the pattern."""
+
+
+def taking_blocks(listener: OnEvent) -> OnEvent:
+    """Marks a listener as one that takes several lines of output in one event."""
+    listener.takes_blocks = True  # type: ignore[attr-defined]
+    return listener
+
+
+def takes_blocks(listener: OnEvent) -> bool:
+    """Whether the text of an "output" event may have several lines, joined by newlines."""
+    return getattr(listener, "takes_blocks", False)

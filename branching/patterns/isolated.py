@@ -60,11 +60,11 @@ def _call(
     task: Task,
     arguments: Sequence[object],
 ) -> Any:
-    from branching.patterns.program import Lines, disk_refusals
+    from branching.patterns.program import Blocks, disk_refusals
     from branching.process import BranchContext, told
 
     budget = task.attempt.budget
-    lines = Lines(task.say)
+    lines = Blocks(task.say)
     context = BranchContext(
         function,
         task.attempt.path,

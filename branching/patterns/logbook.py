@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from branching.patterns.door import SUFFIX, Door, answers, sweep
+from branching.patterns.event import takes_blocks, taking_blocks
 from branching.patterns.helm import Helm
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Logbook:
                     self._give_up(error)
             listener(event)
 
-        return on_event
+        return taking_blocks(on_event) if takes_blocks(listener) else on_event
 
     @property
     def is_open(self) -> bool:
@@ -285,20 +286,25 @@ def _remove(name: str, directory: int) -> None:
 
 
 class _Log:
-    """One growing file. Each line is written at once, so that it can be followed."""
+    """One growing file. What is told is written immediately, so that it can be followed."""
 
     def __init__(self, file: int) -> None:
         self._file = file
         self._bytes = 0
+        self._is_full = False
 
-    def write(self, line: str) -> None:
-        if self._bytes >= LOG_BYTES_MAX:
+    def write(self, block: str) -> None:
+        """Writes whole lines."""
+        if self._is_full:
             return
-        data = line.encode("utf-8", "replace") + b"\n"
+        data = block.encode("utf-8", "replace") + b"\n"
+        if self._bytes + len(data) >= LOG_BYTES_MAX:
+            self._is_full = True
+            data = data[: data.rfind(b"\n", 0, LOG_BYTES_MAX - self._bytes) + 1]
+            data += f"[what follows is not kept: a log has {LOG_BYTES_MAX} bytes]\n".encode()
         self._bytes += len(data)
-        if self._bytes >= LOG_BYTES_MAX:
-            data = f"[what follows is not kept: a log has {LOG_BYTES_MAX} bytes]\n".encode()
-        os.write(self._file, data)
+        while data:
+            data = data[os.write(self._file, data) :]
 
     def close(self) -> None:
         os.close(self._file)

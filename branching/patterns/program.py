@@ -20,6 +20,7 @@ The command learns where it is from its environment:
 from __future__ import annotations
 
 import codecs
+import re
 import shlex
 import threading
 from collections import deque
@@ -65,6 +66,8 @@ ANSWER_BYTES_MAX = 8 << 20
 """Of the output of a callback, which is kept in memory."""
 LINE_CHARACTERS_MAX = 8192
 """A longer line is told in pieces: a program that never ends its line must not fill our memory."""
+_RETURNS = re.compile(r"\r+(?=\n|\Z)")
+"""At the ends of lines."""
 
 
 class BranchCommand:
@@ -122,7 +125,7 @@ class BranchCommand:
         task = Task.of_caller()
         lines = None
         if task is not None and self._tells_output:
-            lines = Lines(partial(self._say, task))
+            lines = Blocks(partial(self._say, task))
         teller = None if lines is None else lines.feed
         budget = None if task is None else task.attempt.budget
         with ExitStack() as stack:
@@ -192,8 +195,8 @@ class BranchCommand:
             beside=beside,
         )
 
-    def _say(self, task: Task, line: str) -> None:
-        task.say(line)
+    def _say(self, task: Task, block: str) -> None:
+        task.say(block)
 
     def _environment(self, task: Task | None) -> dict[str, str]:
         environment = {"BRANCHING": "1", "BRANCHING_WORKSPACE": str(self._workspace)}
@@ -243,9 +246,9 @@ class Explainer(Program):
         self._told.lines = deque(maxlen=EXPLAINED_LINES_MAX)
         return super().__call__(path)
 
-    def _say(self, task: Task, line: str) -> None:
-        self._told.lines.append(line)
-        super()._say(task, line)
+    def _say(self, task: Task, block: str) -> None:
+        self._told.lines.extend(block.split("\n"))
+        super()._say(task, block)
 
     def _error(self, ended: Ended) -> str:
         return "\n".join([ended.reason, *self._told.lines])
@@ -333,8 +336,12 @@ def shell(text: str) -> list[str]:
     return ["/bin/sh", "-c", text]
 
 
-class Lines:
-    """Cuts a stream of bytes into lines of text."""
+class Blocks:
+    """Cuts a stream of bytes into blocks of whole lines of text, without the last line's end.
+
+    A block has the lines that arrived together: a call for each line would cost many times what
+    the rest of the way does.
+    """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -343,9 +350,10 @@ class Lines:
 
     def feed(self, arrived: bytes) -> None:
         """Tells the lines that are complete now."""
-        *lines, self._rest = (self._rest + self._decoder.decode(arrived)).split("\n")
-        for line in lines:
-            self._tell(line.rstrip("\r"))
+        text = self._rest + self._decoder.decode(arrived)
+        block, end, self._rest = text.rpartition("\n")
+        if end:
+            self._tell(_RETURNS.sub("", block) if "\r" in block else block)
         if len(self._rest) >= LINE_CHARACTERS_MAX:
             self.finish()
 
@@ -356,6 +364,17 @@ class Lines:
         self._rest = ""
         if rest:
             self._tell(rest)
+
+
+class Lines(Blocks):
+    """Cuts a stream of bytes into lines of text, and tells each."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        def tell_each(block: str) -> None:
+            for line in block.split("\n"):
+                tell(line)
+
+        super().__init__(tell_each)
 
 
 def _fitting(feedback: str) -> str:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from branching.patterns.attempt import Attempt
-from branching.patterns.event import Event, EventKind, OnEvent
+from branching.patterns.event import Event, EventKind, OnEvent, takes_blocks
 
 
 class Teller:
@@ -22,9 +22,15 @@ class Teller:
         self._lock = threading.Lock()
         self.error: BaseException | None = None
 
-    def say(self, attempt: Attempt, line: str) -> None:
-        """Tells one line of output."""
-        self.tell(attempt, "output", line)
+    def say(self, attempt: Attempt, block: str) -> None:
+        """Tells whole lines of output: each, unless the listener takes blocks of them."""
+        if self._listener is None:
+            return
+        if takes_blocks(self._listener):
+            self.tell(attempt, "output", block)
+            return
+        for line in block.split("\n"):
+            self.tell(attempt, "output", line)
 
     def finished(self, attempt: Attempt) -> None:
         """Tells that an attempt has ended, and why if it failed."""

@@ -102,10 +102,14 @@ class TestLogbook:
         assert (entry.label, entry.changes, entry.call) == ("cmd", "2 added, 1 deleted", "call")
         assert (tmp_path / "logs" / "call-0.log").read_text() == "x?\n"
 
-    def test_a_flood_is_cut(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("each_alone", [True, False], ids=["lines", "blocks"])
+    def test_a_flood_is_cut(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each_alone: bool
+    ) -> None:
         monkeypatch.setattr(logbook, "LOG_BYTES_MAX", 100)
         lines = [event("output", text="x" * 39) for _ in range(10)]
-        self.write(tmp_path, event("started"), *lines)
+        block = event("output", text="\n".join(line.text for line in lines))
+        self.write(tmp_path, event("started"), *(lines if each_alone else [block, block]))
         told = (tmp_path / "logs" / "call-0.log").read_text().splitlines()
         assert told == ["x" * 39, "x" * 39, "[what follows is not kept: a log has 100 bytes]"]
 

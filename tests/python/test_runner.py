@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from conftest import Mounted
@@ -29,8 +30,11 @@ from branching import (
 )
 from branching.fs import Branch, Change
 from branching.patterns import Event
-from branching.patterns.program import FEEDBACK_BYTES_MAX, Lines, Program, Reader, shell
+from branching.patterns.attempt import Attempt
+from branching.patterns.event import taking_blocks
+from branching.patterns.program import FEEDBACK_BYTES_MAX, Blocks, Lines, Program, Reader, shell
 from branching.patterns.scope import Scope
+from branching.patterns.teller import Teller
 
 
 def program(workspace: Workspace, text: str, *, score: bool = False) -> Program:
@@ -403,3 +407,25 @@ def test_lines_are_cut_as_they_come(chunks: list[bytes], lines: list[str]) -> No
         cutter.feed(chunk)
     cutter.finish()
     assert heard == lines
+
+
+def test_lines_that_arrive_together_are_one_block() -> None:
+    heard: list[str] = []
+    cutter = Blocks(heard.append)
+    for chunk in (b"a\r\nb\n\nc", b"d\ne\r", b"\n", b"f"):
+        cutter.feed(chunk)
+    cutter.finish()
+    assert heard == ["a\nb\n", "cd", "e", "f"]
+
+
+@pytest.mark.parametrize("takes_blocks", [False, True], ids=["lines", "blocks"])
+def test_a_listener_is_told_each_line_unless_it_takes_blocks(takes_blocks: bool) -> None:
+    heard: list[str] = []
+
+    def listener(event: Event) -> None:
+        heard.append(event.text)
+
+    teller = Teller(taking_blocks(listener) if takes_blocks else listener, wake=lambda: None)
+    branch: Any = SimpleNamespace(name="b")
+    teller.say(Attempt(0, branch, ""), "a\nb\n")
+    assert heard == (["a\nb\n"] if takes_blocks else ["a", "b", ""])
