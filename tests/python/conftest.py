@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from support.branchfs import mounted
-from support.cell import OWNER, Cell, Prison, standing
 from support.command import Running
 from support.fake import FakeBranchFS, mount_table_line, serving
+from support.sandboxed_branch import OWNER, SandboxedBranch, WorkspacePair, mounted_pair
 from support.traces import Traces, processes_in
 
 from branching import Workspace
@@ -71,19 +71,19 @@ def outside() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module", params=["root", "user", "namespace"])
-def prison(request: pytest.FixtureRequest) -> Iterator[Prison]:
-    """What attempts to escape are made in: as root, as a user, and in a user namespace."""
-    with standing(OWNER if request.param == "user" else None) as prison:
-        prison.is_namespaced = request.param == "namespace"
-        yield prison
+def pair(request: pytest.FixtureRequest) -> Iterator[WorkspacePair]:
+    """Two workspaces of root, of a user, and of root in a user namespace."""
+    with mounted_pair(OWNER if request.param == "user" else None) as pair:
+        pair.is_namespaced = request.param == "namespace"
+        yield pair
 
 
 @pytest.fixture
-def cell(prison: Prison, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cell]:
-    """A branch to get out of."""
-    if prison.is_namespaced:  # what somebody who is not root gets
+def sandboxed(pair: WorkspacePair, monkeypatch: pytest.MonkeyPatch) -> Iterator[SandboxedBranch]:
+    """A branch in a sandbox, for attempts to escape."""
+    if pair.is_namespaced:  # what somebody who is not root gets
         monkeypatch.setattr(caller, "_may_make_namespaces", lambda _: False)
-    made = Cell(prison)
+    made = SandboxedBranch(pair)
     yield made
     made.close()
 

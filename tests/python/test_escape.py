@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 from conftest import Mounted
-from support.cell import Cell
 from support.sandbox import run_in
+from support.sandboxed_branch import SandboxedBranch
 from support.traces import processes_in
 
 from branching import BranchContext, ProcessBranchError, ResourceLimits, Workspace
@@ -257,38 +257,42 @@ except OSError:
 
 
 @pytest.mark.parametrize("name", SHELL)
-def test_no_command_gets_out(cell: Cell, name: str) -> None:
-    said = cell.attempt(SHELL[name])
+def test_no_command_gets_out(sandboxed: SandboxedBranch, name: str) -> None:
+    said = sandboxed.attempt(SHELL[name])
     assert "ESCAPED" not in said.text, said.text
     assert "SyntaxError" not in said.text
 
 
 @pytest.mark.parametrize("name", PYTHON)
-def test_no_program_gets_out(cell: Cell, name: str, outside: Path) -> None:
-    cell.words |= {"SOCKET": f"{outside}/socket", "QUEUE": "4711"}
+def test_no_program_gets_out(sandboxed: SandboxedBranch, name: str, outside: Path) -> None:
+    sandboxed.words |= {"SOCKET": f"{outside}/socket", "QUEUE": "4711"}
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as named:
         listener.bind(f"\0branching-test-{os.getpid()}")
         listener.listen()
-        named.bind(cell.words["SOCKET"])
+        named.bind(sandboxed.words["SOCKET"])
         named.listen()
-        Path(cell.words["SOCKET"]).chmod(0o777)
-        said = cell.python(PYTHON[name])
+        Path(sandboxed.words["SOCKET"]).chmod(0o777)
+        said = sandboxed.python(PYTHON[name])
     assert "ESCAPED" not in said.text, said.text
     assert "Traceback" not in said.text, said.text
 
 
-def test_a_base_mounted_twice_is_hidden_at_both_places(cell: Cell, outside: Path) -> None:
+def test_a_base_mounted_twice_is_hidden_at_both_places(
+    sandboxed: SandboxedBranch, outside: Path
+) -> None:
     again = outside / "again"
     again.mkdir()
-    subprocess.run(["mount", "--bind", str(cell.prison.base), str(again)], check=True)
+    subprocess.run(["mount", "--bind", str(sandboxed.pair.base), str(again)], check=True)
     try:
-        said = cell.attempt(f"cat '{again}/seed.txt' && echo ESCAPED")
+        said = sandboxed.attempt(f"cat '{again}/seed.txt' && echo ESCAPED")
         assert "ESCAPED" not in said.text
     finally:
         subprocess.run(["umount", str(again)], check=True)
 
 
-def test_a_socket_that_a_container_was_given_is_hidden(cell: Cell, outside: Path) -> None:
+def test_a_socket_that_a_container_was_given_is_hidden(
+    sandboxed: SandboxedBranch, outside: Path
+) -> None:
     """It was made where /proc/net/unix shows another name, or none."""
     place = outside / "given"
     place.touch()
@@ -299,7 +303,7 @@ def test_a_socket_that_a_container_was_given_is_hidden(cell: Cell, outside: Path
         Path(away, "socket").chmod(0o777)
         subprocess.run(["mount", "--bind", f"{away}/socket", str(place)], check=True)
         try:
-            said = cell.python(
+            said = sandboxed.python(
                 "import socket\n"
                 f"try: socket.socket(socket.AF_UNIX).connect({str(place)!r}); print('ESCAPED')\n"
                 "except OSError as error: print(error)"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import Mounted
 from support.command import Running, branching
-from support.waiting import SECONDS_MAX, until, until_still
+from support.waiting import SECONDS_MAX, until, until_unchanged
 
 from branching import BranchError, Workspace
 from branching.patterns import door as doors
@@ -70,7 +70,7 @@ class TestFromAnotherProcess:
         until(lambda: call.output().count("\n") > 2, "it counts")
         call.ask("pause")
         assert call.entry().state == "paused"
-        until_still(call.output, "it stands still")
+        until_unchanged(call.output, "the output stops")
         said = call.output()
         call.ask("resume")
         until(lambda: call.output() != said, "it goes on")

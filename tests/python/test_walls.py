@@ -21,21 +21,21 @@ from pathlib import Path
 
 import pytest
 from conftest import Mounted
-from support.cell import OWNER, Cell
 from support.sandbox import run_in
+from support.sandboxed_branch import OWNER, SandboxedBranch
 from support.waiting import until
 
 from branching import BranchContext, ProcessBranchError, Workspace
 from branching.process.sandbox import client, kernel, server_process, view
 from branching.process.sandbox import filter as call_filter
 
-ROOT_ONLY = pytest.mark.parametrize("prison", ["root"], indirect=True)
+ROOT_ONLY = pytest.mark.parametrize("pair", ["root"], indirect=True)
 
 
 @ROOT_ONLY
 class TestFiles:
-    def test_system_files_are_masked(self, cell: Cell) -> None:
-        said = cell.attempt(
+    def test_system_files_are_masked(self, sandboxed: SandboxedBranch) -> None:
+        said = sandboxed.attempt(
             "for f in "
             + " ".join(view._MASKED)
             + '; do [ -d $f ] && ls -A $f; [ -f $f ] && cat $f && echo "$f is readable"; done; true'
@@ -43,45 +43,53 @@ class TestFiles:
         assert said.out == ""
         assert sum(Path(path).exists() for path in view._MASKED) > 2
 
-    def test_covers_cannot_be_written_on(self, cell: Cell) -> None:
-        said = cell.attempt('touch "$ROOT/../base/x" "$BASE/x" "$OTHER_ROOT/x" /run/x /dev/x; true')
+    def test_covers_cannot_be_written_on(self, sandboxed: SandboxedBranch) -> None:
+        said = sandboxed.attempt(
+            'touch "$ROOT/../base/x" "$BASE/x" "$OTHER_ROOT/x" /run/x /dev/x; true'
+        )
         assert said.err.count("Read-only file system") == 5, said.err
 
-    def test_the_branch_has_neither_setuid_programs_nor_devices(self, cell: Cell) -> None:
-        flags = options_of(cell, str(cell.prison.root))
+    def test_the_branch_has_neither_setuid_programs_nor_devices(
+        self, sandboxed: SandboxedBranch
+    ) -> None:
+        flags = options_of(sandboxed, str(sandboxed.pair.root))
         assert {"nosuid", "nodev", "rw"} <= flags
 
-    def test_the_base_of_another_workspace_is_like_all_other_files(self, cell: Cell) -> None:
-        said = cell.attempt('cat "$OTHER_BASE/seed.txt"; touch "$OTHER_BASE/seed.txt"')
+    def test_the_base_of_another_workspace_is_like_all_other_files(
+        self, sandboxed: SandboxedBranch
+    ) -> None:
+        said = sandboxed.attempt('cat "$OTHER_BASE/seed.txt"; touch "$OTHER_BASE/seed.txt"')
         assert said.out == "seed\n"
         assert "Read-only file system" in said.err
 
     @pytest.mark.parametrize("place", ["/tmp", "/var/tmp", "/dev/shm"])
-    def test_nor_have_its_own_directories(self, cell: Cell, place: str) -> None:
-        assert {"nosuid", "nodev"} <= options_of(cell, place)
+    def test_nor_have_its_own_directories(self, sandboxed: SandboxedBranch, place: str) -> None:
+        assert {"nosuid", "nodev"} <= options_of(sandboxed, place)
 
     @pytest.mark.parametrize("place", ["/", "/sys"])
-    def test_what_was_mounted_is_read_only(self, cell: Cell, place: str) -> None:
+    def test_what_was_mounted_is_read_only(self, sandboxed: SandboxedBranch, place: str) -> None:
         """Landlock says the same of writing once more."""
-        assert "ro" in options_of(cell, place)
+        assert "ro" in options_of(sandboxed, place)
 
-    def test_terminals_are_its_own(self, cell: Cell) -> None:
-        assert cell.attempt("ls /dev/pts").lines == ["ptmx"]
+    def test_terminals_are_its_own(self, sandboxed: SandboxedBranch) -> None:
+        assert sandboxed.attempt("ls /dev/pts").lines == ["ptmx"]
 
-    def test_hidden_files_are_covered(self, cell: Cell) -> None:
-        assert "denied" in cell.attempt("cat seed.txt", hide=["seed.txt"]).err
+    def test_hidden_files_are_covered(self, sandboxed: SandboxedBranch) -> None:
+        assert "denied" in sandboxed.attempt("cat seed.txt", hide=["seed.txt"]).err
 
-    def test_hidden_directories_cannot_be_opened_by_changing_them(self, cell: Cell) -> None:
-        (cell.branch.path / "secrets").mkdir()
-        said = cell.attempt("ls secrets; chmod 755 secrets", hide=["secrets"])
+    def test_hidden_directories_cannot_be_opened_by_changing_them(
+        self, sandboxed: SandboxedBranch
+    ) -> None:
+        (sandboxed.branch.path / "secrets").mkdir()
+        said = sandboxed.attempt("ls secrets; chmod 755 secrets", hide=["secrets"])
         assert "Permission denied" in said.err
         assert "Read-only file system" in said.err
 
-    def test_what_is_shown_beside_cannot_be_written(self, cell: Cell) -> None:
+    def test_what_is_shown_beside_cannot_be_written(self, sandboxed: SandboxedBranch) -> None:
         beside = Path("/tmp/beside")
-        said = cell.attempt(
+        said = sandboxed.attempt(
             "cat /tmp/beside/secret && touch /tmp/beside/x",
-            beside=[(cell.prison.sibling.path, beside)],
+            beside=[(sandboxed.pair.sibling.path, beside)],
         )
         assert "a sibling's secret" in said.out
         assert "Read-only file system" in said.err
@@ -104,15 +112,15 @@ def test_what_is_kept_in_sight_cannot_be_written(
     assert "Read-only file system" in said.err
 
 
-def options_of(cell: Cell, point: str) -> set[str]:
+def options_of(sandboxed: SandboxedBranch, point: str) -> set[str]:
     """The flags of the mount that is seen at `point`."""
-    rows = [line.split() for line in cell.attempt("cat /proc/self/mountinfo").lines]
+    rows = [line.split() for line in sandboxed.attempt("cat /proc/self/mountinfo").lines]
     found = [row[5] for row in rows if row[4].replace("\\040", " ") == point]
     return set(found[-1].split(","))
 
 
 @ROOT_ONLY
-def test_memory_that_others_share_is_out_of_sight(cell: Cell) -> None:
+def test_memory_that_others_share_is_out_of_sight(sandboxed: SandboxedBranch) -> None:
     """System V shared memory is reached by number, not by name."""
     libc = ctypes.CDLL(None, use_errno=True)
     ipc_create, ipc_remove = 0o1000, 0
@@ -120,7 +128,7 @@ def test_memory_that_others_share_is_out_of_sight(cell: Cell) -> None:
     assert segment >= 0
     try:
         assert str(segment) in Path("/proc/sysvipc/shm").read_text()
-        said = cell.attempt("tail -n +2 /proc/sysvipc/shm")
+        said = sandboxed.attempt("tail -n +2 /proc/sysvipc/shm")
         assert (said.out, said.code) == ("", 0)
     finally:
         libc.shmctl(segment, ipc_remove, None)

@@ -10,7 +10,7 @@ import pytest
 from conftest import NAME_FROM, Mounted
 from support.command import Running, branching
 from support.forks import branch_with, called, until
-from support.waiting import until_still
+from support.waiting import until_unchanged
 
 from branching import BranchError, Workspace
 from branching.agent.types import MergeResult
@@ -190,7 +190,7 @@ class TestFromAnotherProcess:
         until(lambda: call.output().count("\n") > 2, "it counts")
         call.ask("pause")
         until(lambda: call.entries()[0].state == "paused", "that is seen")
-        until_still(call.output, "it stands still")
+        until_unchanged(call.output, "the output stops")
         said = call.output()
         call.ask("resume")
         until(lambda: call.output() != said, "it goes on")

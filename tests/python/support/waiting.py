@@ -1,4 +1,4 @@
-"""Waiting for what other processes do: for a condition, never for a time alone."""
+"""Waits for conditions that other processes bring about."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import time
 from collections.abc import Callable
 
 SECONDS_MAX = 60.0
-STILL_SECONDS = 0.3
+UNCHANGED_SECONDS = 0.3
 
 
 def until(condition: Callable[[], object], what: str, *, seconds_max: float = SECONDS_MAX) -> None:
-    """Waits until it is so."""
+    """Waits until the condition holds."""
     deadline = time.monotonic() + seconds_max
     while not condition():
         assert time.monotonic() < deadline, f"not so after {seconds_max:g} s: {what}"
         time.sleep(0.01)
 
 
-def until_still(read: Callable[[], str], what: str) -> None:
-    """Waits until what is read stays the same for a while."""
+def until_unchanged(read: Callable[[], str], what: str) -> None:
+    """Waits until two readings, some time apart, are equal."""
 
-    def stands_still() -> bool:
+    def is_unchanged() -> bool:
         before = read()
-        time.sleep(STILL_SECONDS)
+        time.sleep(UNCHANGED_SECONDS)
         return before == read()
 
-    until(stands_still, what)
+    until(is_unchanged, what)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the terminal's faces."""
+"""Fixtures of the terminal UI tests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from branching import Workspace
 if TYPE_CHECKING:
     from conftest import Mounted
 
-    from .room import Room
+    from .chat_harness import ChatHarness
 
 
 @pytest.fixture
-def room(real: Mounted, place: Path) -> Iterator[Room]:
-    """A chat on a real workspace, in which no branch is left."""
-    from .room import Room
+def harness(real: Mounted, place: Path) -> Iterator[ChatHarness]:
+    """A chat on a real workspace; the test fails if it leaves a branch."""
+    from .chat_harness import ChatHarness
 
     with Workspace(real.root) as space:
-        yield Room(space, place / "settings" / "chat.json")
+        yield ChatHarness(space, place / "settings" / "chat.json")
         assert space.branches() == []

@@ -15,46 +15,48 @@ from branching import BranchError
 from branching.patterns.door import ask
 from branching.patterns.logbook import Entry, read_entries
 
-from .room import Room, enter, in_chat, one, two
+from .chat_harness import ChatHarness, enter, in_chat, one, two
 
 
 @in_chat
-async def test_escape_stops_the_parents_run(room: Room, pilot: Pilot[Any]) -> None:
+async def test_escape_stops_the_parents_run(harness: ChatHarness, pilot: Pilot[Any]) -> None:
     await enter(pilot, "please wait")
     await until_shown(pilot, "parent hears please wait")
     await pilot.press("escape")
     await until_shown(pilot, "Stop the run?")
     await pilot.press("y")
     await until_shown(pilot, "· stopped")
-    assert room.session.conversation.history == []
+    assert harness.session.conversation.history == []
 
 
 @in_chat
-async def test_a_fork_that_cannot_be_made_says_why(room: Room, pilot: Pilot[Any]) -> None:
-    assert not await room.session.fork([one(), one()])
+async def test_a_fork_that_cannot_be_made_says_why(harness: ChatHarness, pilot: Pilot[Any]) -> None:
+    assert not await harness.session.fork([one(), one()])
     await until_shown(pilot, "! nothing was forked")
-    assert not room.session.is_forked
+    assert not harness.session.is_forked
 
 
 @in_chat
 async def test_a_failed_run_says_why_and_the_conversation_stays(
-    room: Room, pilot: Pilot[Any]
+    harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
     await enter(pilot, "fail please")
     await until_shown(pilot, "! the run failed: parent was told to fail")
-    assert room.session.conversation.history == []
+    assert harness.session.conversation.history == []
 
 
 @in_chat
-async def test_what_agents_say_cannot_touch_the_screen(room: Room, pilot: Pilot[Any]) -> None:
+async def test_what_agents_say_cannot_touch_the_screen(
+    harness: ChatHarness, pilot: Pilot[Any]
+) -> None:
     await enter(pilot, "say \x1b[2J\x1b]0;t\x07 this")
     await until_shown(pilot, "parent has done it")
     assert "\x1b" not in shown(pilot.app)
 
 
-def test_to_quit_with_an_open_fork_asks_and_leaves_nothing(room: Room) -> None:
+def test_to_quit_with_an_open_fork_asks_and_leaves_nothing(harness: ChatHarness) -> None:
     async def act(pilot: Pilot[Any]) -> None:
-        await room.fork(one())
+        await harness.fork(one())
         await enter(pilot, "/quit")
         await until_shown(pilot, "A fork is open. What runs in it is stopped.")
         await pilot.press("escape")
@@ -64,12 +66,14 @@ def test_to_quit_with_an_open_fork_asks_and_leaves_nothing(room: Room) -> None:
         await pilot.press("y")
         await until(pilot, lambda: not pilot.app.is_running, "it has ended")
 
-    room.run(act)
-    assert room.space.branches() == []
+    harness.run(act)
+    assert harness.space.branches() == []
 
 
 @in_chat
-async def test_what_is_typed_at_once_is_read_in_order(room: Room, pilot: Pilot[Any]) -> None:
+async def test_what_is_typed_at_once_is_read_in_order(
+    harness: ChatHarness, pilot: Pilot[Any]
+) -> None:
     """Keys come faster than they are drawn: Enter ends the line that was there when it came."""
     for character in "/fork-strategy manual\r/fork-branches 2\r/help":
         key = events.Key("enter", "\r") if character == "\r" else events.Key("x", character)
@@ -79,7 +83,7 @@ async def test_what_is_typed_at_once_is_read_in_order(room: Room, pilot: Pilot[A
 
 
 @in_chat
-async def test_a_line_typed_ahead_is_the_next_line(room: Room, pilot: Pilot[Any]) -> None:
+async def test_a_line_typed_ahead_is_the_next_line(harness: ChatHarness, pilot: Pilot[Any]) -> None:
     prompt = pilot.app.screen.query_one("#prompt", Input)
     prompt.value = "first"
     await prompt.action_submit()
@@ -88,38 +92,38 @@ async def test_a_line_typed_ahead_is_the_next_line(room: Room, pilot: Pilot[Any]
     assert prompt.value == "next"
 
 
-def test_a_fork_is_seen_and_steered_from_another_process(room: Room) -> None:
+def test_a_fork_is_seen_and_steered_from_another_process(harness: ChatHarness) -> None:
     """What `branching watch` goes by: entries with cost, state and output, and their door."""
-    logs = room.space.base / ".branching" / "logs"
+    logs = harness.space.base / ".branching" / "logs"
 
     def entries() -> dict[str, Entry]:
         return {entry.label.split(":")[0]: entry for entry in read_entries(logs)}
 
     async def act(pilot: Pilot[Any]) -> None:
-        await room.fork(one(), two("write b"))
+        await harness.fork(one(), two("write b"))
         await until(pilot, lambda: len(entries()) == 2, "both are known")
         await until(pilot, lambda: entries()["two"].state == "done", "the second is done")
         first = entries()["one"]
         assert (first.command, first.state, first.cost_usd) == ("chat", "running", 0.02)
-        assert first.branch in {record.name for record in room.space.branches()}
+        assert first.branch in {record.name for record in harness.space.branches()}
         door = logs / first.door
-        runner = room.session.branches[0].runner
+        runner = harness.session.branches[0].runner
         await asyncio.to_thread(ask, door, "pause", first.branch)
         await until(pilot, lambda: entries()["one"].state == "paused", "it is paused")
         await until_shown(pilot, "paused")
-        assert room.session.branches[0].pause.is_on
+        assert harness.session.branches[0].pause.is_on
         await asyncio.to_thread(ask, door, "resume", first.branch)
         await until(pilot, lambda: entries()["one"].state == "running", "it goes on")
-        room.session.branches[0].runner = None
+        harness.session.branches[0].runner = None
         with pytest.raises(BranchError, match="cannot be paused"):
             await asyncio.to_thread(ask, door, "pause", first.branch)
-        room.session.branches[0].runner = runner
+        harness.session.branches[0].runner = runner
         await asyncio.to_thread(ask, door, "tell", first.branch, "try the cache")
-        assert room.script.steered == [("one", "try the cache")]
+        assert harness.script.steered == [("one", "try the cache")]
         await asyncio.to_thread(ask, door, "stop", first.branch)
         await until(pilot, lambda: entries()["one"].state == "terminated", "it is stopped")
         assert "one hears wait" in (logs / f"{first.branch}.log").read_text()
-        assert await room.session.merging.pick(room.session.branches[1].id)
+        assert await harness.session.merging.pick(harness.session.branches[1].id)
         await until(pilot, lambda: entries()["two"].state == "won", "the second has won")
 
-    room.run(act)
+    harness.run(act)

@@ -11,15 +11,15 @@ from textual.pilot import Pilot
 from branching.agent.types import BranchSpec
 from branching.tui import chat as chat_module
 
-from .room import Room, enter, in_chat, one, two
+from .chat_harness import ChatHarness, enter, in_chat, one, two
 
 
 @pytest.mark.contract("K5")
 @in_chat
 async def test_fork_diff_lists_each_touched_path_of_each_branch(
-    room: Room, pilot: Pilot[Any]
+    harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
-    await room.fork(one("write seed.txt"), two("write seed.txt"), BranchSpec("x", "write own"))
+    await harness.fork(one("write seed.txt"), two("write seed.txt"), BranchSpec("x", "write own"))
     await until_shown(pilot, "✓ one", "✓ two", "✓ x")
     await enter(pilot, "/fork diff")
     await until_shown(pilot, "3 file(s)", "M seed.txt · one (split)", "M seed.txt · two (split)")
@@ -37,13 +37,13 @@ async def test_fork_diff_lists_each_touched_path_of_each_branch(
 @pytest.mark.contract("K8")
 @in_chat
 async def test_tabs_show_states_the_tab_key_cycles_and_the_badge_counts(
-    room: Room, pilot: Pilot[Any]
+    harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
-    await room.fork(
+    await harness.fork(
         one("wait"), two("write b"), BranchSpec("bad", "fail"), BranchSpec("gone", "wait")
     )
-    ids = {branch.spec.label: branch.id for branch in room.session.branches}
-    await room.session.coordinator.terminate_branch(ids["gone"])
+    ids = {branch.spec.label: branch.id for branch in harness.session.branches}
+    await harness.session.coordinator.terminate_branch(ids["gone"])
     await until_shown(pilot, "2 ● one", "3 ✓ two", "4 ✗ bad", "5 ⊘ gone", "FORK: 4 · 1 …")
     await until_shown(pilot, "ValueError: bad was told to fail")
     for said in ("one hears wait", "two has done it", "bad hears fail", "gone is terminated"):
@@ -51,54 +51,56 @@ async def test_tabs_show_states_the_tab_key_cycles_and_the_badge_counts(
         await until_shown(pilot, said)
     await pilot.press("tab")
     await until_shown(pilot, "Forked: one, two, bad, gone")
-    room.script.goes_on.add("one")
+    harness.script.goes_on.add("one")
     await until_shown(pilot, "2 ✓ one", "FORK: 4")
-    assert "…" not in room.session.badge
+    assert "…" not in harness.session.badge
 
 
 @pytest.mark.contract("K8")
 @in_chat
-async def test_a_fork_without_budget_left_is_marked(room: Room, pilot: Pilot[Any]) -> None:
-    assert await room.session.fork([one("wait"), two("wait")], aggregate_usd=0.03)
+async def test_a_fork_without_budget_left_is_marked(
+    harness: ChatHarness, pilot: Pilot[Any]
+) -> None:
+    assert await harness.session.fork([one("wait"), two("wait")], aggregate_usd=0.03)
     await until_shown(pilot, "$$ ", "agg-exhausted")
 
 
 @pytest.mark.contract("K9")
 @in_chat
 async def test_a_message_goes_to_its_branch_alone_or_is_rejected(
-    room: Room, pilot: Pilot[Any]
+    harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
-    await room.fork(one(), BranchSpec("one more", "wait"), two("write b"))
+    await harness.fork(one(), BranchSpec("one more", "wait"), two("write b"))
     await until_shown(pilot, "✓ two")
     await enter(pilot, ">>one try the cache")
     await until_shown(pilot, "said to one: try the cache")
     await enter(pilot, ">>one more and this")
     await until_shown(pilot, "said to one more: and this")
-    by_id = room.session.branches[0].id
+    by_id = harness.session.branches[0].id
     await enter(pilot, f">>{by_id} by its id")
     await until_shown(pilot, "said to one: by its id")
     expected = [("one", "try the cache"), ("one more", "and this"), ("one", "by its id")]
-    assert room.script.steered == expected
+    assert harness.script.steered == expected
     await enter(pilot, ">>three hello")
     await until_shown(pilot, "! no branch is called 'three'; there are: one, one more, two")
     await enter(pilot, ">>one")
     await until_shown(pilot, "! >>one says nothing")
     await enter(pilot, ">>two hello")
     await until_shown(pilot, "! two is done and hears nothing")
-    assert room.script.steered == expected
+    assert harness.script.steered == expected
 
 
 @pytest.mark.contract("K9")
 @in_chat
 async def test_an_exclamation_mark_runs_a_shell_command_in_the_tabs_directory(
-    room: Room, pilot: Pilot[Any]
+    harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
-    await room.fork(one("write a"))
+    await harness.fork(one("write a"))
     await until_shown(pilot, "✓ one")
     await pilot.press("tab")
     await enter(pilot, "!cat a; echo $BRANCHING_BRANCH; exit 3")
     await until_shown(pilot, "> !cat a", "exit", "3")
-    [branch] = room.session.branches
+    [branch] = harness.session.branches
     assert branch.branch is not None
     await until_shown(pilot, branch.branch.name)
     await pilot.press("tab")
@@ -108,8 +110,10 @@ async def test_an_exclamation_mark_runs_a_shell_command_in_the_tabs_directory(
 
 @pytest.mark.contract("K10")
 @in_chat
-async def test_an_open_fork_allows_only_some_commands(room: Room, pilot: Pilot[Any]) -> None:
-    await room.fork(one(), two("write b"))
+async def test_an_open_fork_allows_only_some_commands(
+    harness: ChatHarness, pilot: Pilot[Any]
+) -> None:
+    await harness.fork(one(), two("write b"))
     await until_shown(pilot, "✓ two")
     for line in ("/fork", "/fork-branches 3", "/fork-budget clear", "/fork-model clear"):
         await enter(pilot, line)
@@ -135,32 +139,32 @@ async def test_an_open_fork_allows_only_some_commands(room: Room, pilot: Pilot[A
 @pytest.mark.contract("K10")
 @in_chat
 async def test_a_prompt_on_the_tab_of_a_finished_branch_continues_it(
-    room: Room, pilot: Pilot[Any]
+    harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
     await enter(pilot, "/fork-strategy manual")
-    await room.fork(one("write a"), two("write b"))
+    await harness.fork(one("write a"), two("write b"))
     await until_shown(pilot, "✓ one", "✓ two")
     await pilot.press("tab")
     await enter(pilot, "write c and wait")
     await until_shown(pilot, "2 ● one", "> write c and wait", "FORK: 2 · 1 …")
-    room.script.goes_on.add("one")
+    harness.script.goes_on.add("one")
     await until_shown(pilot, "2 ✓ one")
     await enter(pilot, "/merge")
     await until_shown(pilot, "which branch wins?")
     await pilot.press("1")
     await until_shown(pilot, "Merged: kept branch one", "2 files applied: a, c")
-    assert len(room.session.conversation.history) == 4
+    assert len(harness.session.conversation.history) == 4
 
 
 @pytest.mark.contract("K11")
 @in_chat
-async def test_output_is_shown_token_by_token(room: Room, pilot: Pilot[Any]) -> None:
-    await room.fork(one())
-    [branch] = room.session.branches
+async def test_output_is_shown_token_by_token(harness: ChatHarness, pilot: Pilot[Any]) -> None:
+    await harness.fork(one())
+    [branch] = harness.session.branches
     await pilot.press("tab")
     await until_shown(pilot, "one hears wait")
     for piece, seen in (("half a ", "half a"), ("line", "half a line"), ("\nnext", "next")):
-        room.session.heard(branch.id, piece)
+        harness.session.heard(branch.id, piece)
         await until_shown(pilot, seen)
     assert chat_module.STATES_SECONDS == 0.5
 
@@ -168,9 +172,9 @@ async def test_output_is_shown_token_by_token(room: Room, pilot: Pilot[Any]) -> 
 @pytest.mark.contract("K12")
 @in_chat
 async def test_escape_terminates_a_branch_or_aborts_the_fork_after_confirmation(
-    room: Room, pilot: Pilot[Any]
+    harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
-    await room.fork(one(), two())
+    await harness.fork(one(), two())
     await pilot.press("tab")
     await until_shown(pilot, "one hears wait")
     await pilot.press("escape")
@@ -187,14 +191,16 @@ async def test_escape_terminates_a_branch_or_aborts_the_fork_after_confirmation(
     await until_shown(pilot, "Abort the fork, with all its 2 branches?")
     await pilot.press("y")
     await until_shown(pilot, "Aborted: no branch was kept")
-    assert not room.session.is_forked
-    assert room.space.branches() == []
+    assert not harness.session.is_forked
+    assert harness.space.branches() == []
 
 
 @pytest.mark.contract("K13")
 @in_chat
-async def test_approval_requests_of_branches_open_a_dialog(room: Room, pilot: Pilot[Any]) -> None:
-    await room.fork(one("ask"), two("ask"))
+async def test_approval_requests_of_branches_open_a_dialog(
+    harness: ChatHarness, pilot: Pilot[Any]
+) -> None:
+    await harness.fork(one("ask"), two("ask"))
     await until_shown(pilot, "one asks to call shell", "rm -rf build", "[y] approve")
     await pilot.press("y")
     await until_shown(pilot, "two asks to call shell")
@@ -205,8 +211,8 @@ async def test_approval_requests_of_branches_open_a_dialog(room: Room, pilot: Pi
     await pilot.press("n")
     await until_shown(pilot, "3 ✓ two")
     said = {
-        branch.spec.label: [line.text for line in room.session.said.lines(branch.id)]
-        for branch in room.session.branches
+        branch.spec.label: [line.text for line in harness.session.said.lines(branch.id)]
+        for branch in harness.session.branches
     }
     assert "the answer is approve" in said["one"]
     assert "the answer is deny" in said["two"]
@@ -215,7 +221,9 @@ async def test_approval_requests_of_branches_open_a_dialog(room: Room, pilot: Pi
 
 @pytest.mark.contract("K13")
 @in_chat
-async def test_approval_requests_of_the_parent_open_a_dialog(room: Room, pilot: Pilot[Any]) -> None:
+async def test_approval_requests_of_the_parent_open_a_dialog(
+    harness: ChatHarness, pilot: Pilot[Any]
+) -> None:
     await enter(pilot, "ask first")
     await until_shown(pilot, "the agent asks to call shell", "make clean")
     await pilot.press("y")
@@ -225,22 +233,24 @@ async def test_approval_requests_of_the_parent_open_a_dialog(room: Room, pilot: 
 @pytest.mark.contract("K13")
 @in_chat
 async def test_the_dialog_closes_when_the_request_is_no_longer_pending(
-    room: Room, pilot: Pilot[Any]
+    harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
-    await room.fork(one("ask"))
+    await harness.fork(one("ask"))
     await until_shown(pilot, "one asks to call shell")
-    [branch] = room.session.branches
-    await room.session.coordinator.terminate_branch(branch.id)
+    [branch] = harness.session.branches
+    await harness.session.coordinator.terminate_branch(branch.id)
     await pilot.press("y")
     await until_shown(pilot, "2 ⊘ one")
 
 
 @pytest.mark.contract("K15")
 @in_chat
-async def test_a_branch_cannot_be_forked_from_its_tab(room: Room, pilot: Pilot[Any]) -> None:
-    await room.fork(one("write a"))
+async def test_a_branch_cannot_be_forked_from_its_tab(
+    harness: ChatHarness, pilot: Pilot[Any]
+) -> None:
+    await harness.fork(one("write a"))
     await until_shown(pilot, "✓ one")
     await pilot.press("tab")
     await enter(pilot, "/fork")
     await until_shown(pilot, "! /fork has to wait: a fork is open")
-    assert len(room.session.branches) == 1
+    assert len(harness.session.branches) == 1

@@ -12,13 +12,13 @@ from textual.widgets import Input
 
 from branching.tui.chatting.transcripts import OVERVIEW
 
-from .room import Room, enter, in_chat, one
+from .chat_harness import ChatHarness, enter, in_chat, one
 
 
 @pytest.mark.contract("K1")
 @in_chat
 async def test_the_picker_has_a_row_per_branch_with_model_and_budget_and_an_aggregate_row(
-    room: Room, pilot: Pilot[Any]
+    harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
     await enter(pilot, "/fork-branches 2")
     await enter(pilot, "/fork")
@@ -38,24 +38,24 @@ async def test_the_picker_has_a_row_per_branch_with_model_and_budget_and_an_aggr
     pilot.app.screen.query_one("#usd-1", Input).value = "0.5"
     await fill("model", "nobody:m")
     await until_shown(pilot, "Forked: one", "● one", "$0.02 of $0.50")
-    assert room.script.models == {"one": "nobody:m"}
+    assert harness.script.models == {"one": "nobody:m"}
 
 
 @pytest.mark.contract("K1")
 @in_chat
 async def test_fork_is_refused_while_a_run_is_in_flight_or_a_fork_is_open(
-    room: Room, pilot: Pilot[Any]
+    harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
     await enter(pilot, "please wait")
-    await until(pilot, lambda: room.session.conversation.is_in_flight, "a run is in flight")
+    await until(pilot, lambda: harness.session.conversation.is_in_flight, "a run is in flight")
     await enter(pilot, "/fork")
     await until_shown(pilot, "! a run is in flight; nothing is forked")
     await enter(pilot, "and more")
     await until_shown(pilot, "! a run is in flight; Escape stops it")
-    room.script.goes_on.add("parent")
+    harness.script.goes_on.add("parent")
     await until_shown(pilot, "parent has done it")
-    await until(pilot, lambda: not room.session.conversation.is_in_flight, "the run has ended")
-    await room.fork(one())
+    await until(pilot, lambda: not harness.session.conversation.is_in_flight, "the run has ended")
+    await harness.fork(one())
     await enter(pilot, "/fork")
     await until_shown(pilot, "! /fork has to wait: a fork is open")
 
@@ -94,19 +94,19 @@ ANSWERS = (
 
 @pytest.mark.contract("K2", "K3", "K4", "K10")
 @in_chat
-async def test_each_command_shows_its_answer(room: Room, pilot: Pilot[Any]) -> None:
+async def test_each_command_shows_its_answer(harness: ChatHarness, pilot: Pilot[Any]) -> None:
     for line, said in ANSWERS:
-        before = room.session.said.count(OVERVIEW)
+        before = harness.session.said.count(OVERVIEW)
         await enter(pilot, line)
-        await until(pilot, lambda: room.session.said.count(OVERVIEW) > before, f"{line}: {said}")  # noqa: B023
-        newest = room.session.said.lines(OVERVIEW)[-1]
+        await until(pilot, lambda: harness.session.said.count(OVERVIEW) > before, f"{line}: {said}")  # noqa: B023
+        newest = harness.session.said.lines(OVERVIEW)[-1]
         assert said.removeprefix("! ") in newest.text, line
         assert said.startswith("! ") == (newest.who == "error"), line
         await until_shown(pilot, said)
 
 
 @pytest.mark.contract("K2", "K3", "K4")
-def test_fork_settings_are_saved_and_used(room: Room) -> None:
+def test_fork_settings_are_saved_and_used(harness: ChatHarness) -> None:
     async def settle(pilot: Pilot[Any]) -> None:
         await enter(pilot, "/fork-branches 2")
         await enter(pilot, "/fork-budget per-branch 0.25")
@@ -125,18 +125,18 @@ def test_fork_settings_are_saved_and_used(room: Room) -> None:
         assert any("all together" in line and "1" in line for line in lines)
         await pilot.press("escape")
 
-    room.run(settle)
-    room.run(use)
-    assert json.loads(room.settings.read_text())["branches"] == 2
+    harness.run(settle)
+    harness.run(use)
+    assert json.loads(harness.settings.read_text())["branches"] == 2
 
 
 @pytest.mark.contract("K2")
-def test_a_damaged_settings_file_is_reported_and_ignored(room: Room) -> None:
-    room.settings.parent.mkdir()
-    room.settings.write_text('{"branches": 99}')
+def test_a_damaged_settings_file_is_reported_and_ignored(harness: ChatHarness) -> None:
+    harness.settings.parent.mkdir()
+    harness.settings.write_text('{"branches": 99}')
 
     async def act(pilot: Pilot[Any]) -> None:
         await until_shown(pilot, "cannot be used", "these are the defaults")
-        assert room.session.settings.branches == 10
+        assert harness.session.settings.branches == 10
 
-    room.run(act)
+    harness.run(act)

@@ -11,58 +11,58 @@ from textual.pilot import Pilot
 
 from branching.editors import EditorDetector
 
-from .room import Room, enter, in_chat, one, two
+from .chat_harness import ChatHarness, enter, in_chat, one, two
 
 
 @pytest.mark.contract("K6", "K14")
 @in_chat
 async def test_the_picker_merges_by_number_and_the_conversation_continues(
-    room: Room, pilot: Pilot[Any]
+    harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
     await enter(pilot, "/fork-strategy manual")
     await enter(pilot, "first")
     await until_shown(pilot, "parent has done it")
-    await until(pilot, lambda: not room.session.conversation.is_in_flight, "the run has ended")
-    await room.fork(one("write a"), two("write b"))
+    await until(pilot, lambda: not harness.session.conversation.is_in_flight, "the run has ended")
+    await harness.fork(one("write a"), two("write b"))
     await until_shown(pilot, "✓ one", "✓ two")
     await enter(pilot, "/merge")
     await until_shown(pilot, "which branch wins?", "1 ✓ one: done · 2 turns", "2 ✓ two")
     await pilot.press("2")
     await until_shown(pilot, "Merged: kept branch two", "1 files applied: b")
-    assert (room.space.base / "b").read_text() == "two\n" * 3
-    assert not (room.space.base / "a").exists()
-    said = [message["content"] for message in room.session.conversation.history]
+    assert (harness.space.base / "b").read_text() == "two\n" * 3
+    assert not (harness.space.base / "a").exists()
+    said = [message["content"] for message in harness.session.conversation.history]
     assert said == ["first", "parent did: first", "write b", "two did: write b"]
-    assert room.session.badge == ""
-    assert room.judge.asked == 0
+    assert harness.session.badge == ""
+    assert harness.judge.asked == 0
 
 
 @pytest.mark.contract("K6")
 def test_o_opens_the_editor_and_returns_to_the_picker(
-    room: Room, monkeypatch: pytest.MonkeyPatch, place: Path
+    harness: ChatHarness, monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
     monkeypatch.setenv("BRANCHING_DIFFTOOL", f"echo {{parent}} {{branches}} >'{place}/opened' #")
 
     async def act(pilot: Pilot[Any]) -> None:
         await enter(pilot, "/fork-strategy manual")
-        await room.fork(one("write a"))
+        await harness.fork(one("write a"))
         await until_shown(pilot, "✓ one")
         await enter(pilot, "/merge")
         await until_shown(pilot, "which branch wins?")
         await pilot.press("o")
         opened = place / "opened"
         await until(pilot, lambda: opened.exists() and opened.read_text(), "the editor was called")
-        [branch] = room.session.branches
+        [branch] = harness.session.branches
         assert str(branch.path) in opened.read_text()
         await until_shown(pilot, "which branch wins?")
         await pilot.press("escape")
 
-    room.run(act)
+    harness.run(act)
 
 
 @pytest.mark.contract("K6")
 def test_o_shows_the_differences_if_there_is_no_editor(
-    room: Room, monkeypatch: pytest.MonkeyPatch
+    harness: ChatHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("BRANCHING_DIFFTOOL", "PYDANTIC_DEEP_DIFFTOOL"):
         monkeypatch.delenv(name, raising=False)
@@ -70,7 +70,7 @@ def test_o_shows_the_differences_if_there_is_no_editor(
 
     async def act(pilot: Pilot[Any]) -> None:
         await enter(pilot, "/fork-strategy manual")
-        await room.fork(one("write a"))
+        await harness.fork(one("write a"))
         await until_shown(pilot, "✓ one")
         await enter(pilot, "/merge")
         await until_shown(pilot, "which branch wins?")
@@ -81,32 +81,32 @@ def test_o_shows_the_differences_if_there_is_no_editor(
         await pilot.press("enter")
         await until_shown(pilot, "Merged: kept branch one")
 
-    room.run(act)
+    harness.run(act)
 
 
 @pytest.mark.contract("K6")
 @pytest.mark.parametrize("kind", ["auto", "vote"])
-def test_an_automatic_merge_can_be_overridden(room: Room, kind: str) -> None:
+def test_an_automatic_merge_can_be_overridden(harness: ChatHarness, kind: str) -> None:
     async def act(pilot: Pilot[Any]) -> None:
         await enter(pilot, f"/fork-strategy {kind}")
-        await room.fork(one("write a"), two("write b"))
+        await harness.fork(one("write a"), two("write b"))
         await until_shown(pilot, "✓ one", "✓ two")
         await enter(pilot, "/merge")
         await until_shown(pilot, "Merged: kept branch one", "/override LABEL")
         await enter(pilot, "/override two")
         await until_shown(pilot, "Merged: kept branch two")
-        assert not (room.space.base / "a").exists()
-        assert (room.space.base / "b").exists()
+        assert not (harness.space.base / "a").exists()
+        assert (harness.space.base / "b").exists()
 
-    room.run(act)
+    harness.run(act)
 
 
 @pytest.mark.contract("K7")
 @in_chat
 async def test_a_confident_choice_of_the_judge_is_accepted_after_viewing_the_diff(
-    room: Room, pilot: Pilot[Any]
+    harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
-    await room.fork(one("write a"), two("write b"))
+    await harness.fork(one("write a"), two("write b"))
     await until_shown(pilot, "✓ one", "✓ two")
     await enter(pilot, "/merge")
     await until_shown(pilot, "The judge chose one", "0.90 sure: one is best")
@@ -115,10 +115,10 @@ async def test_a_confident_choice_of_the_judge_is_accepted_after_viewing_the_dif
     await pilot.press("escape")
     await until_shown(pilot, "The judge chose one")
     await pilot.press("escape")
-    assert room.session.is_forked
+    assert harness.session.is_forked
     await enter(pilot, "/merge")
     await until_shown(pilot, "The judge chose one")
-    assert room.judge.asked == 1, "the same question is not asked twice"
+    assert harness.judge.asked == 1, "the same question is not asked twice"
     await pilot.press("enter")
     await until_shown(pilot, "Merged: kept branch one")
 
@@ -126,10 +126,10 @@ async def test_a_confident_choice_of_the_judge_is_accepted_after_viewing_the_dif
 @pytest.mark.contract("K7")
 @in_chat
 async def test_o_opens_the_picker_with_the_judges_choice_and_reason(
-    room: Room, pilot: Pilot[Any]
+    harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
-    room.judge.label = "two"
-    await room.fork(one("write a"), two("write b"))
+    harness.judge.label = "two"
+    await harness.fork(one("write a"), two("write b"))
     await until_shown(pilot, "✓ one", "✓ two")
     await enter(pilot, "/merge")
     await until_shown(pilot, "The judge chose two")
@@ -141,9 +141,9 @@ async def test_o_opens_the_picker_with_the_judges_choice_and_reason(
 
 @pytest.mark.contract("G3")
 @in_chat
-async def test_below_the_threshold_the_picker_asks(room: Room, pilot: Pilot[Any]) -> None:
-    room.judge.label, room.judge.confidence = "two", 0.3
-    await room.fork(one("write a"), two("write b"))
+async def test_below_the_threshold_the_picker_asks(harness: ChatHarness, pilot: Pilot[Any]) -> None:
+    harness.judge.label, harness.judge.confidence = "two", 0.3
+    await harness.fork(one("write a"), two("write b"))
     await until_shown(pilot, "✓ one", "✓ two")
     await enter(pilot, "/merge")
     await until_shown(pilot, "which branch wins?", "0.30 sure: two is best")
@@ -153,10 +153,10 @@ async def test_below_the_threshold_the_picker_asks(room: Room, pilot: Pilot[Any]
 
 @in_chat
 async def test_a_judge_that_fails_leaves_the_choice_to_the_person(
-    room: Room, pilot: Pilot[Any]
+    harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
-    room.judge.label = "nobody"
-    await room.fork(one("write a"))
+    harness.judge.label = "nobody"
+    await harness.fork(one("write a"))
     await until_shown(pilot, "✓ one")
     await enter(pilot, "/merge")
     await until_shown(pilot, "which branch wins?", "no judgement")

@@ -59,7 +59,7 @@ def test_the_chat_lends_the_terminal_to_the_editor_and_takes_it_back(
     tool, edits, _ = editor
     chat = Tmux(
         space.root,
-        branching_argv("chat", "--agent", "talker:agent"),
+        branching_argv("chat", "--agent", "terminal_agent:agent"),
         PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         XDG_CONFIG_HOME=str(place / "settings"),
         BRANCHING_DIFFTOOL=tool.replace("{branches}", "{branches}/seed.txt"),

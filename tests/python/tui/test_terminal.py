@@ -153,7 +153,7 @@ def test_where_there_is_no_terminal_it_says_so(root: Path) -> None:
 def chatting(root: Path, settings: Path, **environment: str) -> Tmux:
     return Tmux(
         root,
-        branching_argv("chat", "--agent", "talker:agent"),
+        branching_argv("chat", "--agent", "terminal_agent:agent"),
         PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         XDG_CONFIG_HOME=str(settings),
         **environment,

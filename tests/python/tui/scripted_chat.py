@@ -1,4 +1,4 @@
-"""A chat with agents that do what they are told, on a real workspace, without a model."""
+"""A chat with scripted agents on a real workspace, without a model."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def turn(history: Any, prompt: str, said: str) -> list[dict[str, str]]:
 
 @dataclass
 class Script:
-    """What the agents do: words of their prompts are commands. It outlives them."""
+    """The agents' behaviour: words of their prompts are commands. It outlives the agents."""
 
     steered: list[tuple[str, str]] = field(default_factory=list)
-    """What branches were told while they ran, with their labels."""
+    """Messages sent to running branches, with the branches' labels."""
     models: dict[str, str | None] = field(default_factory=dict)
     goes_on: set[str] = field(default_factory=set)
-    """Labels of those that need not wait any more."""
+    """Labels of branches that stop waiting."""
     session: ChatSession | None = None
 
     async def act(self, who: str, prompt: str, directory: Path | None, hear: Hear) -> str:
-        """`write FILE`, `wait`, `fail`; what it is told while it waits it says."""
+        """Does `write FILE`, `wait` or `fail`."""
         hear(f"{who} hears {prompt}\n")
         words = prompt.split()
         if words[:1] == ["write"] and directory is not None:
@@ -58,7 +58,7 @@ class Script:
 
 
 class ScriptedRunner:
-    """One branch's."""
+    """The runner of one branch."""
 
     can_pause = True
 
@@ -90,7 +90,7 @@ class ScriptedRunner:
 
 
 class ScriptedVoice:
-    """The parent's."""
+    """The agent of the parent conversation."""
 
     name = "scripted"
 
@@ -106,7 +106,7 @@ class ScriptedVoice:
 
 @dataclass
 class ScriptedJudge:
-    """Chooses a label, and is as sure as it is told to be."""
+    """Chooses a label with a fixed confidence."""
 
     label: str = "one"
     confidence: float = 0.9

@@ -1,4 +1,4 @@
-"""A room in which a chat is held: a workspace, agents that do what they are told, a screen."""
+"""A chat under test: a workspace, scripted agents, a screen."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from branching.agent.types import BranchSpec
 from branching.tui.chat import Chat
 from branching.tui.chatting.session import ChatSession
 
-from .chatter import Script, ScriptedJudge, new_session
+from .scripted_chat import Script, ScriptedJudge, new_session
 
 
-class Room:
-    """What tests of a chat have: see the fixture of that name."""
+class ChatHarness:
+    """The parts of a chat under test; the fixture is `harness`."""
 
     def __init__(self, space: Workspace, settings: Path) -> None:
         self.space = space
@@ -46,13 +46,13 @@ class Room:
 
 
 def in_chat(
-    scene: Callable[[Room, Pilot[Any]], Coroutine[Any, Any, None]],
-) -> Callable[[Room], None]:
-    """Makes a scene a test: it is played in a chat of its own."""
+    scene: Callable[[ChatHarness, Pilot[Any]], Coroutine[Any, Any, None]],
+) -> Callable[[ChatHarness], None]:
+    """Turns a coroutine into a test that runs it in its own chat."""
 
     @wraps(scene)
-    def test(room: Room) -> None:
-        room.run(lambda pilot: scene(room, pilot))
+    def test(harness: ChatHarness) -> None:
+        harness.run(lambda pilot: scene(harness, pilot))
 
     del test.__wrapped__  # pytest would look for its arguments
     return test

@@ -1,7 +1,7 @@
-"""A sandbox to get out of: a branch of a workspace, with all that its processes must not reach.
+"""A branch in a sandbox, beside the files and processes that the sandbox must not reach.
 
-The mounts are not below /tmp: what lies there is out of sight for that alone. They are made once
-for many attempts; each attempt has a branch of its own.
+The mounts are not below /tmp, because a sandbox hides /tmp anyway. They are made once for many
+attempts to escape; each attempt has its own branch.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SECRET = "a sibling's secret"
 OWNER = (12345, 12346)
 
 
-class Prison:
-    """A workspace with a sibling, beside another workspace of the same owner."""
+class WorkspacePair:
+    """Two workspaces of one owner, each with a branch that holds a secret."""
 
     def __init__(self, place: Path, owner: tuple[int, int] | None) -> None:
         self.place = place
         self.owner = owner
         self.is_namespaced = False
-        """Its sandboxes are made without root's privileges, in user namespaces."""
+        """Its sandboxes are made in user namespaces, without root's privileges."""
         self.base, self.root = place / "base", place / "mount"
         self.other_base, self.other_root = place / "other base", place / "other mount"
         self.space, self.other_space = Workspace(self.root), Workspace(self.other_root)
@@ -45,8 +45,8 @@ class Prison:
 
 
 @contextmanager
-def standing(owner: tuple[int, int] | None) -> Iterator[Prison]:
-    """Mounts both workspaces for the length of the `with`."""
+def mounted_pair(owner: tuple[int, int] | None) -> Iterator[WorkspacePair]:
+    """Mounts two workspaces; unmounts and removes them at the end of the `with`."""
     place = Path(tempfile.mkdtemp(prefix="branching-test-", dir="/opt"))
     place.chmod(0o755)
     try:
@@ -60,35 +60,35 @@ def standing(owner: tuple[int, int] | None) -> Iterator[Prison]:
             mounted(place / "base", place / "mount"),
             mounted(place / "other base", place / "other mount"),
         ):
-            prison = Prison(place, owner)
-            yield prison
-            prison.close()
+            pair = WorkspacePair(place, owner)
+            yield pair
+            pair.close()
     finally:
         shutil.rmtree(place)
 
 
-class Cell:
-    """A branch whose sandbox attempts are made in. An attempt that gets out prints ESCAPED."""
+class SandboxedBranch:
+    """A branch and its sandbox. A script that escapes prints ESCAPED."""
 
-    def __init__(self, prison: Prison) -> None:
-        self.prison = prison
-        self.branch = prison.space.branch("cell", on_success=None).__enter__()
+    def __init__(self, pair: WorkspacePair) -> None:
+        self.pair = pair
+        self.branch = pair.space.branch("attempt", on_success=None).__enter__()
         self.outsider = subprocess.Popen(["sleep", "600"])
         self.words = {
-            "BASE": str(prison.base),
-            "ROOT": str(prison.root),
-            "SIBLING": str(prison.sibling.path),
-            "CONTROL": _control(prison.root),
-            "OTHER_BASE": str(prison.other_base),
-            "OTHER_ROOT": str(prison.other_root),
-            "OTHER_CONTROL": _control(prison.other_root),
+            "BASE": str(pair.base),
+            "ROOT": str(pair.root),
+            "SIBLING": str(pair.sibling.path),
+            "CONTROL": _control(pair.root),
+            "OTHER_BASE": str(pair.other_base),
+            "OTHER_ROOT": str(pair.other_root),
+            "OTHER_CONTROL": _control(pair.other_root),
             "OUTSIDER": str(self.outsider.pid),
             "TEST": str(os.getpid()),
         }
 
     def attempt(self, script: str, **options: Any) -> Said:
         names = "\n".join(f"{name}='{value}'" for name, value in self.words.items())
-        return run_in(self.branch.path, f"{names}\n{script}", owner=self.prison.owner, **options)
+        return run_in(self.branch.path, f"{names}\n{script}", owner=self.pair.owner, **options)
 
     def python(self, code: str, **options: Any) -> Said:
         names = "\n".join(f"{name} = {value!r}" for name, value in self.words.items())
@@ -96,16 +96,16 @@ class Cell:
         return self.attempt("python3 attempt.py", **options)
 
     def close(self) -> None:
-        """Ends it, and finds all that is outside as it was."""
+        """Ends the branch and checks that everything outside is unchanged."""
         ended = self.outsider.poll()
         self.outsider.kill()
         self.outsider.wait()
         self.branch.abort()
         assert ended is None, "a process outside was ended"
-        base = self.prison.base
+        base = self.pair.base
         assert sorted(path.name for path in base.iterdir()) == [".branching", "seed.txt"]
         assert (base / "seed.txt").read_text() == "seed\n"
-        assert (self.prison.sibling.path / "secret").read_text() == SECRET
+        assert (self.pair.sibling.path / "secret").read_text() == SECRET
 
 
 def _control(root: Path) -> str:
