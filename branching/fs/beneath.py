@@ -17,6 +17,7 @@ import os
 import secrets
 import stat
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
 _RESOLVE = _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
+NAME_BYTES_MAX = 255
 _TRIES_MAX = 64
 """The kernel gives up (EAGAIN) when something on the way is renamed meanwhile."""
 _KEPT_XATTRS = ("user.", "system.posix_acl_access")
@@ -75,23 +77,34 @@ class Tree:
         `is_executable` sets or takes the bits to execute it, None leaves them.
         """
         place, _, name = path.rpartition("/")
-        if name in ("", ".", ".."):
+        if name in ("", ".", "..") or {"", ".", ".."} & set(place.split("/") if place else []):
             raise OSError(errno.EINVAL, "not the name of a file", path)
+        if any(len(os.fsencode(part)) > NAME_BYTES_MAX for part in path.split("/")):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
         with self._acting():
-            self._make_directories(place)
-            with self._opened(place or ".", os.O_RDONLY | os.O_DIRECTORY) as directory:
-                try:
-                    return _replace(directory, name, data, is_executable, path)
-                except OSError as error:  # it may name the file beside
-                    raise OSError(error.errno, error.strerror, path) from error
+            made: list[str] = []
+            try:
+                self._make_directories(place, made)
+                with self._opened(place or ".", os.O_RDONLY | os.O_DIRECTORY) as directory:
+                    try:
+                        return _replace(directory, name, data, is_executable, path)
+                    except OSError as error:  # it may name the file beside
+                        raise OSError(error.errno, error.strerror, path) from error
+            except BaseException:
+                self._remove_directories(made)
+                raise
 
-    def entries(self, path: str = ".", *, limit: int) -> tuple[list[Entry], bool]:
-        """Lists at most `limit` names in a directory, sorted; tells whether that is all."""
+    def entries(self, path: str = ".", *, limit: int, after: str = "") -> tuple[list[Entry], bool]:
+        """Lists at most `limit` names in a directory, sorted, and whether these are the last.
+
+        Starts with the first name that is greater than `after`.
+        """
         with (
             self._acting(),
             self._opened(path or ".", os.O_RDONLY | os.O_DIRECTORY) as directory,
         ):
             names = sorted(os.listdir(directory))  # noqa: PTH208  (it is a descriptor)
+            names = names[bisect_right(names, after) :]
             return [_entry(directory, name) for name in names[:limit]], len(names) <= limit
 
     def lstat(self, path: str) -> os.stat_result | None:
@@ -151,17 +164,26 @@ class Tree:
         with self._opened(place or ".", os.O_PATH | os.O_DIRECTORY) as directory:
             yield directory, name
 
-    def _make_directories(self, path: str) -> None:
+    def _make_directories(self, path: str, made: list[str]) -> None:
+        """Creates the missing directories of a path, and appends the path of each to `made`."""
         done = ""
         for name in path.split("/") if path else []:
             with self._opened(done or ".", os.O_RDONLY | os.O_DIRECTORY) as directory:
                 done = f"{done}/{name}" if done else name
-                if name in ("", ".", ".."):
-                    raise OSError(errno.EINVAL, "not a path in the branch", path)
                 try:
                     os.mkdir(name, dir_fd=directory)
                 except FileExistsError:
-                    pass  # or something else is in the way: opening it will tell
+                    continue  # or something else is in the way: opening it will tell
+                made.append(done)
+
+    def _remove_directories(self, made: list[str]) -> None:
+        """Removes directories that were created for a write that failed, if they are empty."""
+        for path in reversed(made):
+            try:
+                with self._parent(path) as (directory, name):
+                    os.rmdir(name, dir_fd=directory)
+            except OSError:
+                return  # others use it already
 
     @contextmanager
     def _opened(self, path: str, flags: int) -> Iterator[int]:
@@ -209,16 +231,16 @@ def _replace(directory: int, name: str, data: bytes, is_executable: bool | None,
     """Writes beside the file and renames over it: a reader finds either content, never half."""
     old = None
     mode = 0o666 & ~_umask()
-    try:
-        old = _openat2(directory, name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        mode = stat.S_IMODE(_checked_file(old, path).st_mode)
-        if not mode & 0o222:
-            raise PermissionError(errno.EACCES, "it is read-only", path)
-    except FileNotFoundError:
-        pass
     scratch = f".{secrets.token_hex(8)}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
+        try:
+            old = _openat2(directory, name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            mode = stat.S_IMODE(_checked_file(old, path).st_mode)
+            if not mode & 0o222:
+                raise PermissionError(errno.EACCES, "it is read-only", path)
+        except FileNotFoundError:
+            pass
         file = os.open(scratch, flags, 0o600, dir_fd=directory)
         try:
             try:

@@ -2,47 +2,84 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from datetime import datetime, timezone
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from branching.fs import BranchRecord, Change, CommitRecord, DiffSummary, Reversal
 from branching.mcp.commands import Raced, Ran
 from branching.patterns import SpeculationResult
 
-CHANGES_MAX = 500
+CHANGES_MAX = 150
 """Paths in one answer; the resource branching://branches/NAME/diff has them all."""
+CHANGES_CHARACTERS_MAX = 10_000
+"""Characters of these paths: with long paths an answer lists fewer of them."""
 
 
-class BranchInfo(BaseModel):
+class Answer(BaseModel):
+    """Base of all answers.
+
+    Names that are not UTF-8 cannot travel as JSON. Their bytes are shown as `\\xNN`, so that an
+    answer can always be sent: describing what was done must not fail after it was done.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _escape(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {
+            name: printable(value) if isinstance(value, str) else value
+            for name, value in values.items()
+        }
+
+    def as_text(self) -> str:
+        """Returns the answer as plain text, which is what most models read."""
+        raise NotImplementedError
+
+
+class BranchInfo(Answer):
     """An open branch."""
 
     name: str
-    place: str = Field(description="Its place in the tree of branches: /main/outer/inner")
-    state: str = Field(description='"live"; "stale" once a sibling was committed first')
-    frozen: bool = Field(description="It has open children, and cannot be written to meanwhile")
-    kept: bool = Field(description="It stays when this server ends; otherwise it is dropped then")
+    path: str = Field(description="The branch as a directory, for tools that take file paths")
+    place: str = Field(description="Parents and name, as in /main/outer/inner (not a file path)")
+    state: str = Field(description='"live", or "stale" after a sibling was committed first')
+    frozen: bool = Field(description="Read-only while it has open child branches")
+    kept: bool = Field(description="It stays when this server ends; other branches are dropped")
 
     @staticmethod
     def of(record: BranchRecord, *, kept: bool) -> BranchInfo:
         return BranchInfo(
             name=record.name,
+            path=str(record.path),
             place=record.branch_path,
             state=record.state,
             frozen=record.frozen,
             kept=kept,
         )
 
+    def as_text(self) -> str:
+        """Returns one line: name, state, path."""
+        notes = [self.state] + ["read-only"] * self.frozen + ["kept"] * self.kept
+        return f"{self.name} ({', '.join(notes)}): {self.path}"
 
-class Branches(BaseModel):
+
+class Branches(Answer):
     """The workspace and its open branches."""
 
     workspace: str = Field(description="The directory as commands in a branch see it")
     policy: str = Field(description="What a commit means for the siblings of the branch")
     branches: list[BranchInfo]
 
+    def as_text(self) -> str:
+        """Returns a line for the workspace and one for each branch."""
+        head = f"workspace {self.workspace}, policy {self.policy}"
+        return "\n".join([head, *(each.as_text() for each in self.branches)])
 
-class PathChange(BaseModel):
+
+class PathChange(Answer):
     """One path that differs."""
 
     path: str
@@ -58,8 +95,14 @@ class PathChange(BaseModel):
             path=change.path, change=change.change, kind=change.kind, origin=change.origin
         )
 
+    def as_text(self) -> str:
+        """Returns one line in the manner of `git status`: `M path`."""
+        mark = _MARKS.get(self.change, self.change)
+        name = self.path + "/" * (self.kind == "directory")
+        return f"{mark} {self.origin} -> {name}" if self.origin else f"{mark} {name}"
 
-class Changes(BaseModel):
+
+class Changes(Answer):
     """What a branch changed against its parent, or what a commit changed in it."""
 
     branch: str
@@ -82,13 +125,21 @@ class Changes(BaseModel):
             branch=branch,
             action=action,
             summary=str(DiffSummary.of(changes)),
-            changes=[PathChange.of(change) for change in changes[:CHANGES_MAX]],
+            changes=(listed := first_changes(changes)),
             patch=patch,
-            truncated=truncated or len(changes) > CHANGES_MAX,
+            truncated=truncated or len(listed) < len(changes),
         )
 
+    def as_text(self) -> str:
+        """Returns what was done, the paths, and the patch."""
+        done = "" if self.action == "none" else f" {self.action}"
+        lines = [f"branch {self.branch}{done}: {self.summary}", *change_lines(self.changes)]
+        if self.truncated:
+            lines.append(f"... more in branching://branches/{self.branch}/diff")
+        return "\n".join(lines + ([self.patch] if self.patch else []))
 
-class CommandResult(BaseModel):
+
+class CommandResult(Answer):
     """How a command ended. The branch is as the command left it: nothing is committed yet."""
 
     branch: str
@@ -100,7 +151,9 @@ class CommandResult(BaseModel):
     )
     reason: str = Field(description="The same in words")
     output: str = Field(description="What it printed on both outputs, in order")
-    truncated: bool = Field(description="Lines in the middle are left out; the log has them all")
+    truncated: bool = Field(
+        description="The middle of the output is left out; the log has all of it"
+    )
     log: str = Field(description="The resource with the whole output")
     seconds: float
     memory_peak: int | None = Field(None, description="Bytes")
@@ -115,14 +168,22 @@ class CommandResult(BaseModel):
             ended=ended.how,
             reason=ended.reason,
             output=ran.output.text,
-            truncated=ran.output.lines_left_out > 0,
+            truncated=ran.output.characters_left_out > 0,
             log=log_uri(ran.log),
             seconds=round(ended.wall_seconds, 3),
             memory_peak=ended.memory_peak,
         )
 
+    def as_text(self) -> str:
+        """Returns how the command ended, and its output."""
+        head = self.reason if self.ended != "exit" else f"exit code {self.exit_code}"
+        head = f"{head} after {self.seconds:.1f} s"
+        if self.truncated:
+            head += f"; the whole output is in {self.log}"
+        return f"{head}\n{self.output}" if self.output else head
 
-class Candidate(BaseModel):
+
+class Candidate(Answer):
     """One candidate of a race."""
 
     index: int
@@ -137,7 +198,9 @@ class Candidate(BaseModel):
     seconds: float
     changes: str | None = Field(None, description="How many paths it changed")
     output: str = Field(description="The beginning and the end of what it printed")
-    truncated: bool = Field(description="Lines of the output are left out; the log has them all")
+    truncated: bool = Field(
+        description="The middle of the output is left out; the log has all of it"
+    )
     log: str | None = Field(None, description="The resource with the whole output")
 
     @staticmethod
@@ -155,12 +218,19 @@ class Candidate(BaseModel):
             seconds=round(result.duration, 3),
             changes=None if result.changes is None else str(result.changes),
             output="" if output is None else output.text,
-            truncated=output is not None and output.lines_left_out > 0,
+            truncated=output is not None and output.characters_left_out > 0,
             log=None if output is None else log_uri(result.branch_name),
         )
 
+    def as_text(self) -> str:
+        """Returns how the candidate ended, and its output."""
+        score = "" if self.score is None else f", score {self.score:g}"
+        changes = f", {self.changes}" if self.changes else ""
+        head = f"[{self.index}] {self.state}: {self.reason}{score}{changes}: {self.command}"
+        return f"{head}\n{self.output}" if self.output else head
 
-class RaceResult(BaseModel):
+
+class RaceResult(Answer):
     """What came of a race."""
 
     committed: bool = Field(description="The winner's changes are in the workspace now")
@@ -184,12 +254,24 @@ class RaceResult(BaseModel):
             candidates=[
                 Candidate.of(result, raced, scored=scored) for result in outcome.all_results
             ],
-            changes=[PathChange.of(change) for change in outcome.changes[:CHANGES_MAX]],
+            changes=first_changes(outcome.changes),
             summary=str(DiffSummary.of(outcome.changes)),
         )
 
+    def as_text(self) -> str:
+        """Returns the outcome of the race, then each candidate."""
+        if self.winner is None:
+            head = "no winner" + (": the time was over" if self.timed_out else "")
+        elif self.committed:
+            head = f"candidate {self.winner} won and was committed: {self.summary}"
+        else:
+            head = f"candidate {self.winner} won; its branch {self.branch} is open, not committed"
+        return "\n".join(
+            [head, *change_lines(self.changes), *(each.as_text() for each in self.candidates)]
+        )
 
-class FileContent(BaseModel):
+
+class FileContent(Answer):
     """A part of a file."""
 
     branch: str
@@ -201,8 +283,16 @@ class FileContent(BaseModel):
     truncated: bool = Field(description="The file goes on: ask again with offset + bytes read")
     next_offset: int | None = Field(None, description="Where to go on reading")
 
+    def as_text(self) -> str:
+        """Returns the content; a last line says where it goes on."""
+        head = "" if self.encoding == "utf-8" else f"[base64 of {self.size} bytes]\n"
+        more = (
+            f"\n[continues at offset {self.next_offset} of {self.size}]" if self.truncated else ""
+        )
+        return f"{head}{self.content}{more}"
 
-class FileWritten(BaseModel):
+
+class FileWritten(Answer):
     """What became of a file."""
 
     branch: str
@@ -210,16 +300,26 @@ class FileWritten(BaseModel):
     created: bool = Field(description="It was not there before")
     size: int = Field(description="Bytes it has now")
 
+    def as_text(self) -> str:
+        """Returns one line."""
+        return f"{'created' if self.created else 'wrote'} {self.path}: {self.size} bytes"
 
-class FileEntry(BaseModel):
+
+class FileEntry(Answer):
     """One name in a directory."""
 
     name: str
     kind: str = Field(description='"file", "directory", "symlink" or "other"')
     size: int = Field(description="Bytes, of a file")
 
+    def as_text(self) -> str:
+        """Returns one line: a directory's name ends with a slash."""
+        if self.kind == "file":
+            return f"{self.name} {self.size}"
+        return f"{self.name}/" if self.kind == "directory" else f"{self.name} ({self.kind})"
 
-class Listing(BaseModel):
+
+class Listing(Answer):
     """A directory."""
 
     branch: str
@@ -227,8 +327,13 @@ class Listing(BaseModel):
     entries: list[FileEntry]
     truncated: bool = Field(description="There are more names than are listed")
 
+    def as_text(self) -> str:
+        """Returns the names, one a line."""
+        more = [f"... more after {self.entries[-1].name!r}"] if self.truncated else []
+        return "\n".join([*(each.as_text() for each in self.entries), *more]) or "(empty)"
 
-class CommitInfo(BaseModel):
+
+class CommitInfo(Answer):
     """A commit to the workspace that can be taken back, or made again."""
 
     id: int
@@ -247,14 +352,24 @@ class CommitInfo(BaseModel):
             paths=record.changes,
         )
 
+    def as_text(self) -> str:
+        """Returns one line: id, time, branch, number of paths."""
+        when = datetime.fromtimestamp(self.committed, tz=timezone.utc).isoformat(" ", "seconds")
+        undone = ", undone" if self.undone else ""
+        return f"{self.id} {when} {self.branch}: {self.paths} paths{undone}"
 
-class History(BaseModel):
+
+class History(Answer):
     """The commits that are kept, the oldest first."""
 
     commits: list[CommitInfo]
 
+    def as_text(self) -> str:
+        """Returns a line for each commit, the oldest first."""
+        return "\n".join(each.as_text() for each in self.commits) or "no commits"
 
-class Reverted(BaseModel):
+
+class Reverted(Answer):
     """What an undo or a redo did, or would do."""
 
     commit: CommitInfo
@@ -268,8 +383,49 @@ class Reverted(BaseModel):
             commit=CommitInfo.of(reversal.commit),
             done=done,
             summary=str(DiffSummary.of(reversal.changes)),
-            changes=[PathChange.of(change) for change in reversal.changes[:CHANGES_MAX]],
+            changes=first_changes(reversal.changes),
         )
+
+    def as_text(self) -> str:
+        """Returns the commit and the changes in the workspace."""
+        head = f"{'reverted' if self.done else 'would change'}: {self.summary}"
+        return "\n".join([head, self.commit.as_text(), *change_lines(self.changes)])
+
+
+_MARKS = {
+    "added": "A",
+    "modified": "M",
+    "deleted": "D",
+    "renamed": "R",
+    "type": "T",
+    "metadata": "m",
+}
+
+
+def change_lines(changes: list[PathChange]) -> list[str]:
+    """Returns a line for each change."""
+    return [change.as_text() for change in changes]
+
+
+def first_changes(changes: list[Change]) -> list[PathChange]:
+    """Returns the first changes, as many as an answer has room for."""
+    listed: list[PathChange] = []
+    room = CHANGES_CHARACTERS_MAX
+    for change in changes[:CHANGES_MAX]:
+        room -= len(change.path) + len(change.origin or "")
+        if room < 0:
+            break
+        listed.append(PathChange.of(change))
+    return listed
+
+
+def printable(text: str) -> str:
+    """Returns the text with bytes that are not UTF-8 written as `\\xNN`."""
+    try:
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # other lone surrogates, which a client can send
+        data = text.encode("utf-8", "backslashreplace")
+    return data.decode("utf-8", "backslashreplace")
 
 
 def log_uri(name: str) -> str:

@@ -62,8 +62,7 @@ async def run(desk: Desk, name: str, command: str, *, seconds: float, tell: Tell
 
     def listen(event: Event) -> None:
         if event.kind == "output":
-            for line in event.text.split("\n"):
-                output.add(line)
+            output.add(event.text)
         tell(event)
 
     def call() -> Ended:
@@ -120,10 +119,15 @@ async def race(
     setup: str | None,
     only: Sequence[str],
     commit: bool,
+    candidates: int,
     tell: Tell,
 ) -> Raced:
-    """Calls the pattern that `make` makes of the options all have; a winner that is not committed
-    is the desk's to end."""
+    """Runs the pattern that `make` returns for the options that all patterns have.
+
+    The answer has room for a part of the output of each of the `candidates`. The session ends the
+    branch of a winner that is not committed.
+    """
+    room = min(CANDIDATE_CHARACTERS_MAX, RACE_CHARACTERS_MAX // candidates)
     origin = desk.workspace if parent == MAIN else await desk.find(parent)
     outputs: dict[int, Output] = {}
     tried: list[str] = []
@@ -132,10 +136,9 @@ async def race(
         if event.kind == "started":
             tried.append(event.branch)
             desk.race_began(event.branch)
-            outputs[event.index] = Output(CANDIDATE_HEAD_MAX, CANDIDATE_TAIL_MAX)
+            outputs[event.index] = Output(room // 4, room - room // 4)
         elif event.kind == "output":
-            for line in event.text.split("\n"):
-                outputs[event.index].add(line)
+            outputs[event.index].add(event.text)
         tell(event)
 
     def call() -> SpeculationOutcome:
@@ -164,9 +167,10 @@ async def race(
     return Raced(outcome=outcome, outputs=outputs)
 
 
-CANDIDATE_HEAD_MAX = 1_000
-CANDIDATE_TAIL_MAX = 3_000
-"""Characters of one candidate's output that go into the result; the log has all of it."""
+CANDIDATE_CHARACTERS_MAX = 4_000
+"""Characters of one candidate's output that the answer has; the log has all of it."""
+RACE_CHARACTERS_MAX = 20_000
+"""The same for all candidates of a race together."""
 
 
 def program(desk: Desk, command: str, *, score: bool = False) -> Program:

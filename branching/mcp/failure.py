@@ -7,11 +7,11 @@ is a fault of ours, of which the protocol's library tells no more than that.
 from __future__ import annotations
 
 import errno
-from collections.abc import Awaitable, Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import ValidationError
 
 from branching.errors import (
     AbortError,
@@ -24,9 +24,6 @@ from branching.errors import (
     MountError,
     ProcessBranchError,
 )
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 PATHS_MAX = 50
 
@@ -51,21 +48,50 @@ _SYSTEM = {
 }
 
 
-def told(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-    """Returns the tool with its failures told to the model."""
+def argument_words(tool: str, error: ValidationError, accepted: Mapping[str, Any]) -> str:
+    """Returns what is wrong with the arguments of a call, for a model.
 
-    @wraps(function)
-    async def tool(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return await function(*args, **kwargs)
-        except BranchingError as error:
-            raise ToolError(words(error)) from error
-        except OSError as error:
-            raise ToolError(_system_words(error)) from error
-        except ValueError as error:  # an impossible name, a limit that is none
-            raise ToolError(f"{error}. Nothing was done.") from error
+    Args:
+        tool: The name of the tool that was called.
+        error: What the tool's schema says of the arguments.
+        accepted: The properties of the tool's input schema, by name.
+    """
+    faults = []
+    for fault in error.errors(include_url=False):
+        name = ".".join(str(part) for part in fault["loc"])
+        if fault["type"] == "missing":
+            faults.append(f"the argument {name!r} is missing")
+        elif fault["type"] == "extra_forbidden":
+            faults.append(f"there is no argument {name!r}")
+        else:
+            faults.append(f"{name}: {fault['msg']}")
+    names = ", ".join(
+        f"{name} (required)" if "default" not in schema else name
+        for name, schema in accepted.items()
+    )
+    return (
+        f"{tool} was not called: {'; '.join(faults)}. Nothing was done.\n"
+        f"Next: call {tool} again with these arguments: {names or 'none'}"
+    )
 
-    return tool
+
+def error_words(error: BaseException) -> str | None:
+    """Returns an anticipated error for a model, or None for a fault of this program."""
+    if isinstance(error, ToolError):
+        return str(error)
+    if isinstance(error, BranchingError):
+        return words(error)
+    if isinstance(error, OSError):
+        return _system_words(error)
+    if isinstance(error, ValueError) and not isinstance(error, (ValidationError, UnicodeError)):
+        return f"{error}. Nothing was done."  # an impossible name, a number out of range
+    return None
+
+
+UNKNOWN_OUTCOME = (
+    "an internal error interrupted the call, or the description of its result: it may have taken "
+    "effect.\nNext: branch_list and history show the state of the workspace; then tell the user"
+)
 
 
 def words(error: BranchingError) -> str:

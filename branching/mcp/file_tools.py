@@ -11,26 +11,33 @@ from pydantic import Field
 from branching.errors import BranchError
 from branching.mcp.answers import FileContent, FileEntry, FileWritten, Listing
 from branching.mcp.desk import MAIN
-from branching.mcp.failure import told
 from branching.mcp.parameters import BranchName, BranchOrMain, FilePath
 from branching.mcp.roots import AllowedDesk
 from branching.mcp.work import step
 
-READ_BYTES_MAX = 256 << 10
+READ_BYTES_MAX = 32 << 10
+"""What one call returns at most: the text and the structure of an answer both have the content."""
 WRITE_BYTES_MAX = 2 << 20
 """Below what a message may have over HTTP."""
-ENTRIES_MAX = 1000
+ENTRIES_MAX = 500
+ENTRIES_CHARACTERS_MAX = 12_000
+"""With long names a listing has fewer entries."""
 
 
-@told
 async def branch_read(
     desk: AllowedDesk,
     branch: BranchOrMain,
     path: FilePath,
     offset: Annotated[int, Field(ge=0, lt=1 << 63, description="Bytes to skip")] = 0,
-    limit: Annotated[int, Field(ge=1, le=READ_BYTES_MAX, description="Bytes to read")] = 64 << 10,
+    limit: Annotated[
+        int,
+        Field(ge=1, lt=1 << 63, description=f"Bytes to read; at most {READ_BYTES_MAX} a call"),
+    ] = 16 << 10,
 ) -> FileContent:
-    """Read a file as it is in a branch, or in the workspace."""
+    """Read a file as it is in a branch, or in the workspace (branch "main"). A file that is not
+    UTF-8 text is returned as base64. Continue a long file with offset=next_offset.
+    """
+    limit = min(limit, READ_BYTES_MAX)
     tree = await desk.tree(branch, path)
     data, size = await step(partial(tree.read, path, offset=offset, limit=limit))
     text = _text(data, is_cut=offset + len(data) < size)
@@ -49,19 +56,25 @@ async def branch_read(
     )
 
 
-@told
 async def branch_write(
     desk: AllowedDesk,
     branch: BranchName,
     path: FilePath,
-    content: Annotated[str, Field(max_length=WRITE_BYTES_MAX)],
-    is_base64: Annotated[bool, Field(description="The content is base64, of any bytes")] = False,
+    content: Annotated[
+        str,
+        Field(max_length=WRITE_BYTES_MAX, description="The whole new content of the file"),
+    ],
+    is_base64: Annotated[bool, Field(description="`content` is base64, for any bytes")] = False,
     executable: Annotated[
-        bool | None, Field(description="Set or take the bits to execute it; null leaves them")
+        bool | None,
+        Field(
+            description="true makes the file executable, false makes it non-executable; omit to "
+            "leave its mode unchanged"
+        ),
     ] = None,
 ) -> FileWritten:
-    """Write a whole file in a branch, making the directories on the way. A file that was there
-    keeps its mode.
+    """Create a file in a branch, or replace its whole content. Missing directories are created.
+    An existing file keeps its mode.
     """
     data = base64.b64decode(content, validate=True) if is_base64 else content.encode()
     if branch == MAIN:
@@ -74,17 +87,26 @@ async def branch_write(
     return FileWritten(branch=branch, path=path, created=created, size=len(data))
 
 
-@told
-async def branch_files(desk: AllowedDesk, branch: BranchOrMain, path: FilePath = ".") -> Listing:
-    """List a directory as it is in a branch, or in the workspace."""
+async def branch_files(
+    desk: AllowedDesk,
+    branch: BranchOrMain,
+    path: FilePath = ".",
+    after: Annotated[
+        str, Field(description="Start after this name: the last one of a truncated listing")
+    ] = "",
+) -> Listing:
+    """List a directory as it is in a branch, or in the workspace (branch "main"), by name."""
     tree = await desk.tree(branch, path)
-    entries, is_all = await step(partial(tree.entries, path, limit=ENTRIES_MAX))
-    return Listing(
-        branch=branch,
-        path=path,
-        entries=[FileEntry(name=each.name, kind=each.kind, size=each.size) for each in entries],
-        truncated=not is_all,
-    )
+    entries, is_all = await step(partial(tree.entries, path, limit=ENTRIES_MAX, after=after))
+    room = ENTRIES_CHARACTERS_MAX
+    listed = []
+    for each in entries:
+        room -= len(each.name)
+        if room < 0:
+            is_all = False
+            break
+        listed.append(FileEntry(name=each.name, kind=each.kind, size=each.size))
+    return Listing(branch=branch, path=path, entries=listed, truncated=not is_all)
 
 
 def _text(data: bytes, *, is_cut: bool) -> str | None:

@@ -1,16 +1,20 @@
-"""What a command printed, bounded: its beginning and its end, for a model has little room."""
+"""Bounded capture of a command's output: its beginning and its end."""
 
 from __future__ import annotations
 
 from collections import deque
 
-HEAD_CHARACTERS_MAX = 8_000
-TAIL_CHARACTERS_MAX = 24_000
+HEAD_CHARACTERS_MAX = 6_000
+TAIL_CHARACTERS_MAX = 18_000
 """The end is where compilers and test runners sum up."""
 
 
 class Output:
-    """Takes lines, of which it keeps the first and the last ones."""
+    """Keeps the first and the last characters of a command's lines.
+
+    A line that does not fit is cut inside: a single line of any length leaves its beginning and
+    its end.
+    """
 
     def __init__(
         self, head_max: int = HEAD_CHARACTERS_MAX, tail_max: int = TAIL_CHARACTERS_MAX
@@ -19,24 +23,33 @@ class Output:
         self._head_room = head_max
         self._tail: deque[str] = deque()
         self._tail_room = tail_max
-        self.lines_left_out = 0
+        self._is_empty = True
+        self.characters_left_out = 0
 
-    def add(self, line: str) -> None:
-        """Takes the next line."""
-        cost = len(line) + 1
-        if self._head_room >= cost:
-            self._head.append(line)
-            self._head_room -= cost
+    def add(self, lines: str) -> None:
+        """Appends a line or several, without the end of the last one."""
+        text = lines if self._is_empty else f"\n{lines}"
+        self._is_empty = False
+        if self._head_room:
+            head, text = text[: self._head_room], text[self._head_room :]
+            self._head.append(head)
+            self._head_room -= len(head)
+        if not text:
             return
-        self._head_room = 0
-        self._tail.append(line)
-        self._tail_room -= cost
+        self._tail.append(text)
+        self._tail_room -= len(text)
         while self._tail_room < 0:
-            self._tail_room += len(self._tail.popleft()) + 1
-            self.lines_left_out += 1
+            oldest = self._tail.popleft()
+            cut = min(len(oldest), -self._tail_room)
+            self._tail_room += cut
+            self.characters_left_out += cut
+            if cut < len(oldest):
+                self._tail.appendleft(oldest[cut:])
 
     @property
     def text(self) -> str:
-        """The lines; where some are left out a line says how many."""
-        gap = [f"[{self.lines_left_out} lines left out]"] if self.lines_left_out else []
-        return "\n".join([*self._head, *gap, *self._tail])
+        """The output; a line in the middle says how many characters are left out."""
+        gap = ""
+        if self.characters_left_out:
+            gap = f"\n[{self.characters_left_out} characters left out]\n"
+        return "".join([*self._head, gap, *self._tail])

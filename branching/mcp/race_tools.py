@@ -12,7 +12,6 @@ from branching.mcp import commands, progress
 from branching.mcp.answers import RaceResult
 from branching.mcp.commands import program, scorer, seconds_for
 from branching.mcp.desk import MAIN, Desk
-from branching.mcp.failure import told
 from branching.mcp.parameters import (
     COMMAND_CHARACTERS_MAX,
     Command,
@@ -28,7 +27,6 @@ from branching.patterns import BestOfN, Speculate
 CANDIDATES_MAX = 64
 
 
-@told
 async def speculate(
     desk: AllowedDesk,
     ctx: Context,
@@ -50,11 +48,11 @@ async def speculate(
     def make(options: dict[str, Any]) -> commands.Pattern:
         return Speculate([program(desk, each) for each in candidates], **options)
 
-    options = {"parent": parent, "setup": setup, "only": only, "commit": commit}
+    options: dict[str, Any] = {"parent": parent, "setup": setup, "only": only, "commit": commit}
+    options["candidates"] = len(candidates)
     return await _raced(desk, ctx, "speculate", make, timeout_seconds, options, scored=False)
 
 
-@told
 async def best_of_n(
     desk: AllowedDesk,
     ctx: Context,
@@ -97,7 +95,8 @@ async def best_of_n(
             return BestOfN(programs[0], n or 1, evaluate=judge, **options)
         return BestOfN(programs, evaluate=judge, **options)
 
-    options = {"parent": parent, "setup": setup, "only": only, "commit": commit}
+    options: dict[str, Any] = {"parent": parent, "setup": setup, "only": only, "commit": commit}
+    options["candidates"] = max(n or 1, len(candidates))
     return await _raced(desk, ctx, "best-of-n", make, timeout_seconds, options, scored=True)
 
 

@@ -13,7 +13,7 @@ from mcp.server.mcpserver import MCPServer
 from branching import __version__
 from branching.mcp.desk import Desk
 from branching.mcp.resources import add_resources
-from branching.mcp.tools import add_tools
+from branching.mcp.tools import make_tools
 
 INSTRUCTIONS = """\
 Copy-on-write branches of one directory, the workspace. A branch sees all of its files and costs
@@ -44,11 +44,11 @@ def make_server(
         title="Branches of a directory",
         version=__version__,
         instructions=INSTRUCTIONS,
+        tools=[*make_tools()],
         log_level="WARNING",
         lifespan=lifespan,
         token_verifier=verifier,
         auth=auth,
     )
-    add_tools(server)
     add_resources(server)
     return server

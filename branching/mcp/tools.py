@@ -27,17 +27,17 @@ from branching.mcp.answers import (
 )
 from branching.mcp.commands import seconds_for
 from branching.mcp.desk import MAIN
-from branching.mcp.failure import told
 from branching.mcp.file_tools import branch_files, branch_read, branch_write
 from branching.mcp.parameters import BranchName, Command, Globs, Parent, Seconds
 from branching.mcp.race_tools import best_of_n, speculate
 from branching.mcp.roots import AllowedDesk
+from branching.mcp.tool import StrictTool
 from branching.mcp.work import step
 
-PATCH_BYTES_MAX = 128 << 10
+PATCH_BYTES_MAX = 12 << 10
+"""In an answer; the resource of the diff has more."""
 
 
-@told
 async def branch_list(desk: AllowedDesk) -> Branches:
     """List the open branches of the workspace, the oldest first."""
     records = await desk.branches()
@@ -48,7 +48,6 @@ async def branch_list(desk: AllowedDesk) -> Branches:
     )
 
 
-@told
 async def branch_create(
     desk: AllowedDesk,
     name: Annotated[str | None, Field(description="Default: one that nobody has")] = None,
@@ -61,7 +60,6 @@ async def branch_create(
     return BranchInfo.of(await step(branch.inspect), kept=False)
 
 
-@told
 async def branch_run(
     desk: AllowedDesk,
     ctx: Context,
@@ -78,7 +76,6 @@ async def branch_run(
     return CommandResult.of(branch, ran)
 
 
-@told
 async def branch_diff(
     desk: AllowedDesk,
     branch: BranchName,
@@ -88,12 +85,13 @@ async def branch_diff(
     found = await desk.find(branch)
     changes = await step(found.diff)
     text, is_cut = (
-        await step(partial(patch_text, found, PATCH_BYTES_MAX)) if patch else (None, False)
+        await step(partial(patch_text, found, PATCH_BYTES_MAX, with_binary=False))
+        if patch
+        else (None, False)
     )
     return Changes.of(branch, changes, patch=text, truncated=is_cut)
 
 
-@told
 async def branch_commit(
     desk: AllowedDesk,
     branch: BranchName,
@@ -114,7 +112,6 @@ async def branch_commit(
     return Changes.of(branch, changes, action="none" if dry_run else "committed")
 
 
-@told
 async def branch_abort(desk: AllowedDesk, branch: BranchName) -> Changes:
     """Drop a branch with all it holds and its children; what runs in it is ended first. Its parent
     is untouched.
@@ -123,7 +120,6 @@ async def branch_abort(desk: AllowedDesk, branch: BranchName) -> Changes:
     return Changes.of(branch, [], action="aborted")
 
 
-@told
 async def branch_keep(desk: AllowedDesk, branch: BranchName) -> Changes:
     """Keep a branch open when this server ends, for the user to look at: otherwise the branches
     that were made through it are dropped then.
@@ -133,14 +129,12 @@ async def branch_keep(desk: AllowedDesk, branch: BranchName) -> Changes:
     return Changes.of(branch, changes, action="kept")
 
 
-@told
 async def history(desk: AllowedDesk) -> History:
     """List the commits to the workspace that can be undone or redone, the oldest first."""
     records = await step(desk.workspace.history)
     return History(commits=[CommitInfo.of(record) for record in records])
 
 
-@told
 async def undo(
     desk: AllowedDesk,
     dry_run: Annotated[bool, Field(description="Only tell what would be done")] = False,
@@ -156,7 +150,6 @@ async def undo(
     return Reverted.of(reversal, done=not dry_run)
 
 
-@told
 async def redo(
     desk: AllowedDesk,
     dry_run: Annotated[bool, Field(description="Only tell what would be done")] = False,
@@ -194,23 +187,40 @@ _TOOLS: tuple[tuple[Callable[..., Any], str, ToolAnnotations], ...] = (
 )
 
 
-def add_tools(server: MCPServer[Any]) -> None:
-    """Registers all tools."""
-    for function, title, hints in _TOOLS:
-        server.add_tool(function, title=title, annotations=hints, structured_output=True)
+def make_tools() -> list[StrictTool]:
+    """Returns all tools."""
+    return [StrictTool.of(function, title, hints) for function, title, hints in _TOOLS]
 
 
 async def registered_tools() -> list[Tool]:
     """Returns the tools as a client lists them, for the manual."""
-    server: MCPServer[Any] = MCPServer("branching")
-    add_tools(server)
+    server: MCPServer[Any] = MCPServer("branching", tools=[*make_tools()])
     return await server.list_tools()
 
 
-def patch_text(branch: Branch, bytes_max: int) -> tuple[str, bool]:
-    """Returns a branch's patch, and whether it is cut off."""
+def patch_text(branch: Branch, bytes_max: int, *, with_binary: bool = True) -> tuple[str, bool]:
+    """Returns a branch's patch and whether it is cut off.
+
+    Args:
+        branch: The branch whose changes the patch shows.
+        bytes_max: The length at which the patch is cut off.
+        with_binary: Whether to show the content of binary files, as git does in base85. Without
+            it a comment takes the place of the content, and the patch cannot be applied.
+    """
     with tempfile.TemporaryFile() as file:
         branch.patch(file)
         file.seek(0)
-        data = file.read(bytes_max + 1)
-    return data[:bytes_max].decode("utf-8", "replace"), len(data) > bytes_max
+        kept = bytearray()
+        is_binary = False
+        for line in file:
+            if line == b"GIT binary patch\n" and not with_binary:
+                is_binary = True
+                line = b"# binary content left out\n"  # noqa: PLW2901
+            elif is_binary and not line.startswith(b"diff --git "):
+                continue
+            else:
+                is_binary = False
+            kept += line
+            if len(kept) > bytes_max:
+                break
+    return bytes(kept[:bytes_max]).decode("utf-8", "replace"), len(kept) > bytes_max

@@ -64,8 +64,8 @@ TIMEOUT_GRACE_SECONDS = 1.0
 """Between SIGTERM and SIGKILL when the time of a command is over."""
 ANSWER_BYTES_MAX = 8 << 20
 """Of the output of a callback, which is kept in memory."""
-LINE_CHARACTERS_MAX = 8192
-"""A longer line is told in pieces: a program that never ends its line must not fill our memory."""
+LINE_CHARACTERS_MAX = 64 << 10
+"""A longer line is passed on in pieces, so that output without line ends needs bounded memory."""
 _RETURNS = re.compile(r"\r+(?=\n|\Z)")
 """At the ends of lines."""
 
@@ -347,15 +347,24 @@ class Blocks:
         self._tell = tell
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
+        self._is_cut = False
+        """Whether the line has been passed on in part."""
 
     def feed(self, arrived: bytes) -> None:
         """Tells the lines that are complete now."""
         text = self._rest + self._decoder.decode(arrived)
-        block, end, self._rest = text.rpartition("\n")
+        if text and self._is_cut:
+            text = text.removeprefix("
+")  # the end of the line that was passed on in part
+            self._is_cut = False
+        block, end, self._rest = text.rpartition("
+")
         if end:
-            self._tell(_RETURNS.sub("", block) if "\r" in block else block)
+            self._tell(_RETURNS.sub("", block) if "" in block else block)
         if len(self._rest) >= LINE_CHARACTERS_MAX:
-            self.finish()
+            self._tell(self._rest)
+            self._rest = ""
+            self._is_cut = True
 
     def finish(self) -> None:
         """Tells the last line if it has no end."""

@@ -260,11 +260,13 @@ async def test_output_is_bounded_and_the_log_has_it_all(real_workspace: Workspac
         assert len(ran["output"]) < 40_000
         lines = ran["output"].splitlines()
         assert (lines[0], lines[-1]) == ("1", "100000")
-        (gap,) = [line for line in lines if line.startswith("[")]
-        left_out = 100_000 - (len(lines) - 1)
-        assert gap == f"[{left_out} lines left out]"
         whole = await agent.text_of(ran["log"])
         assert whole == "".join(f"{number}\n" for number in range(1, 100_001))
+        (gap,) = [line for line in lines if line.startswith("[")]
+        head, tail = ran["output"].split(f"\n{gap}\n")
+        assert gap == f"[{len(whole) - 1 - len(head) - len(tail)} characters left out]"
+        assert whole.startswith(head)
+        assert whole.endswith(f"{tail}\n")
         with pytest.raises(MCPError, match="no output is kept"):
             await agent.text_of("branching://logs/nobody")
         with pytest.raises(MCPError, match="branching://logs"):

@@ -1,0 +1,269 @@
+"""What the tools answer: true, bounded, and plain text beside the structure."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import mcp_types
+import pytest
+from support.tools import Agent, connected, served
+
+from branching import Workspace
+from branching.mcp.answers import CHANGES_CHARACTERS_MAX, CHANGES_MAX, printable
+from branching.mcp.output import Output
+from branching.mcp.tools import make_tools
+from branching.patterns.program import Lines
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
+
+CHARACTERS_MAX = 40_000
+"""Of either form of an answer: both together stay below 20,000 tokens of four characters."""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def answer_of(agent: Agent, tool: str, **arguments: Any) -> tuple[str, str]:
+    """Returns both forms of an answer: the text, and the structure as JSON."""
+    answer = await agent.client.call_tool(tool, arguments)
+    (content,) = answer.content
+    assert isinstance(content, mcp_types.TextContent)
+    assert not answer.is_error, content.text
+    return content.text, json.dumps(answer.structured_content)
+
+
+async def test_a_commit_of_names_that_are_not_utf8_is_reported_as_a_commit(
+    real_workspace: Workspace,
+) -> None:
+    odd = os.fsdecode(b"x\xff")
+    async with connected(served(real_workspace)) as agent:
+        await agent.call("branch_create", name="b")
+        await agent.call("branch_run", branch="b", command="touch \"$(printf 'x\\377')\"")
+        listed = await agent.call("branch_files", branch="b")
+        assert "x\\xff" in [each["name"] for each in listed["entries"]]
+        diff = await agent.call("branch_diff", branch="b", patch=True)
+        assert [each["path"] for each in diff["changes"]] == ["x\\xff"]
+        committed = await agent.call("branch_commit", branch="b")
+        assert [each["path"] for each in committed["changes"]] == ["x\\xff"]
+        assert (real_workspace.base / odd).exists()
+        undone = await agent.call("undo")
+        assert [each["path"] for each in undone["changes"]] == ["x\\xff"]
+        assert not (real_workspace.base / odd).exists()
+        raced = await agent.call("speculate", candidates=["touch \"$(printf 'y\\376')\""])
+        assert [each["path"] for each in raced["changes"]] == ["y\\xfe"]
+        assert raced["committed"]
+
+
+def test_lone_surrogates_of_any_kind_are_printable() -> None:
+    assert printable("a\udcffb") == "a\\xffb"
+    assert printable("a\ud800b").encode() == b"a\\ud800b"
+
+
+async def test_a_refused_conflict_lists_names_that_are_not_utf8(real_workspace: Workspace) -> None:
+    async with connected(served(real_workspace)) as agent:
+        await agent.call("branch_create", name="b")
+        await agent.call("branch_run", branch="b", command="echo b >\"$(printf 'x\\377')\"")
+        (real_workspace.base / os.fsdecode(b"x\xff")).write_text("base\n")
+        assert "x\\xff" in await agent.refused("branch_commit", branch="b")
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 100])
+def test_output_keeps_the_beginning_and_the_end_of_one_long_line(pieces: int) -> None:
+    text = json.dumps(list(range(6000)))
+    output = Output(100, 300)
+    for line in [text] * pieces:
+        output.add(line)
+    assert output.text.startswith(text[:100])
+    assert output.text.endswith(text[-300:])
+    whole = len("\n".join([text] * pieces))
+    assert f"[{whole - 400} characters left out]" in output.text
+
+
+def test_output_that_fits_is_kept_as_it_is() -> None:
+    output = Output(4, 4)
+    for line in ("", "ab", "", "cd"):
+        output.add(line)
+    assert output.text == "\nab\n\ncd"
+    assert output.characters_left_out == 0
+
+
+async def test_a_long_line_of_a_command_is_shown_from_both_ends(real_workspace: Workspace) -> None:
+    command = "python3 -c 'import json; print(json.dumps(list(range(6000))))'"
+    async with connected(served(real_workspace)) as agent:
+        await agent.call("branch_create", name="b")
+        ran = await agent.call("branch_run", branch="b", command=command)
+        assert ran["output"].startswith("[0, 1, 2,")
+        assert ran["output"].endswith("5998, 5999]")
+        raced = await agent.call("speculate", candidates=[command], commit=False)
+        (candidate,) = raced["candidates"]
+        assert candidate["output"].endswith("5998, 5999]")
+
+
+@pytest.mark.parametrize("path", ["fresh/../../x", "new/dir/" + "n" * 300, "new//x", "a/./b"])
+async def test_a_refused_write_creates_no_directory(real_workspace: Workspace, path: str) -> None:
+    async with connected(served(real_workspace)) as agent:
+        await agent.call("branch_create", name="b")
+        await agent.refused("branch_write", branch="b", path=path, content="x")
+        assert (await agent.call("branch_diff", branch="b"))["changes"] == []
+
+
+async def test_a_write_that_fails_late_takes_its_directories_back(
+    real_workspace: Workspace,
+) -> None:
+    async with connected(served(real_workspace)) as agent:
+        await agent.call("branch_create", name="b")
+        await agent.call("branch_run", branch="b", command="ln -s / way; mkdir -p d/there")
+        before = await agent.call("branch_diff", branch="b")
+        await agent.refused("branch_write", branch="b", path="way/x/y", content="x")
+        await agent.refused("branch_write", branch="b", path="d/there", content="x")
+        await agent.refused("branch_write", branch="b", path="d/one/../x", content="x")
+        assert await agent.call("branch_diff", branch="b") == before
+
+
+async def test_every_tool_refuses_arguments_that_it_does_not_have(
+    real_workspace: Workspace,
+) -> None:
+    assert all(tool.parameters["additionalProperties"] is False for tool in make_tools())
+    async with connected(served(real_workspace)) as agent:
+        await agent.call("branch_create", name="b")
+        await agent.call("branch_write", branch="b", path="f", content="x")
+        text = await agent.refused("branch_commit", branch="b", dryrun=True)
+        assert "there is no argument 'dryrun'" in text
+        assert "dry_run" in text.partition("Next: ")[2]
+        assert not (real_workspace.base / "f").exists()
+        assert [each["name"] for each in (await agent.call("branch_list"))["branches"]] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "fault"),
+    [
+        ("branch_read", {"branch": "b"}, "the argument 'path' is missing"),
+        ("branch_run", {"branch": "b", "command": ""}, "command: "),
+        ("branch_run", {"branch": "b", "command": "true", "timeout_seconds": -1}, "seconds: "),
+        ("speculate", {"candidates": []}, "candidates: "),
+        ("best_of_n", {"candidates": ["true", "false"], "n": 2}, "n is for a single command"),
+        ("branch_write", {"branch": "b", "path": "f", "content": "!", "is_base64": True}, ""),
+    ],
+)
+async def test_refused_arguments_are_named_with_what_holds(
+    real_workspace: Workspace, tool: str, arguments: dict[str, Any], fault: str
+) -> None:
+    async with connected(served(real_workspace)) as agent:
+        await agent.call("branch_create", name="b")
+        text = await agent.refused(tool, **arguments)
+        assert fault in text
+        assert "Nothing was done." in text
+        for word in ("pydantic", "validation error", "input_value", "Error executing"):
+            assert word not in text
+
+
+async def test_answers_stay_within_what_a_client_accepts(real_workspace: Workspace) -> None:
+    base = real_workspace.base
+    for number in range(1000):
+        (base / f"{number:04}{'n' * 60}").touch()
+    (base / "big").write_text("line of text\n" * 40_000)
+    (base / "binary").write_bytes(bytes(range(256)) * 1000)
+    much = "for i in $(seq 3000); do echo line $i of much output; done"
+    async with connected(served(real_workspace)) as agent:
+        await agent.call("branch_create", name="b")
+        rewrite = (
+            'for f in ????nnn*; do echo "$f $f $f" >"$f"; done; head -c 99999 /dev/urandom >big'
+        )
+        await agent.call("branch_run", branch="b", command=rewrite)
+        calls: list[tuple[str, dict[str, Any]]] = [
+            ("branch_run", {"branch": "b", "command": much}),
+            ("branch_files", {"branch": "main"}),
+            ("branch_diff", {"branch": "b"}),
+            ("branch_diff", {"branch": "b", "patch": True}),
+            ("branch_read", {"branch": "main", "path": "big", "limit": 262144}),
+            ("branch_read", {"branch": "main", "path": "binary"}),
+            ("speculate", {"candidates": [f"{much}; exit 1"] * 32}),
+            ("branch_commit", {"branch": "b"}),
+            ("undo", {"dry_run": True}),
+        ]
+        for tool, arguments in calls:
+            for form in await answer_of(agent, tool, **arguments):
+                assert len(form) < CHARACTERS_MAX, (tool, arguments, len(form))
+
+
+async def test_a_long_listing_can_be_continued(real_workspace: Workspace) -> None:
+    names = {f"{number:04}{'n' * 60}" for number in range(700)} | {"seed.txt"}
+    for name in names:
+        (real_workspace.base / name).touch()
+    found: list[str] = []
+    async with connected(served(real_workspace)) as agent:
+        while True:
+            after = found[-1] if found else ""
+            listed = await agent.call("branch_files", branch="main", after=after)
+            found += [each["name"] for each in listed["entries"]]
+            if not listed["truncated"]:
+                break
+    assert found == sorted(names)
+
+
+async def test_a_patch_shows_text_and_leaves_binary_content_out(real_workspace: Workspace) -> None:
+    async with connected(served(real_workspace)) as agent:
+        await agent.call("branch_create", name="b")
+        command = "head -c 5000 /dev/urandom >a.bin; echo hello >b.txt; head -c 99 /dev/zero >c"
+        await agent.call("branch_run", branch="b", command=command)
+        patch = (await agent.call("branch_diff", branch="b", patch=True))["patch"]
+        assert patch.count("# binary content left out") == 2
+        assert "+hello\n" in patch
+        assert "literal 5000" not in patch
+        assert "literal 5000" in await agent.text_of("branching://branches/b/diff")
+
+
+async def test_a_branch_is_a_directory_that_other_tools_can_use(real_workspace: Workspace) -> None:
+    async with connected(served(real_workspace)) as agent:
+        made = await agent.call("branch_create", name="b")
+        with open(f"{made['path']}/by-path", "w") as file:  # noqa: PTH123
+            file.write("x")
+        read = await agent.call("branch_read", branch="b", path="by-path")
+        assert read["content"] == "x"
+
+
+async def test_the_text_of_an_answer_is_plain(real_workspace: Workspace) -> None:
+    async with connected(served(real_workspace)) as agent:
+        await agent.call("branch_create", name="b")
+        await agent.call("branch_write", branch="b", path="d/f", content="x")
+        text, _ = await answer_of(agent, "branch_run", branch="b", command="echo hi; exit 3")
+        head, output = text.split("\n")
+        assert head.startswith("exit code 3 after ")
+        assert output == "hi"
+        text, _ = await answer_of(agent, "branch_diff", branch="b")
+        assert text == "branch b: 2 added\nA d/\nA d/f"
+        text, _ = await answer_of(agent, "branch_files", branch="b")
+        assert text == "d/\nseed.txt 5"
+        text, _ = await answer_of(agent, "branch_read", branch="b", path="d/f")
+        assert text == "x"
+        for tool in ("branch_list", "history"):
+            assert (await answer_of(agent, tool))[0]
+
+
+def test_the_limits_of_changes_leave_room_for_their_form() -> None:
+    assert CHANGES_MAX * 80 + CHANGES_CHARACTERS_MAX < CHARACTERS_MAX
+
+
+def test_descriptions_have_no_indentation_of_the_source() -> None:
+    for tool in make_tools():
+        assert "\n  " not in tool.description
+        for name, schema in tool.parameters["properties"].items():
+            assert schema.get("description"), (tool.name, name)
+
+
+@pytest.mark.parametrize("size", [1, 1000, 70_000])
+def test_long_lines_are_passed_on_in_pieces_and_lose_nothing(size: int) -> None:
+    text = "é" * 200_000 + "\n\nlast\n"
+    data = text.encode()
+    told: list[str] = []
+    lines = Lines(told.append)
+    for start in range(0, len(data), size):
+        lines.feed(data[start : start + size])
+    lines.finish()
+    assert told[-2:] == ["", "last"]
+    assert "".join(told[:-2]) == "é" * 200_000
+    assert all(piece for piece in told[:-2])
