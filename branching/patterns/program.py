@@ -354,13 +354,11 @@ class Blocks:
         """Tells the lines that are complete now."""
         text = self._rest + self._decoder.decode(arrived)
         if text and self._is_cut:
-            text = text.removeprefix("
-")  # the end of the line that was passed on in part
+            text = text.removeprefix("\n")  # the end of the line that was passed on in part
             self._is_cut = False
-        block, end, self._rest = text.rpartition("
-")
+        block, end, self._rest = text.rpartition("\n")
         if end:
-            self._tell(_RETURNS.sub("", block) if "" in block else block)
+            self._tell(_RETURNS.sub("", block) if "\r" in block else block)
         if len(self._rest) >= LINE_CHARACTERS_MAX:
             self._tell(self._rest)
             self._rest = ""

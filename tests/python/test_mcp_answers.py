@@ -10,7 +10,7 @@ import mcp_types
 import pytest
 from support.tools import Agent, connected, served
 
-from branching import Workspace
+from branching import ResourceLimits, Workspace
 from branching.mcp.answers import CHANGES_CHARACTERS_MAX, CHANGES_MAX, printable
 from branching.mcp.output import Output
 from branching.mcp.tools import make_tools
@@ -69,6 +69,19 @@ async def test_a_refused_conflict_lists_names_that_are_not_utf8(real_workspace: 
         await agent.call("branch_run", branch="b", command="echo b >\"$(printf 'x\\377')\"")
         (real_workspace.base / os.fsdecode(b"x\xff")).write_text("base\n")
         assert "x\\xff" in await agent.refused("branch_commit", branch="b")
+
+
+async def test_a_write_that_meets_the_disk_limit_takes_its_directories_back(
+    real_workspace: Workspace,
+) -> None:
+    limits = ResourceLimits(disk=1 << 20)
+    async with connected(served(real_workspace, limits=limits)) as agent:
+        await agent.call("branch_create", name="b")
+        text = await agent.refused(
+            "branch_write", branch="b", path="d/e/f", content="x" * 1_900_000
+        )
+        assert "limit on disk space" in text
+        assert (await agent.call("branch_diff", branch="b"))["changes"] == []
 
 
 @pytest.mark.parametrize("pieces", [1, 7, 100])
