@@ -27,6 +27,9 @@ FUSE = Path("/dev/fuse")
 def opened_workspace(path: Path | None) -> Iterator[Workspace]:
     """Opens the workspace around `path`, or around the current directory, and closes it."""
     with held(), _open(path) as workspace:
+        if workspace.dropped:
+            names = ", ".join(workspace.dropped)
+            note(f"dropped the branches of a program that was killed: {names}")
         yield workspace
 
 

@@ -243,6 +243,7 @@ def _run(plan: _Plan, path: Path | None) -> tuple[int, str, str | None, list[Cha
                 on_event=None if copy is None else copy.on_event,
                 # Commands that run at the same time and change other paths are all committed.
                 policy="snapshot" if workspace.policy == "first-winner" else None,
+                ends_with_process=False,  # it is one piece of work, and its log tells of it
             ) as runner:
                 attempt = runner.start(program)
                 try:

@@ -32,6 +32,7 @@ from branching.errors import (
     add_note,
 )
 from branching.fs.backend import Backend, BranchRecord, Change, Policy
+from branching.fs.claims import end_lease, lease
 from branching.interrupts import deferred
 
 NAME_BYTES_MAX = 254
@@ -70,6 +71,8 @@ class Branch:
         self._disk_limit = disk_limit
         self._record: BranchRecord | None = None
         self._ended: str | None = None
+        self.is_leased = on_success == "commit" and on_error == "abort"
+        """It is dropped if this process is killed while it is open: its `with` ends it always."""
         self.forgotten: list[str] = []
         """After a commit: branch names of earlier commits that can no longer be undone."""
         self._pid = os.getpid()
@@ -170,10 +173,10 @@ class Branch:
                 dry_run=dry_run,
             )
         except RecoveryError:
-            self._ended = "committed"  # an abort at the end of the `with` must not follow
+            self._end("committed")  # an abort at the end of the `with` must not follow
             raise
         if not dry_run:
-            self._ended = "committed"
+            self._end("committed")
         self.forgotten = committed.forgotten
         return committed.changes
 
@@ -206,7 +209,17 @@ class Branch:
         record = self._opened()
         if self._ended is None:
             self._backend.abort(record)
-            self._ended = "aborted"
+            self._end("aborted")
+
+    def release(self) -> None:
+        """Has the branch stay open also if this process is killed."""
+        if self._record is not None and self.is_leased:
+            self.is_leased = False
+            end_lease(self._backend, self._record)
+
+    def _end(self, how: str) -> None:
+        self._ended = how
+        self.release()
 
     def diff(self, *, count_lines: bool = False) -> list[Change]:
         """Lists what the branch changed against its parent, by path."""
@@ -264,6 +277,8 @@ class Branch:
                 self._record = self._backend.create(
                     self._name, self._parent_id, disk_limit=self._disk_limit
                 )
+                if self.is_leased:
+                    lease(self._backend, self._record)
         except KeyboardInterrupt:
             if self.is_open:
                 self.abort()
@@ -287,6 +302,7 @@ class Branch:
                 except BranchingError as failure:
                     # The exception under way is what the caller must see; this one goes along.
                     add_note(error, f"and its branch stays open: {failure}")
+            self.release()
 
     async def __aenter__(self) -> Branch:
         try:
@@ -312,6 +328,7 @@ class Branch:
             # still be committed (`force`, `skip`), so the branch stays.
             if not conflict.paths:
                 self.abort()
+            self.release()
             raise
 
     def _opened(self) -> BranchRecord:

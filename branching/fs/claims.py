@@ -2,6 +2,11 @@
 
     STORE/agents/claims-9f3c2a1b    one a process, locked by it: a line for each branch that it made
                                     `+ID NAME`, or let go of `-ID NAME`
+    STORE/agents/leases-9f3c2a1b    the same of a program that uses the library
+
+Claims are an MCP server's: the next server drops what a killed one left. Leases are made for
+branches that a `with` block or a pattern ends (`lease`): whoever opens the workspace next drops
+what a killed program left (`drop_leased`). A program that ends by itself gives its leases up.
 
 The kernel takes a lock away with its process, however that dies: a file that is not locked tells of
 branches that were left. A line is written after its branch is made, so a process that is killed in
@@ -10,6 +15,7 @@ between leaves a branch that nobody claims; it is never the other way round.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import secrets
@@ -17,21 +23,26 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from branching.errors import BranchNotFoundError
-from branching.fs.backend import BranchRecord
-from branching.fs.workspace import Workspace
+from branching.fs.backend import Backend, BranchRecord
+
+if TYPE_CHECKING:
+    from branching.fs.workspace import Workspace
 
 _DIRECTORY = "agents"
-_PREFIX = "claims-"
+_CLAIMS = "claims-"
+_LEASES = "leases-"
 
 
 class Claims:
     """Those of one process. The file is made with the first claim, and removed by `close`. Safe
     from any thread."""
 
-    def __init__(self, space: Workspace) -> None:
+    def __init__(self, space: Workspace | Backend, prefix: str = _CLAIMS) -> None:
         self._space = space
+        self._prefix = prefix
         self._lock = threading.Lock()  # guards the next two
         self._path: Path | None = None
         self._file: int | None = None
@@ -53,6 +64,12 @@ class Claims:
             os.close(self._file)
             self._path = self._file = None
 
+    def abandon(self) -> None:
+        """Lets go of the file in a forked process: it is the parent's."""
+        if self._file is not None:
+            os.close(self._file)
+            self._path = self._file = None
+
     def _write(self, line: str) -> None:
         with self._lock:
             if self._file is None:
@@ -68,7 +85,7 @@ class Claims:
             directory.mkdir(mode=0o700)
             if os.geteuid() == 0:
                 os.chown(directory, uid, gid)
-        name = f"{_PREFIX}{secrets.token_hex(4)}"
+        name = f"{self._prefix}{secrets.token_hex(4)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         file = os.open(directory / f".{name}", flags, 0o600)
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -78,10 +95,82 @@ class Claims:
         return (directory / f".{name}").rename(directory / name), file
 
 
-def left(space: Workspace, records: Sequence[BranchRecord] | None = None) -> list[BranchRecord]:
+class _Leases:
+    """The claims of this process as a program, by store. The file of a store goes with the last
+    branch, so that the store can go when the workspace is closed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards all below
+        self._is_registered = False
+        self._claims: dict[Path, Claims] = {}
+        self._open: dict[Path, set[int]] = {}
+
+    def add(self, backend: Backend, store: Path, record: BranchRecord) -> None:
+        with self._lock:
+            if not self._is_registered:
+                # Not before: what is registered last is done first, and the workspace, which is
+                # there by now, is unmounted at the exit, too.
+                atexit.register(self.close)
+                self._is_registered = True
+            claims = self._claims.setdefault(store, Claims(backend, _LEASES))
+            claims.add(record)
+            self._open.setdefault(store, set()).add(record.id)
+
+    def drop(self, store: Path, record: BranchRecord) -> None:
+        with self._lock:
+            opened = self._open.get(store, set())
+            if record.id not in opened:
+                return
+            opened.discard(record.id)
+            if opened:
+                self._claims[store].drop(record)
+            else:
+                self._claims.pop(store).close()
+
+    def close(self) -> None:
+        with self._lock:
+            while self._claims:
+                self._claims.popitem()[1].close()
+            self._open.clear()
+
+    def forget(self) -> None:
+        """In a forked process: the branches are the parent's, and so is the lock."""
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        while self._claims:
+            self._claims.popitem()[1].abandon()
+        self._open.clear()
+
+
+_leases = _Leases()
+os.register_at_fork(after_in_child=_leases.forget)
+
+
+def lease(backend: Backend, record: BranchRecord) -> None:
+    """Has a branch dropped after this process if that is killed. The branch stays where that
+    cannot be written down: the store is another user's."""
+    if backend.store is not None:
+        with suppress(OSError):
+            _leases.add(backend, backend.store, record)
+
+
+def end_lease(backend: Backend, record: BranchRecord) -> None:
+    """Says that a branch has ended, or is to stay."""
+    if backend.store is not None:
+        with suppress(OSError):
+            _leases.drop(backend.store, record)
+
+
+def drop_leased(space: Workspace) -> list[BranchRecord]:
+    """Aborts the branches that killed programs left, and returns which they were."""
+    return drop_left(space, _LEASES) if _files(space, _LEASES) else []
+
+
+def left(
+    space: Workspace, records: Sequence[BranchRecord] | None = None, prefix: str = _CLAIMS
+) -> list[BranchRecord]:
     """Lists the open branches that were left by processes that are gone, the oldest first; of
     `records`, if they were listed already."""
-    claimed = {claim for path in _files(space) for claim in _unlocked(path)}
+    claimed = {claim for path in _files(space, prefix) for claim in _unlocked(path)}
     if not claimed:
         return []
     opened = space.branches() if records is None else records
@@ -97,26 +186,45 @@ def release(space: Workspace, record: BranchRecord) -> None:
                     os.write(file, f"-{record.id} {record.name}\n".encode())
 
 
-def drop_left(space: Workspace) -> list[BranchRecord]:
-    """Aborts them; returns which they were. What an abort raises is raised."""
-    found = left(space)
-    for record in reversed(found):  # children are younger than their parents
+def drop_left(space: Workspace, prefix: str = _CLAIMS) -> list[BranchRecord]:
+    """Aborts them; returns which they were. What an abort raises is raised.
+
+    A branch stays as long as there is one below it that was not left.
+    """
+    opened = space.branches()
+    found = left(space, opened, prefix)
+    gone = {record.id for record in found}
+    others = [record.branch_path for record in opened if record.id not in gone]
+    dropped = [
+        record
+        for record in found
+        if not any(path.startswith(f"{record.branch_path}/") for path in others)
+    ]
+    for record in reversed(dropped):  # children are younger than their parents
         with suppress(BranchNotFoundError):  # somebody else drops them too
             space.reopen(record.name).abort()
-    for path in _files(space):
+    for path in _files(space, prefix):
+        claims = _unlocked(path)
         with _locked(path) as file:
-            if file is not None:
+            is_done = not any(
+                (each.id, each.name) in claims for each in found if each not in dropped
+            )
+            if file is not None and is_done:
                 path.unlink(missing_ok=True)
-    return found
+    directory = _directory(space)
+    if directory is not None:
+        with suppress(OSError):  # others have something there
+            directory.rmdir()
+    return dropped
 
 
-def _directory(space: Workspace) -> Path | None:
+def _directory(space: Workspace | Backend) -> Path | None:
     return None if space.store is None else space.store / _DIRECTORY
 
 
-def _files(space: Workspace) -> list[Path]:
+def _files(space: Workspace, prefix: str = _CLAIMS) -> list[Path]:
     directory = _directory(space)
-    return [] if directory is None else sorted(directory.glob(f"{_PREFIX}*"))
+    return [] if directory is None else sorted(directory.glob(f"{prefix}*"))
 
 
 def _unlocked(path: Path) -> set[tuple[int, str]]:

@@ -29,12 +29,15 @@ class Grove:
         *,
         is_between: bool,
         policy: Policy | None = None,
+        ends_with_process: bool = True,
     ) -> None:
         """With `is_between` all are forked from a branch between them and the parent.
 
         With the policy "snapshot" a commit lets other branches of the parent live on, and conflicts
-        are found by path, whichever was committed first.
+        are found by path, whichever was committed first. If the process is killed, the branches
+        are dropped by whoever opens the workspace next, unless `ends_with_process` is false.
         """
+        self._ends_with_process = ends_with_process
         self._policy: Policy | None = policy
         self.forgotten: list[str] = []
         """Branch names of earlier commits that can no longer be undone because of a commit."""
@@ -56,7 +59,7 @@ class Grove:
         self.between = self._parent.branch(
             self._name("setup"), on_success=None, on_error=None, disk_limit=self._disk_together
         )
-        self._branches.append(self.between)
+        self._own(self.between)
         return self.between.__enter__()
 
     def branch(self, purpose: int | str, parent: Branch | None = None) -> Branch:
@@ -65,8 +68,13 @@ class Grove:
         branch = origin.branch(
             self._name(purpose), on_success=None, on_error=None, disk_limit=self._disk_each
         )
-        self._branches.append(branch)
+        self._own(branch)
         return branch
+
+    def _own(self, branch: Branch) -> None:
+        self._branches.append(branch)
+        # What a steered call was at work on is told by its log.
+        branch.is_leased = self._ends_with_process and self._helm is None
 
     def merged(self, branch: Branch) -> Branch:
         """Commits the branch into the one between, if there is one; returns what has it all."""
@@ -123,6 +131,7 @@ class Grove:
                 self.drop(branch)
             except BranchingError as error:
                 failure = failure or error
+            branch.release()
         if failure is None:
             return
         if under_way is None:

@@ -82,6 +82,7 @@ class Runner:
         limits: ResourceLimits | None = None,
         group_limits: ResourceLimits | None = None,
         policy: Policy | None = None,
+        ends_with_process: bool = True,
     ) -> None:
         self._budget = None
         if limits is not None or group_limits is not None:
@@ -97,7 +98,14 @@ class Runner:
         self._setup = setup
         self._keeps_failed = keep_failed
         is_between = setup is not None
-        self._grove = Grove(parent, name, self._budget, is_between=is_between, policy=policy)
+        self._grove = Grove(
+            parent,
+            name,
+            self._budget,
+            is_between=is_between,
+            policy=policy,
+            ends_with_process=ends_with_process,
+        )
         self._elsewhere = elsewhere
 
         self._mailbox = Mailbox(timeout)
