@@ -107,6 +107,7 @@ class Changes(Answer):
 
     branch: str
     action: Literal["none", "committed", "aborted", "kept"] = "none"
+    commit: int | None = Field(default=None, description="Id of the commit, for undo")
     summary: str = Field(description="How many paths, by kind of change")
     changes: list[PathChange] = Field(description=f"The first {CHANGES_MAX} of them")
     patch: str | None = Field(None, description="As a patch that git apply takes, if asked for")
@@ -133,6 +134,8 @@ class Changes(Answer):
     def as_text(self) -> str:
         """Returns what was done, the paths, and the patch."""
         done = "" if self.action == "none" else f" {self.action}"
+        if self.commit is not None:
+            done += f" as commit {self.commit}"
         lines = [f"branch {self.branch}{done}: {self.summary}", *change_lines(self.changes)]
         if self.truncated:
             lines.append(f"... more in branching://branches/{self.branch}/diff")

@@ -50,8 +50,13 @@ class Raced:
 
 
 def seconds_for(desk: Desk, wanted: float | None) -> float:
-    """Returns the time for a command: what is wanted, as far as the rules let it."""
-    return min(wanted or SECONDS_DEFAULT, desk.rules.seconds_max)
+    """Returns the time limit of a command. ValueError if more is wanted than the rules allow."""
+    longest = desk.rules.seconds_max
+    if wanted is not None and wanted > longest:
+        raise ValueError(
+            f"timeout_seconds is {wanted:g}, and this server allows at most {longest:g}"
+        )
+    return min(wanted or SECONDS_DEFAULT, longest)
 
 
 async def run(desk: Desk, name: str, command: str, *, seconds: float, tell: Tell) -> Ran:

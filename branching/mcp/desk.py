@@ -22,8 +22,13 @@ from types import TracebackType
 
 import anyio
 
-from branching.errors import BranchError, BranchingError, BranchNotFoundError, add_note
-from branching.fs import Branch, BranchRecord, Change, Workspace
+from branching.errors import (
+    BranchError,
+    BranchingError,
+    BranchNotFoundError,
+    add_note,
+)
+from branching.fs import Branch, BranchRecord, Change, Reversal, Workspace
 from branching.fs.beneath import Tree
 from branching.fs.claims import Claims, drop_left
 from branching.mcp.work import step
@@ -34,6 +39,8 @@ from branching.process.sandbox.hidden import find, glob_pattern
 _log = logging.getLogger("branching.mcp")
 MAIN = "main"
 """How the workspace itself is named where a branch is asked for."""
+STORE_NAME = ".branching"
+"""The name in a workspace's root that no branch shows."""
 SECONDS_MAX_DEFAULT = 3600.0
 
 
@@ -157,28 +164,75 @@ class Desk:
         skip: bool = False,
         dry_run: bool = False,
     ) -> list[Change]:
-        """Applies a branch in which nothing runs to its parent."""
+        """Applies a branch in which nothing runs to its parent.
+
+        Siblings stay open, and a stale branch is rebased first: disjoint work of several agents
+        in one directory is committed.
+        """
         branch = await self.find(name)
-        if self._running.get(name) and not dry_run:
-            raise BranchError(
-                f"something still runs in branch {name!r}: it was not committed",
-                hint="wait for its end, or branch_abort, which ends it",
-                branch=name,
-            )
+        if not dry_run:
+            self._check_idle(name, "committed")
         with self.running(name, Scope()):  # nothing is started in it, nor committed, meanwhile
             return await step(
                 lambda: branch.commit(
-                    only=only, exclude=exclude, force=force, skip=skip, dry_run=dry_run
+                    only=only,
+                    exclude=exclude,
+                    force=force,
+                    skip=skip,
+                    policy="snapshot" if self.workspace.policy == "first-winner" else None,
+                    rebase=True,
+                    dry_run=dry_run,
                 )
             )
 
-    async def abort(self, name: str) -> None:
-        """Ends what runs in a branch, and drops it with its children."""
+    async def rebase(self, name: str, *, force: bool = False) -> list[str]:
+        """Forks a branch anew from its parent's present state, and keeps its changes on top.
+
+        Returns the conflicting paths of which `force` kept the branch's version.
+        """
+        branch = await self.find(name)
+        self._check_idle(name, "rebased")
+        with self.running(name, Scope()):
+            return await step(partial(branch.rebase, force=force))
+
+    async def last_commit(self, name: str) -> int | None:
+        """Returns the id of the newest commit of a branch of this name to the workspace."""
+        records = await step(self.workspace.history)
+        ids = [each.id for each in records if each.branch == name and each.undone is None]
+        return ids[-1] if ids else None
+
+    async def undo(self, commit: int | None, *, force: bool, dry_run: bool) -> Reversal:
+        """Reverts the last commit to the workspace; BranchError if that is not `commit`."""
+        if commit is not None:
+            last = (await step(partial(self.workspace.undo, force=True, dry_run=True))).commit
+            if last.id != commit:
+                raise BranchError(
+                    f"commit {commit} was not undone: the last commit is {last.id}, of branch "
+                    f"{last.branch!r}. Nothing was changed",
+                    hint="history lists the commits. Undo only what you committed; ask the user "
+                    "about commits of others",
+                )
+        return await step(partial(self.workspace.undo, force=force, dry_run=dry_run))
+
+    def _check_idle(self, name: str, what: str) -> None:
+        if self._running.get(name):
+            raise BranchError(
+                f"something still runs in branch {name!r}: it was not {what}",
+                hint="wait for its end, or branch_abort, which ends it",
+                branch=name,
+            )
+
+    async def abort(self, name: str) -> list[Change]:
+        """Ends what runs in a branch, and drops it with its children; returns its changes."""
         branch = await self.find(name)
         for run in list(self._running.get(name, ())):
             run.scope.cancel(STOP_GRACE_SECONDS)
             await run.ended.wait()
+        changes: list[Change] = []
+        with suppress(BranchingError):  # they cannot be listed; it can still be dropped
+            changes = await step(branch.diff)
         await step(branch.abort)
+        return changes
 
     @contextmanager
     def running(self, name: str, scope: Scope) -> Iterator[None]:
@@ -200,6 +254,8 @@ class Desk:
 
         PermissionError if the rules hide that: its name, or a file that it is another name of.
         """
+        if path.split("/", maxsplit=1)[0] == STORE_NAME:
+            raise OSError(errno.EPERM, "the store of the branches is not part of a branch", path)
         top = self.workspace.path if name == MAIN else (await self.find(name)).path
         if self._hidden:
             await step(partial(self._check_visible, top, path))

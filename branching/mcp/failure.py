@@ -27,9 +27,13 @@ from branching.errors import (
 
 PATHS_MAX = 50
 
+_REBASE = (
+    "branch_rebase puts its changes on top of the present state of the workspace, and "
+    "branch_commit does so by itself; branch_diff still shows them"
+)
 _NEXT: tuple[tuple[type[BranchingError], str], ...] = (
     (BranchNotFoundError, "branch_list shows the open branches"),
-    (BranchStaleError, "branch_abort it, and try again in a new one (branch_create)"),
+    (BranchStaleError, _REBASE),
     (AbortError, "branch_list shows whether it is still there"),
 )
 """What to do about an error, by its class; conflicts are told apart by what they carry."""
@@ -39,8 +43,7 @@ _SYSTEM = {
     errno.EISDIR: "branch_files lists a directory",
     errno.EROFS: "the branch is frozen while its children are open (branch_list): commit or abort "
     "them first, or work in one of them",
-    errno.ESTALE: "another branch was committed first: branch_abort this one, and try again in a "
-    "new one (branch_create)",
+    errno.ESTALE: f"another branch was committed first: {_REBASE}",
     errno.EDQUOT: "the branch has met its limit on disk space: delete something in it with "
     "branch_run, or branch_abort it",
     errno.ELOOP: "symbolic links are not followed: name the file itself (branch_run: readlink)",
@@ -111,7 +114,7 @@ def _next(error: BranchingError) -> str:
             "are, or branch_abort"
         )
     if isinstance(error, ConflictError):
-        return "branch_abort it, and try again in a new one (branch_create)"
+        return _REBASE
     for kind, advice in _NEXT:
         if isinstance(error, kind):
             return advice
@@ -122,8 +125,15 @@ def _next(error: BranchingError) -> str:
     return error.hint or "tell the user"
 
 
+_SYSTEM_WORDS = {errno.EXDEV: "the path leads out of the workspace"}
+
+
 def _system_words(error: OSError) -> str:
-    what = error.strerror or (str(error.args[1]) if len(error.args) > 1 else str(error))
+    what = (
+        _SYSTEM_WORDS.get(error.errno or 0)
+        or error.strerror
+        or (str(error.args[1]) if len(error.args) > 1 else str(error))
+    )
     where = f"{error.filename}: " if error.filename else ""
     advice = _SYSTEM.get(error.errno or 0)
     return f"{where}{what}. Nothing was changed." + (f"\nNext: {advice}" if advice else "")

@@ -31,7 +31,14 @@ Seconds = Annotated[
 ]
 Globs = Annotated[list[str], Field(description="Globs of paths: src/**, *.md")]
 Parent = Annotated[
-    str, Field(description='The branch to fork, into which it is committed; "main" by default')
+    str,
+    Field(
+        description='Branch to copy from, and to commit back into. "main" is the workspace itself'
+    ),
+]
+ForceReversal = Annotated[
+    bool,
+    Field(description="Also if the same files were changed since, or if branches are open"),
 ]
 Setup = Annotated[
     str | None,

@@ -22,7 +22,8 @@ nothing; what is done in it reaches the workspace only by a commit, all or nothi
 To try one thing: branch_create, branch_write and branch_run in it, branch_diff, then branch_commit
 or branch_abort. To try several at once: speculate (the first success is committed) or best_of_n
 (the best score), with candidates that end with the check that decides ("... && make test").
-The first branch to be committed wins: its siblings are stale then. undo takes a commit back.
+Branches that changed different files can all be committed; where two changed the same file the
+second commit is refused and lists it. undo reverts a commit by its id.
 Branches that are left open are dropped when the server ends, unless branch_keep kept them.
 """
 

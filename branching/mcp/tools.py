@@ -28,7 +28,14 @@ from branching.mcp.answers import (
 from branching.mcp.commands import seconds_for
 from branching.mcp.desk import MAIN
 from branching.mcp.file_tools import branch_files, branch_read, branch_write
-from branching.mcp.parameters import BranchName, Command, Globs, Parent, Seconds
+from branching.mcp.parameters import (
+    BranchName,
+    Command,
+    ForceReversal,
+    Globs,
+    Parent,
+    Seconds,
+)
 from branching.mcp.race_tools import best_of_n, speculate
 from branching.mcp.roots import AllowedDesk
 from branching.mcp.tool import StrictTool
@@ -50,11 +57,19 @@ async def branch_list(desk: AllowedDesk) -> Branches:
 
 async def branch_create(
     desk: AllowedDesk,
-    name: Annotated[str | None, Field(description="Default: one that nobody has")] = None,
+    name: Annotated[
+        str | None,
+        Field(
+            description='Name of the new branch, for example "fix-login". Omit it to get a '
+            "generated name"
+        ),
+    ] = None,
     parent: Parent = MAIN,
 ) -> BranchInfo:
-    """Fork a copy-on-write branch of the workspace: it sees all files, and changes none of them
-    until it is committed. It costs nothing. While a branch has open children it is frozen.
+    """Create an isolated copy of the workspace: copy-on-write, immediate, including ignored files.
+    Edit and run commands in it with the other branch_ tools, or use its `path` as a directory; the
+    workspace does not change until branch_commit. A branch that has open child branches is
+    read-only.
     """
     branch = await desk.create(name, parent)
     return BranchInfo.of(await step(branch.inspect), kept=False)
@@ -67,8 +82,9 @@ async def branch_run(
     command: Command,
     timeout_seconds: Seconds = None,
 ) -> CommandResult:
-    """Run a shell command in a branch, and leave the branch open with what it changed. It ends
-    with all processes it started. Nothing is committed, whatever the exit code.
+    """Run a shell command inside a branch and wait for it. Background processes are killed when it
+    returns, so start and test a server in one command. File changes stay in the branch; nothing is
+    committed.
     """
     async with progress.told(ctx) as tell:
         seconds = seconds_for(desk, timeout_seconds)
@@ -79,9 +95,13 @@ async def branch_run(
 async def branch_diff(
     desk: AllowedDesk,
     branch: BranchName,
-    patch: Annotated[bool, Field(description="Also the lines, as a patch")] = False,
+    patch: Annotated[
+        bool, Field(description="Also show the changed lines of text files, as a patch")
+    ] = False,
 ) -> Changes:
-    """Show what a branch changed against its parent: what a commit would apply."""
+    """Show what a branch changed against its parent: what branch_commit would apply. Works for a
+    stale branch, too.
+    """
     found = await desk.find(branch)
     changes = await step(found.diff)
     text, is_cut = (
@@ -98,31 +118,59 @@ async def branch_commit(
     only: Globs = [],  # noqa: B006  (it is read, never changed; the schema shows it)
     exclude: Globs = [],  # noqa: B006
     force: Annotated[
-        bool, Field(description="Overwrite what others changed meanwhile in the same paths")
+        bool,
+        Field(
+            description="Where a file was also changed in the workspace since the branch was "
+            "created, keep the branch's version. Without force or skip the commit is refused and "
+            "lists these files"
+        ),
     ] = False,
-    skip: Annotated[bool, Field(description="Leave such paths as the others made them")] = False,
-    dry_run: Annotated[bool, Field(description="Only tell what would be done")] = False,
+    skip: Annotated[
+        bool,
+        Field(description="Keep the workspace's version of such files, and commit the rest"),
+    ] = False,
+    dry_run: Annotated[bool, Field(description="Only show what would be committed")] = False,
 ) -> Changes:
-    """Apply a branch to its parent, all or nothing, and close it. Its siblings are then stale
-    (policy first-winner). `undo` takes a commit to the workspace back.
+    """Apply all changes of a branch to its parent (normally the workspace) in one atomic step, and
+    close the branch. Other branches stay open. A stale branch is rebased onto the workspace first.
+    Review with branch_diff before; revert with undo and the id in `commit`.
     """
     changes = await desk.commit(
         branch, only=only, exclude=exclude, force=force, skip=skip, dry_run=dry_run
     )
-    return Changes.of(branch, changes, action="none" if dry_run else "committed")
+    answer = Changes.of(branch, changes, action="none" if dry_run else "committed")
+    if changes and not dry_run:
+        answer.commit = await desk.last_commit(branch)
+    return answer
+
+
+async def branch_rebase(
+    desk: AllowedDesk,
+    branch: BranchName,
+    force: Annotated[
+        bool, Field(description="Keep the branch's version of files that both sides changed")
+    ] = False,
+) -> BranchInfo:
+    """Put the changes of a branch on top of the present state of its parent: the branch then shows
+    what was committed since it was created, and a stale branch is live again. Files that both
+    sides changed are listed, and nothing is changed without force.
+    """
+    await desk.rebase(branch, force=force)
+    record = await step((await desk.find(branch)).inspect)
+    return BranchInfo.of(record, kept=not desk.is_ours(record))
 
 
 async def branch_abort(desk: AllowedDesk, branch: BranchName) -> Changes:
-    """Drop a branch with all it holds and its children; what runs in it is ended first. Its parent
-    is untouched.
+    """Delete a branch with all its changes and its child branches; commands that run in it are
+    killed first. The parent is not changed. The answer lists what was dropped.
     """
-    await desk.abort(branch)
-    return Changes.of(branch, [], action="aborted")
+    changes = await desk.abort(branch)
+    return Changes.of(branch, changes, action="aborted")
 
 
 async def branch_keep(desk: AllowedDesk, branch: BranchName) -> Changes:
-    """Keep a branch open when this server ends, for the user to look at: otherwise the branches
-    that were made through it are dropped then.
+    """Keep a branch open when this server ends, so that the user can review it. Other branches
+    that were created through this server are dropped when it ends.
     """
     await desk.keep(branch)
     changes = await step((await desk.find(branch)).diff)
@@ -137,28 +185,30 @@ async def history(desk: AllowedDesk) -> History:
 
 async def undo(
     desk: AllowedDesk,
-    dry_run: Annotated[bool, Field(description="Only tell what would be done")] = False,
-    force: Annotated[
-        bool,
-        Field(description="Also where others changed the same paths since, or branches are open"),
-    ] = False,
+    commit: Annotated[
+        int | None,
+        Field(
+            description="Id of the commit to revert, from branch_commit or history. The call is "
+            "refused if another commit is the last one. Omit it to revert the last commit, "
+            "whoever made it"
+        ),
+    ] = None,
+    dry_run: Annotated[bool, Field(description="Only show what would change")] = False,
+    force: ForceReversal = False,
 ) -> Reverted:
-    """Take the last commit to the workspace back, all or nothing; again, the one before. `redo`
-    makes it again.
+    """Revert the most recent commit to the workspace, in one atomic step. Call again for the one
+    before. This does not undo edits inside a branch.
     """
-    reversal = await step(partial(desk.workspace.undo, force=force, dry_run=dry_run))
+    reversal = await desk.undo(commit, force=force, dry_run=dry_run)
     return Reverted.of(reversal, done=not dry_run)
 
 
 async def redo(
     desk: AllowedDesk,
-    dry_run: Annotated[bool, Field(description="Only tell what would be done")] = False,
-    force: Annotated[
-        bool,
-        Field(description="Also where others changed the same paths since, or branches are open"),
-    ] = False,
+    dry_run: Annotated[bool, Field(description="Only show what would change")] = False,
+    force: ForceReversal = False,
 ) -> Reverted:
-    """Make the commit that was undone last again."""
+    """Apply the commit again that was undone last."""
     reversal = await step(partial(desk.workspace.redo, force=force, dry_run=dry_run))
     return Reverted.of(reversal, done=not dry_run)
 
@@ -177,6 +227,7 @@ _TOOLS: tuple[tuple[Callable[..., Any], str, ToolAnnotations], ...] = (
     (branch_files, "List files of a branch", _READS),
     (branch_diff, "Show what a branch changed", _READS),
     (branch_commit, "Commit a branch", _COMMITS),
+    (branch_rebase, "Rebase a branch", _ADDS),
     (branch_abort, "Drop a branch", _COMMITS.model_copy(update={"idempotent_hint": True})),
     (branch_keep, "Keep a branch", _ADDS.model_copy(update={"idempotent_hint": True})),
     (speculate, "Race commands", _COMMITS.model_copy(update={"open_world_hint": True})),

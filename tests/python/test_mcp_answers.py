@@ -280,3 +280,87 @@ def test_long_lines_are_passed_on_in_pieces_and_lose_nothing(size: int) -> None:
     assert told[-2:] == ["", "last"]
     assert "".join(told[:-2]) == "é" * 200_000
     assert all(piece for piece in told[:-2])
+
+
+async def test_disjoint_work_of_two_agents_is_committed(real_workspace: Workspace) -> None:
+    base = real_workspace.base
+    async with (
+        connected(served(real_workspace)) as one,
+        connected(served(real_workspace)) as other,
+    ):
+        await one.call("branch_create", name="one")
+        await other.call("branch_create", name="other")
+        await one.call("branch_write", branch="one", path="a", content="1")
+        await other.call("branch_write", branch="other", path="b", content="2")
+        await one.call("branch_commit", branch="one")
+        await other.call("branch_write", branch="other", path="c", content="3")
+        await other.call("branch_commit", branch="other")
+    assert [(base / name).read_text() for name in "abc"] == ["1", "2", "3"]
+
+
+async def test_a_stale_branch_is_rebased_by_its_commit(real_workspace: Workspace) -> None:
+    base = real_workspace.base
+    async with connected(served(real_workspace)) as agent:
+        for name in ("b", "c", "d"):
+            await agent.call("branch_create", name=name)
+            await agent.call("branch_write", branch=name, path=name, content=name)
+        await agent.call("branch_write", branch="d", path="seed.txt", content="d")
+        with real_workspace.branch("first") as first:
+            (first.path / "seed.txt").write_text("first")
+        text = await agent.refused("branch_write", branch="b", path="more", content="")
+        assert "branch_rebase" in text
+        assert "branch_abort" not in text
+        diff = await agent.call("branch_diff", branch="b", patch=True)
+        assert [each["path"] for each in diff["changes"]] == ["b"]
+        committed = await agent.call("branch_commit", branch="b")
+        assert committed["action"] == "committed"
+        assert (await agent.call("branch_rebase", branch="c"))["state"] == "live"
+        read = await agent.call("branch_read", branch="c", path="seed.txt")
+        assert read["content"] == "first"
+        assert "seed.txt" in await agent.refused("branch_commit", branch="d")
+        assert "seed.txt" in await agent.refused("branch_rebase", branch="d")
+        assert (base / "seed.txt").read_text() == "first"
+        await agent.call("branch_commit", branch="d", force=True)
+    assert [(base / name).read_text() for name in ("b", "d", "seed.txt")] == ["b", "d", "d"]
+
+
+async def test_undo_refuses_a_commit_that_is_not_the_last(real_workspace: Workspace) -> None:
+    base = real_workspace.base
+    async with connected(served(real_workspace)) as agent:
+        await agent.call("branch_create", name="b")
+        await agent.call("branch_write", branch="b", path="mine", content="x")
+        commit = (await agent.call("branch_commit", branch="b"))["commit"]
+        assert commit == (await agent.call("history"))["commits"][-1]["id"]
+        with real_workspace.branch("person") as person:
+            (person.path / "theirs").write_text("x")
+        text = await agent.refused("undo", commit=commit)
+        assert "'person'" in text
+        assert (base / "theirs").exists()
+        await agent.call("undo", commit=(await agent.call("history"))["commits"][-1]["id"])
+        assert not (base / "theirs").exists()
+        await agent.call("undo", commit=commit)
+        assert not (base / "mine").exists()
+
+
+async def test_an_abort_lists_what_it_dropped(real_workspace: Workspace) -> None:
+    async with connected(served(real_workspace)) as agent:
+        await agent.call("branch_create", name="b")
+        await agent.call("branch_write", branch="b", path="f", content="x")
+        dropped = await agent.call("branch_abort", branch="b")
+        assert (dropped["summary"], dropped["changes"][0]["path"]) == ("1 added", "f")
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "words"),
+    [
+        ("branch_run", {"command": "true", "timeout_seconds": 9.0}, "at most 5"),
+        ("branch_write", {"path": ".branching/x", "content": ""}, "store of the branches"),
+        ("branch_read", {"path": "../x"}, "leads out of the workspace"),
+    ],
+)
+async def test_refusals_say_what_is_wrong(
+    real_workspace: Workspace, tool: str, arguments: dict[str, Any], words: str
+) -> None:
+    async with connected(served(real_workspace, seconds_max=5.0)) as agent:
+        await agent.call("branch_create", name="b")
+        assert words in await agent.refused(tool, branch="b", **arguments)

@@ -35,7 +35,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 READS = {"branch_list", "branch_read", "branch_files", "branch_diff", "history"}
 DESTROYS = {"branch_commit", "branch_abort", "speculate", "best_of_n", "undo", "redo"}
-ADDS = {"branch_create", "branch_run", "branch_write", "branch_keep"}
+ADDS = {"branch_create", "branch_rebase", "branch_run", "branch_write", "branch_keep"}
 
 
 async def test_the_tools_say_what_they_do(real_workspace: Workspace, mode: str) -> None:
@@ -366,15 +366,13 @@ async def test_what_others_changed_is_not_overwritten_unasked(real_workspace: Wo
 
 async def test_a_stale_branch_says_so(real_workspace: Workspace) -> None:
     async with connected(served(real_workspace)) as agent:
-        for name in ("a", "b"):
-            await agent.call("branch_create", name=name)
-            await agent.call("branch_write", branch=name, path=name, content=name)
-        await agent.call("branch_commit", branch="a")
+        await agent.call("branch_create", name="b")
+        with real_workspace.branch("first") as first:
+            (first.path / "new").write_text("x")
         assert (await agent.call("branch_list"))["branches"][0]["state"] == "stale"
-        for tool, more in (("branch_commit", {}), ("branch_read", {"path": "seed.txt"})):
-            said = await agent.refused(tool, branch="b", **more)
-            assert "committed first" in said
-            assert "Next: branch_abort" in said or "branch_abort this one" in said
+        said = await agent.refused("branch_read", branch="b", path="seed.txt")
+        assert "committed first" in said
+        assert "Next: branch_rebase" in said or "committed first: branch_rebase" in said
 
 
 async def test_branches_end_with_the_server_unless_they_are_kept(real_workspace: Workspace) -> None:
