@@ -67,7 +67,7 @@ class Door:
             self._open(owner)
         except BaseException:
             self._socket.close()
-            os.close(self._directory)
+            self._remove()
             raise
         self._thread = threading.Thread(target=self._serve, name="door", daemon=True)
         self._thread.start()
@@ -80,11 +80,17 @@ class Door:
             pass
         self._thread.join()
         self._socket.close()
-        try:
-            os.unlink(self.name, dir_fd=self._directory)
-            os.rmdir(self._steer_name, dir_fd=self._directory)
-        except FileNotFoundError:
-            pass  # the store is gone, and all in it
+        self._remove()
+
+    def _remove(self) -> None:
+        """Removes what there is of it: a part if it could not be made, nothing with the store."""
+        for remove, name in (
+            (os.unlink, f".{self.name}"), (os.unlink, self.name), (os.rmdir, self._steer_name)
+        ):  # fmt: skip
+            try:
+                remove(name, dir_fd=self._directory)
+            except FileNotFoundError:
+                pass
         os.close(self._directory)
 
     def _open(self, owner: tuple[int, int]) -> None:

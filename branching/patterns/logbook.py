@@ -158,15 +158,15 @@ class Logbook:
         if self._door is not None:
             self._door.close()
             self._door = None
-        for log in self._logs.values():
-            log.close()
-        self._close_directory()
+        self._close()
 
-    def _close_directory(self) -> None:
-        with self._lock:  # another thread may be writing to it
+    def _close(self) -> None:
+        with self._lock:  # another thread may be writing, and the number soon be another file's
             if self._directory is not None:
                 os.close(self._directory)
                 self._directory = None
+            while self._logs:
+                self._logs.popitem()[1].close()
 
     def _on_state(self, branch: str, state: str) -> None:
         with self._lock:
@@ -175,7 +175,7 @@ class Logbook:
                 self._note(self._directory, replace(entry, state=state))
 
     def _give_up(self, error: OSError) -> None:
-        self._close_directory()
+        self._close()
         text = f"branching: from here on no output is kept for `branching log`: {error}"
         print(text, file=sys.stderr, flush=True)
 
@@ -237,6 +237,8 @@ class Logbook:
             # Of branches of one name, one after the other, the last one's is kept.
             _remove(f"{event.branch}.log", directory)
         file = os.open(f"{event.branch}.log", _AGAIN if earlier else _NEW, 0o600, dir_fd=directory)
+        if before := self._logs.get(event.branch):
+            before.close()
         self._logs[event.branch] = _Log(file)
         self._give(file)
         door = "" if self._door is None else self._door.name

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,3 +37,57 @@ def test_logs_of_calls_under_way_are_kept_and_the_limit_holds_within_a_call(
         kept = [entry.branch for entry in read_entries(place / "logs")]
         assert sorted(kept) == ["later-10", "later-11", "later-8", "later-9", "running-0"]
         assert {path.stem for path in (place / "logs").glob("*.log")} == set(kept)
+
+
+def test_a_line_that_comes_while_the_logs_are_closed_reaches_no_other_file(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A function in a thread goes on after its call; the number of a closed log is soon that of
+    another file.
+    """
+    with Logbook(place, (os.getuid(), os.getgid()), "speculate") as log:
+        begun(log, "b")
+        listener = log.and_then(lambda _: None)
+        event = Event(kind="output", index=0, branch="b", text="late")
+        late = threading.Thread(target=listener, args=(event,))
+        close = logbook._Log.close
+
+        def closing(each: Any) -> None:
+            close(each)
+            late.start()
+            late.join(0.2)  # it is to wait
+
+        monkeypatch.setattr(logbook._Log, "close", closing)
+    late.join()
+    assert capsys.readouterr().err == ""
+    assert (place / "logs" / "b.log").read_text() == ""
+
+
+def test_a_branch_of_the_same_name_closes_the_log_of_the_one_before(place: Path) -> None:
+    with Logbook(place, (os.getuid(), os.getgid()), "speculate") as log:
+        begun(log, "b")
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        begun(log, "b")
+        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+@pytest.mark.parametrize("step", ["bind", "listen"])
+def test_a_door_that_cannot_be_made_leaves_nothing(
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    step: str,
+) -> None:
+    class Socket(socket.socket):
+        def bind(self, address: Any) -> None:
+            if step == "bind":
+                raise OSError("no room")
+            super().bind(address)
+
+        def listen(self, *_: Any) -> None:
+            raise OSError("no room")
+
+    monkeypatch.setattr("branching.patterns.door.socket.socket", Socket)
+    with Logbook(place, (os.getuid(), os.getgid()), "speculate"):
+        assert "no room" in capsys.readouterr().err
+        assert list((place / "logs").iterdir()) == []
