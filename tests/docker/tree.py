@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from collections.abc import Iterator
 
 STORE = ".branching"
 
@@ -26,8 +28,8 @@ class Project:
 
         Without the store: after a commit it stays, with what an undo needs.
         """
-        paths = {path.relative_to(self.root): path for path in (self.root, *self.root.rglob("*"))}
-        return {str(name): entry(path) for name, path in sorted(paths.items()) if name.parts[:1] != (STORE,)}
+        paths = sorted([self.root, *walk(self.root, skipped=self.root / STORE)])
+        return {str(path.relative_to(self.root)): entry(path) for path in paths}
 
     def roots(self) -> list[str]:
         """Returns what the owner cannot remove, or what another, root say, has put beside the store.
@@ -36,13 +38,21 @@ class Project:
         lie in can remove them.
         """
         left = []
-        for path in self.root.rglob("*"):
-            if path.lstat().st_uid != self.owner:
-                is_full = path.is_dir() and not path.is_symlink() and any(path.iterdir())
-                is_theirs = path.parent.lstat().st_uid == self.owner
-                if is_full or not is_theirs or STORE not in path.relative_to(self.root).parts:
-                    left.append(str(path))
+        for path in walk(self.root):
+            with suppress(FileNotFoundError):  # a daemon may still remove what a branch left
+                if path.lstat().st_uid != self.owner:
+                    is_full = path.is_dir() and not path.is_symlink() and any(path.iterdir())
+                    is_theirs = path.parent.lstat().st_uid == self.owner
+                    if is_full or not is_theirs or STORE not in path.relative_to(self.root).parts:
+                        left.append(str(path))
         return left
+
+
+def walk(top: Path, *, skipped: Path | None = None) -> Iterator[Path]:
+    """Yields everything below a directory. A directory that is removed meanwhile is no error, as it is for `rglob`."""
+    for at, directories, files in os.walk(top):
+        directories[:] = [name for name in directories if Path(at, name) != skipped]
+        yield from (Path(at, name) for name in (*directories, *files))
 
 
 def entry(path: Path) -> tuple[object, ...]:

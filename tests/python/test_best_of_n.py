@@ -165,7 +165,7 @@ def test_no_success_commits_nothing(workspace: Workspace) -> None:
         ([says(True)], {"scores": [math.nan]}, ValueError),
         ("make", {}, TypeError),
     ],
-    ids=str,
+    ids=["no candidates", "no attempts", "n of a list", "too many scores", "nan", "a string"],
 )
 def test_what_makes_no_sense_is_refused(
     first: Any, options: dict[str, Any], error: type[Exception]

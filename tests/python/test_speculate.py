@@ -210,8 +210,8 @@ def test_a_pattern_can_be_called_again_and_at_the_same_time(workspace: Workspace
         ([print], {"timeout": float("nan")}, ValueError, "timeout"),
         ([print], {"max_parallel": 0}, ValueError, "max_parallel"),
         ([print], {"wait": True}, TypeError, "wait"),
-        ([print], {"resource_limits": object()}, TypeError, "resource_limits"),
-        ([print], {"group_limits": object()}, TypeError, "group_limits"),
+        ([print], {"resource_limits": "4G"}, TypeError, "resource_limits"),
+        ([print], {"group_limits": "4G"}, TypeError, "group_limits"),
     ],
     ids=str,
 )
