@@ -105,7 +105,7 @@ class BranchFiles:
 
     def glob_info(self, pattern: str, path: str = ".") -> list[FileInfo]:
         """Lists the files below `path` that match; `*` stays in a directory, `**` does not."""
-        matches = _glob(pattern)
+        matches = glob_test(pattern)
         start = 0 if path == "." else len(path) + 1
         return [
             _info(found, about)
@@ -116,7 +116,7 @@ class BranchFiles:
     def grep(self, pattern: str, path: str = ".", glob: str | None = None) -> list[Match]:
         """Searches text files for a regular expression. re.error for one that is none."""
         expression = re.compile(pattern)
-        matches = _glob(glob) if glob else None
+        matches = glob_test(glob) if glob else None
         about = self._tree.lstat(path)
         is_file = about is not None and stat.S_ISREG(about.st_mode)
         found = []
@@ -207,7 +207,7 @@ def _info(path: str, found: os.stat_result) -> FileInfo:
     )
 
 
-def _glob(pattern: str) -> Callable[[str], bool]:
+def glob_test(pattern: str) -> Callable[[str], bool]:
     """Returns the test for a glob of paths."""
     parts = []
     for piece in re.split(r"(\*\*/|\*\*|\*|\?|\[[^]]*\])", pattern):

@@ -64,8 +64,8 @@ def fork(
         str | None,
         typer.Option(
             metavar="CMD",
-            help="Run by sh in each branch that succeeded; `auto` finds the project's own. Without "
-            "a judge the branch wins whose tests pass the most.",
+            help="Run by sh in each branch that succeeded; `auto` finds the project's own. Only a "
+            "branch that passes is merged. Without a judge it is the first that passes.",
             show_default=False,
         ),
     ] = None,

@@ -22,7 +22,7 @@ from branching.agent.errors import ForkStateError
 from branching.agent.forklog import ForkLog
 from branching.agent.judge import Panel
 from branching.agent.runtime import BranchRuntime
-from branching.agent.testing import BranchTester
+from branching.agent.testing import BranchTester, TestRun
 from branching.agent.types import BranchSpec, Budget, MergeOptions, MergeResult, MergeStrategy
 from branching.cli.display import shown
 from branching.cli.interrupt import interruptible
@@ -97,6 +97,8 @@ class Forking:
         self.timed_out = False
         self.is_left = False
         """The fork is open still, for the next command."""
+        self.has_failed_tests = False
+        """The chosen branch does not pass the tests, so nothing was merged."""
 
     def fork(self, plan: Plan) -> MergeResult | None:
         """Forks, waits, chooses, merges. A signal ends it in order; nothing is merged then."""
@@ -250,7 +252,14 @@ class Forking:
         # Not `auto`: for that the files of all branches are kept, to be able to change one's mind.
         outcome = await coordinator.resolve(MergeStrategy(kind="auto_with_fallback"))
         assert outcome.verdict is not None, "somebody was asked"
-        pick = f"pick:{outcome.verdict.winner_branch_id}"
+        winner_id = outcome.verdict.winner_branch_id
+        if self._tester is not None and not _passed(self._tester.runs.get(winner_id)):
+            self.has_failed_tests = True
+            if self._kept.outlives_us:
+                self.is_left = True
+                await coordinator.detach()
+            return None
+        pick = f"pick:{winner_id}"
         return await _whole(coordinator.merge_or_select(pick, options))
 
     # What is seen of it.
@@ -351,6 +360,12 @@ class Forking:
             lines.append(f"kept: {names} (branching commit --policy snapshot NAME takes it over)")
         if merged is not None:
             lines += merged.notice.splitlines()[1:]
+        elif self.is_left and self.has_failed_tests and self._coordinator is not None:
+            fork_id = self._coordinator.fork_id
+            lines.append(
+                f"the tests failed; the fork is open: branching fork --resume {fork_id} --pick "
+                f"NAME merges a branch all the same, branching fork --drop {fork_id} drops it"
+            )
         elif self.is_left and self._coordinator is not None:
             fork_id = self._coordinator.fork_id
             lines.append(
@@ -394,6 +409,10 @@ async def _whole(merge: Coroutine[Any, Any, MergeResult]) -> MergeResult:
             if task.cancelled():
                 raise
     return task.result()
+
+
+def _passed(run: TestRun | None) -> bool:
+    return run is not None and run.ratio == 1.0
 
 
 def _is_out_of_time(branch: BranchRuntime) -> bool:

@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from branching.agent.diff.text import text_of, with_hunks
-from branching.agent.files import read_whole
+from branching.agent.errors import ForkStateError
+from branching.agent.files import glob_test, read_whole
 from branching.agent.identity import identity
 from branching.agent.merge.three_way import merge_texts
 from branching.agent.types import FlushError, MergeOptions
@@ -90,6 +91,12 @@ def make_plan(sides: Sides, options: MergeOptions) -> Plan:
     conflicts: list[str] = []
     overlaps = False
     chosen = [path for path in sorted(sides.winner_touched) if _is_chosen(path, options)]
+    if sides.winner_touched and not chosen:
+        raise ForkStateError(
+            f"none of the {len(sides.winner_touched)} paths that the winner changed is selected: "
+            "nothing was merged",
+            hint="select others; the branch still has all of its changes",
+        )
     if unknown := sorted({*options.hunks}.difference(chosen)):
         raise ValueError(f"the winner has no change of {unknown[0]} that is to be merged: no hunks")
     for path in chosen:
@@ -121,8 +128,22 @@ def _is_chosen(path: str, options: MergeOptions) -> bool:
     )
 
 
-def _is_under(path: str, places: Iterable[str]) -> bool:
-    return any(PurePosixPath(path).is_relative_to(PurePosixPath(place)) for place in places)
+def _is_under(path: str, patterns: Iterable[str]) -> bool:
+    """Tells whether a pattern matches the path or a directory above it, as `--select` does.
+
+    A pattern without a slash is a name in any directory, one with a slash a path from the root.
+    A name that looks like a pattern also stands for itself.
+    """
+    whole = PurePosixPath(path)
+    names = [str(part) for part in (whole, *whole.parents) if str(part) != "."]
+    for pattern in patterns:
+        trimmed = pattern.rstrip("/")
+        if trimmed.removeprefix("/") in names:
+            return True
+        anchored = trimmed.removeprefix("/") if "/" in trimmed else f"**/{trimmed}"
+        if any(map(glob_test(anchored), names)):
+            return True
+    return False
 
 
 def _is_touched(path: str, sides: Sides) -> bool:

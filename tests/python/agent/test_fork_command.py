@@ -60,6 +60,59 @@ def test_the_branch_wins_whose_tests_pass(root: Path) -> None:
     assert (root / "answer").read_text() == "42\n"
 
 
+@pytest.mark.parametrize("chooser", [[], ["--judge", "echo 0"]])
+def test_a_branch_that_fails_the_tests_is_not_merged(root: Path, chooser: list[str]) -> None:
+    words = ["-c", "echo broken >made", "--test-command", "exit 1", *chooser]
+    done = branching(root, "fork", "--json", *words)
+    assert done.code == 1, done.err
+    assert (done.document["committed"], done.document["winner"]) == (False, None)
+    assert not (root / "made").exists()
+    # The work is not lost: the fork is open, and a person can decide otherwise.
+    done = called(root, "fork", "--resume", done.document["fork"], "--pick", "0")
+    assert done.code == 0, done.err
+    assert (root / "made").read_text() == "broken\n"
+
+
+def test_failed_tests_are_reported_with_the_next_commands(root: Path) -> None:
+    done = called(root, "fork", "-c", "echo broken >made", "--test-command", "exit 1")
+    assert done.code == 1
+    assert "no branch was merged" in done.out
+    (hint,) = [line for line in done.out.splitlines() if line.startswith("the tests failed;")]
+    fork = hint.partition("--drop ")[2].split()[0]
+    assert called(root, "fork", "--drop", fork).code == 0
+
+
+@pytest.mark.parametrize(
+    ("select", "merged"),
+    [
+        ("*.md", ["a.md", "docs/b.md"]),
+        ("**/*.md", ["a.md", "docs/b.md"]),
+        ("docs/**", ["docs/b.md", "docs/c"]),
+        ("docs", ["docs/b.md", "docs/c"]),
+        ("docs/", ["docs/b.md", "docs/c"]),
+        ("/docs/?", ["docs/c"]),
+        ("[ab].md", ["a.md", "docs/b.md"]),
+        ("a.md", ["a.md"]),
+    ],
+)
+def test_select_takes_globs_as_run_does(root: Path, select: str, merged: list[str]) -> None:
+    script = "mkdir docs; for f in a.md docs/b.md docs/c d; do echo x >$f; done"
+    done = called(root, "fork", "-c", script, "--select", select)
+    assert done.code == 0, done.err
+    made = [name for name in ("a.md", "docs/b.md", "docs/c", "d") if (root / name).exists()]
+    assert made == merged
+
+
+def test_a_selection_of_nothing_merges_nothing_and_keeps_the_fork(root: Path) -> None:
+    done = called(root, "fork", "-c", "echo x >a.md", "--select", "*.rs")
+    assert done.code != 0
+    assert "none of the 1 paths that the winner changed is selected" in done.err
+    fork = done.err.partition("--resume ")[2].split()[0]
+    done = called(root, "fork", "--resume", fork, "--select", "*.md")
+    assert done.code == 0, done.err
+    assert (root / "a.md").exists()
+
+
 def test_a_judge_sees_all_branches_and_names_the_winner(root: Path) -> None:
     judge = (
         "echo \"$BRANCHING_CASE\" | grep -q 'label two' || exit 9; "
