@@ -34,7 +34,7 @@ from branching.fs.claims import Claims, drop_left
 from branching.mcp.work import step
 from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
 from branching.process import Owner, ResourceLimits
-from branching.process.sandbox.hidden import find, glob_pattern
+from branching.process.sandbox.hidden import Finder
 
 _log = logging.getLogger("branching.mcp")
 MAIN = "main"
@@ -42,6 +42,8 @@ MAIN = "main"
 STORE_NAME = ".branching"
 """The name in a workspace's root that no branch shows."""
 SECONDS_MAX_DEFAULT = 3600.0
+FINDERS_MAX = 16
+"""So many branches' hidden files are remembered: some hundred bytes for each directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,8 @@ class Desk:
         self.workspace = workspace
         self.owner = owner
         self.rules = rules or Rules()
-        self._hidden = [glob_pattern(glob) for glob in self.rules.hide]
+        self._finders: dict[str, Finder] = {}
+        """Of hidden files, by the directory of a branch."""
         self._made: dict[int, str] = {}
         self._racing: dict[int, BranchRecord] = {}
         """Branches of races that are under way: they end with their race."""
@@ -257,7 +260,7 @@ class Desk:
         if path.split("/", maxsplit=1)[0] == STORE_NAME:
             raise OSError(errno.EPERM, "the store of the branches is not part of a branch", path)
         top = self.workspace.path if name == MAIN else (await self.find(name)).path
-        if self._hidden:
+        if self.rules.hide:
             await step(partial(self._check_visible, top, path))
         return Tree(top, self.workspace.owner)
 
@@ -265,12 +268,13 @@ class Desk:
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if ".." in parts:
             raise OSError(errno.EXDEV, "a path goes down only, where files are hidden", path)
-        names = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
-        covered = set(find(str(top.resolve()), self.rules.hide))
-        for within in names:
-            by_name = any(pattern.fullmatch(within) for pattern in self._hidden)
-            if by_name or f"{top.resolve()}/{within}" in covered:
-                raise PermissionError(errno.EACCES, "hidden by the rules of this server", path)
+        place = str(top.resolve())
+        finder = self._finders.pop(place, None) or Finder(place, self.rules.hide)
+        self._finders[place] = finder  # the one that was used last is the last one
+        for other in list(self._finders)[:-FINDERS_MAX]:
+            self._finders.pop(other, None)
+        if parts and finder.hides("/".join(parts)):
+            raise PermissionError(errno.EACCES, "hidden by the rules of this server", path)
 
     # Opening and closing.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,8 @@ def test_a_name_that_is_listed_and_gone_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What vanished may come back, and would then be readable."""
-    listed: list[tuple[str, list[str], list[str]]] = [(str(tmp_path), [], [".env"])]
-    monkeypatch.setattr(os, "walk", lambda *_, **__: iter(listed))
+    listed = hidden._Listing(None, [f"{tmp_path}/.env"], [])
+    monkeypatch.setattr(hidden.Finder, "_listed", lambda *_: listed)
     with pytest.raises(OSError, match="somebody changes it meanwhile") as caught:
         hidden.find(str(tmp_path), [".env"])
     assert caught.value.errno == errno.ESTALE
@@ -69,14 +70,11 @@ def test_what_is_lost_while_other_names_are_looked_for_is_refused(
     """One of them may have been there."""
     (tmp_path / ".env").touch()
     (tmp_path / "other").hardlink_to(tmp_path / ".env")
-    walks: list[Any] = []
 
     def walk(top: str, onerror: Any = None) -> Iterator[tuple[str, list[str], list[str]]]:
-        walks.append(top)
-        is_again = len(walks) > 1
-        if is_again and lost == "a directory" and onerror is not None:
+        if lost == "a directory" and onerror is not None:
             onerror(PermissionError(errno.EACCES, "closed meanwhile"))
-        gone = ["gone"] if is_again and lost == "a name" else []
+        gone = ["gone"] if lost == "a name" else []
         yield top, [], [".env", "other", *gone]
 
     monkeypatch.setattr(os, "walk", walk)
@@ -160,3 +158,65 @@ def _wait(context: BranchContext) -> None:
         context.wait()
     except ProcessBranchError:
         pass  # the result tells more
+
+
+def make_tree(top: Path) -> None:
+    for name in ("a/b", "c"):
+        (top / name).mkdir(parents=True)
+    for name in ("a/file", "a/b/file", "c/.env", "c/plain", "c/other"):
+        (top / name).write_text("x")
+    time.sleep(0.05)  # what has just changed is looked at again
+
+
+def test_a_directory_is_listed_again_only_if_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tree(tmp_path)
+    listed: list[str] = []
+    scandir = os.scandir
+
+    def counted(path: str) -> Any:
+        listed.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    finder = hidden.Finder(str(tmp_path), ["**/.env"])
+    assert not finder.hides("c/plain")
+    assert len(listed) == 4
+    listed.clear()
+    assert not finder.hides("a/file")
+    assert listed == []
+    (tmp_path / "a" / ".env").symlink_to("../c/plain")
+    assert finder.hides("c/plain")
+    assert listed == [f"{tmp_path}/a"]
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (lambda top: None, "c/.env"),
+        (lambda top: (top / "a/b/.env").mkdir(), "a/b/.env/inside"),
+        (lambda top: (top / "c/link").hardlink_to(top / "c/.env"), "c/link"),
+        (lambda top: (top / "a/b/.env").symlink_to("../../c/plain"), "c/plain"),
+        (lambda top: (top / "a/b/.env").symlink_to("../../c"), "c/other"),
+        (lambda top: (top / "c/other").rename(top / "a/.env"), "a/.env"),
+        (
+            lambda top: [
+                (top / "a").rename(top / "d"),
+                (top / "d/.env").hardlink_to(top / "c/other"),
+            ],
+            "c/other",
+        ),
+    ],
+    ids=["a name", "below", "a hard link", "a link", "a link above", "renamed", "in a moved one"],
+)
+def test_a_change_since_the_last_question_is_seen(
+    tmp_path: Path, change: Callable[[Path], object], path: str
+) -> None:
+    make_tree(tmp_path)
+    finder = hidden.Finder(str(tmp_path), ["**/.env"])
+    assert not finder.hides("a/file")
+    change(tmp_path)
+    assert finder.hides(path)
+    found = hidden.find(str(tmp_path), ["**/.env"])
+    assert {str(tmp_path / path), *map(str, (tmp_path / path).parents)} & set(found)

@@ -11,11 +11,17 @@ import errno
 import os
 import re
 import stat
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from branching.process.sandbox import mounts
 
 _VANISHED = "it is listed, and gone when it is to be hidden: somebody changes it meanwhile"
+_TICK_NANOSECONDS = 20_000_000
+"""Times of files count in ticks of the kernel's clock, of 10 ms at most."""
+_Stamp = tuple[int, int, int]
 _LEADS_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
@@ -27,18 +33,78 @@ def find(top: str, globs: Sequence[str]) -> list[str]:
     OSError when a directory cannot be listed, or a name is gone again: what cannot be looked at
     cannot be hidden either.
     """
-    wanted = [glob_pattern(glob) for glob in globs]
-    found = []
-    for directory, names, files in os.walk(top, onerror=_give_up):
-        for name in (*names, *files):
-            path = f"{directory}/{name}"
-            within = os.path.relpath(path, top)
-            if any(pattern.fullmatch(within) for pattern in wanted):
-                found.append(path)
-                if name in names:
-                    names.remove(name)
-    places = dict.fromkeys(place for path in found for place in _place_of(path))
+    places = Finder(top, globs).places()
     return [*places, *_other_names(top, places)]
+
+
+class Finder:
+    """Finds hidden places in a tree again and again; safe from any thread.
+
+    A directory is listed again only if it has changed. So a question costs one look at each
+    directory, not one at each file.
+    """
+
+    def __init__(self, top: str, globs: Sequence[str]) -> None:
+        self._top = top
+        self._wanted = [glob_pattern(glob) for glob in globs]
+        self._lock = threading.Lock()
+        self._listings: dict[str, _Listing] = {}
+
+    def places(self) -> dict[str, None]:
+        """Returns what the globs match, and what matching links lead to. OSError as `find`."""
+        with self._lock:
+            known, self._listings = self._listings, {}
+            found = []
+            todo = [""]
+            while todo:
+                within = todo.pop()
+                listing = self._listed(within, known.get(within))
+                self._listings[within] = listing
+                found += listing.matches
+                todo += listing.directories
+        return dict.fromkeys(place for path in found for place in _place_of(path))
+
+    def hides(self, within: str) -> bool:
+        """Tells whether `find` would return the path, or a directory that it lies in."""
+        parts = within.split("/")
+        names = ["/".join(parts[: length + 1]) for length in range(len(parts))]
+        if any(pattern.fullmatch(name) for pattern in self._wanted for name in names):
+            return True
+        places = self.places()
+        if any(f"{self._top}/{name}" in places for name in names):
+            return True
+        try:
+            itself = _identity(f"{self._top}/{within}")
+        except OSError:
+            return False  # there is no such file
+        return itself is not None and itself in _identities(self._top, places)
+
+    def _listed(self, within: str, known: _Listing | None) -> _Listing:
+        path = f"{self._top}/{within}" if within else self._top
+        now = time.time_ns()
+        found = os.lstat(path)
+        stamp: _Stamp | None = (found.st_dev, found.st_ino, found.st_ctime_ns)
+        if known is not None and known.stamp == stamp:
+            return known
+        if now - found.st_ctime_ns < _TICK_NANOSECONDS:
+            stamp = None  # a later change could have the same time
+        matches, directories = [], []
+        with os.scandir(path) as entries:
+            for entry in entries:
+                name = f"{within}/{entry.name}" if within else entry.name
+                if any(pattern.fullmatch(name) for pattern in self._wanted):
+                    matches.append(f"{self._top}/{name}")
+                elif entry.is_dir(follow_symlinks=False):
+                    directories.append(name)
+        return _Listing(stamp, matches, directories)
+
+
+class _Listing(NamedTuple):
+    """What is in a directory: names that match, and directories to look into."""
+
+    stamp: _Stamp | None
+    matches: list[str]
+    directories: list[str]
 
 
 class Watch:
@@ -60,14 +126,7 @@ class Watch:
 
 def _other_names(top: str, places: Collection[str]) -> list[str]:
     """Finds the hard links to the places, and to what is in them."""
-    known = set()
-    for place in places:
-        if not os.path.isdir(place):
-            known.add(_identity(place))
-        elif place.startswith(f"{top}/"):
-            # Where we may not look, nobody in the sandbox may either.
-            known.update(map(_identity, _files_in(place, None)))
-    known.discard(None)
+    known = _identities(top, places)
     if not known:
         return []
     covered = tuple(f"{place}/" for place in places)
@@ -76,6 +135,19 @@ def _other_names(top: str, places: Collection[str]) -> list[str]:
         for path in _files_in(top, _give_up)
         if path not in places and not path.startswith(covered) and _identity(path) in known
     ]
+
+
+def _identities(top: str, places: Collection[str]) -> set[tuple[int, int] | None]:
+    """Returns what tells the files that are, or lie in, these places and have other names."""
+    known = set()
+    for place in places:
+        if not os.path.isdir(place):
+            known.add(_identity(place))
+        elif place.startswith(f"{top}/"):
+            # Where we may not look, nobody in the sandbox may either.
+            known.update(map(_identity, _files_in(place, None)))
+    known.discard(None)
+    return known
 
 
 def _files_in(directory: str, on_error: Callable[[OSError], None] | None) -> Iterator[str]:
