@@ -30,14 +30,14 @@ pub(crate) use change::Change;
 #[cfg(test)]
 pub(crate) use change::ObjectKind;
 pub(crate) use history::{Outline, Past, history, outline};
-pub(crate) use journal::{Decided, Header, Kind, Prepared, VERSION, discard};
-pub(crate) use plan::{Plan, Request, plan};
+pub(crate) use journal::{
+    Decided, Header, Kept, Kind, Prepared, VERSION, VERSION_WITH_REST, discard,
+};
+pub(crate) use plan::{Item, Plan, Request, Rest, What, plan};
 pub(crate) use recovery::{recover, unfinished};
 pub(crate) use reverse::{Reversal, reverse};
-pub(crate) use step::{Disk, Metadata, set_metadata, times_of};
+pub(crate) use step::{Disk, Metadata, Place, set_metadata, times_of};
 pub(crate) use traces::{Traces, Unlinking};
 pub(crate) use veil::{Woven, weave};
 
-#[cfg(test)]
-use step::Place;
 use step::Step;

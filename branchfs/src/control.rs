@@ -26,14 +26,15 @@ use crate::selection::Selection;
 use connection::{CONNECTIONS_MAX, Connection, Line, Place, Places, REQUEST_BYTES_MAX, Refused};
 
 use crate::workspace::{
-    BranchInfo, CommitOptions, PastInfo, Policy, Selector, Towards, Workspace, directory_name,
+    BranchInfo, CommitOptions, PastInfo, Policy, Resolution, Selector, Towards, Workspace,
+    directory_name,
 };
 
 /// Version of the protocol.
 const VERSION: u64 = 1;
 
 /// What a client cannot tell from the version alone.
-const FEATURES: [&str; 2] = ["disk_limit", "rebase"];
+const FEATURES: [&str; 3] = ["disk_limit", "rebase", "drop_rest"];
 
 /// What a mount says about itself.
 #[derive(Clone, Debug)]
@@ -83,6 +84,8 @@ struct Request {
     force: bool,
     #[serde(default)]
     skip: bool,
+    #[serde(default)]
+    drop_rest: bool,
     #[serde(default)]
     rebase: bool,
     #[serde(default)]
@@ -295,6 +298,7 @@ fn carry_out(
                 skip: request.skip,
                 rebase: request.rebase,
                 selection: Selection::new(&request.only, &request.exclude)?,
+                drop_rest: request.drop_rest,
             };
             let committed = workspace.commit(&branch, &options)?;
             let forgotten = committed.forgotten.iter();
@@ -304,12 +308,14 @@ fn carry_out(
             Ok(json!({
                 "changes": changes(&committed.changes),
                 "stale": committed.stale,
+                "remaining": committed.remaining,
                 "forgotten": forgotten,
             }))
         }
         "rebase" => {
             let branch = branch_of(request.branch.as_ref())?;
-            let conflicts = workspace.rebase(&branch, request.force, request.dry_run)?;
+            let resolution = if request.force { Resolution::Override } else { Resolution::Refuse };
+            let conflicts = workspace.rebase(&branch, resolution, request.dry_run)?;
             let conflicts: Vec<String> = conflicts.iter().map(|path| path_text(path)).collect();
             Ok(json!({ "conflicts": conflicts }))
         }

@@ -305,6 +305,11 @@ impl Layer {
         log.writes.origin(ino, shown)
     }
 
+    /// The inode number that the object `ino` of this layer goes on showing, if it is not its own.
+    pub(crate) fn origin_of(&self, ino: u64) -> Option<u64> {
+        self.own.as_ref().and_then(|own| lock(&own.log).origins.get(&ino).copied())
+    }
+
     /// A new object has inode number `ino`: an earlier one's origin is not its own.
     pub(crate) fn forget_origin(&self, ino: u64) -> Result<()> {
         let Some(own) = &self.own else { return Ok(()) };

@@ -100,16 +100,20 @@ enum Command {
         /// Overwrite what others changed in the base since the fork
         #[arg(long)]
         force: bool,
-        /// Leave what others changed since the fork as it is, and commit the rest
+        /// Do not commit the paths that others changed since the fork; the branch keeps its version
+        /// of them
         #[arg(long, conflicts_with = "force")]
         skip: bool,
-        /// Commit these paths alone; the rest goes with the branch. As in .gitignore: a pattern
+        /// Commit these paths alone; the branch stays open with the rest. As in .gitignore: a pattern
         /// without a slash means a name anywhere, a directory all that is in it
         #[arg(long, value_name = "GLOB")]
         only: Vec<String>,
-        /// Do not commit these paths; they go with the branch
+        /// Do not commit these paths; the branch stays open with them
         #[arg(long, value_name = "GLOB")]
         exclude: Vec<String>,
+        /// Drop the paths that --only, --exclude or --skip leave, and close the branch
+        #[arg(long)]
+        drop_rest: bool,
         /// Show what would change, and change nothing
         #[arg(long)]
         dry_run: bool,
@@ -326,6 +330,7 @@ fn run(command: Command) -> Result<()> {
             skip,
             only,
             exclude,
+            drop_rest,
             dry_run,
             rebase,
             policy,
@@ -337,9 +342,17 @@ fn run(command: Command) -> Result<()> {
             let request = json!({
                 "verb": "commit", "branch": name, "force": force, "dry_run": dry_run,
                 "policy": policy.map(Policy::name), "skip": skip, "only": only, "exclude": exclude,
-                "rebase": rebase,
+                "rebase": rebase, "drop_rest": drop_rest,
             });
-            show_changes(&ask(&mountpoint, request)?)
+            let committed = ask(&mountpoint, request)?;
+            show_changes(&committed)?;
+            match committed["remaining"].as_u64() {
+                Some(count @ 1..) if !dry_run => eprintln!(
+                    "branchfs: branch {name} stays open: changed paths that were not committed: {count}"
+                ),
+                _ => {}
+            }
+            Ok(())
         }
         Command::Rebase { force, dry_run, name, mountpoint } => {
             let request =

@@ -35,6 +35,9 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
+    /// No object is this one: whatever is found has changed.
+    pub(crate) const NEVER: Self = Self { kind: 0, ino: 0, size: 0, mtime: 0, ctime: 0 };
+
     pub(crate) fn of(stat: &Statx) -> Self {
         const KIND_MASK: u32 = 0o170_000;
         let nanoseconds = |time: rustix::fs::StatxTimestamp| {

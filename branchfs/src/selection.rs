@@ -49,6 +49,11 @@ impl Selection {
         self.skipped.len() > before
     }
 
+    /// The paths that are skipped.
+    pub(crate) fn skipped(&self) -> &BTreeSet<PathBuf> {
+        &self.skipped
+    }
+
     /// Paths are skipped.
     pub(crate) fn skips_any(&self) -> bool {
         !self.skipped.is_empty()

@@ -35,6 +35,7 @@ mod probe;
 mod rebase;
 mod records;
 mod recovery;
+mod rest;
 mod selector;
 mod store;
 mod traces;
@@ -70,6 +71,7 @@ use branches::Branches;
 use elsewhere::Places;
 pub(crate) use fail_stop::FailStop;
 pub(crate) use probe::SCRATCH;
+pub(crate) use rebase::Resolution;
 pub(crate) use records::{DRAFT, LOG, is_cut_off};
 use records::{Line, Record, Records};
 pub(crate) use store::{
@@ -174,6 +176,8 @@ pub(crate) struct BranchInfo {
 pub(crate) struct Committed {
     pub(crate) changes: Vec<Change>,
     pub(crate) stale: Vec<String>,
+    /// Changed paths that were not committed: the branch goes on with them. It has ended where there are none.
+    pub(crate) remaining: usize,
     /// Earlier commits that the history drops for this one: they can no longer be undone.
     pub(crate) forgotten: Vec<Forgotten>,
 }

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 
-mod common;
+pub(crate) mod common;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -18,9 +18,11 @@ type Tree = BTreeMap<PathBuf, Object>;
 
 /// Without what moves by itself: times of directories, and links, of which a part may be taken.
 fn outline(root: &Path) -> Tree {
-    let mut tree = snapshot(root);
-    tree.values_mut().for_each(|object| (object.mtime, object.nlink) = ((0, 0), 0));
-    tree
+    snapshot(root).into_iter().map(|(path, object)| (path, without_times(object))).collect()
+}
+
+fn without_times(object: Object) -> Object {
+    Object { mtime: (0, 0), nlink: 0, ..object }
 }
 
 fn is_directory(object: &Object) -> bool {
@@ -102,6 +104,12 @@ impl Choice {
     }
 }
 
+/// How many paths a commit says that the branch keeps.
+fn remaining(done: &std::process::Output) -> usize {
+    let said = String::from_utf8_lossy(&done.stderr);
+    said.trim().rsplit_once("not committed: ").map_or(0, |(_, count)| count.parse().unwrap())
+}
+
 struct Trial {
     seed: u64,
     random: Random,
@@ -137,10 +145,7 @@ impl Trial {
     }
 
     fn has_renamed_directories(&self) -> bool {
-        let request = serde_json::json!({"v": 1, "verb": "diff", "branch": "work"});
-        let reply = self.mount.request(&request);
-        let mut changes = reply["changes"].as_array().unwrap().iter();
-        changes.any(|one| one["change"] == "renamed" && one["kind"] == "directory")
+        self.diff().iter().any(|one| one["change"] == "renamed" && one["kind"] == "directory")
     }
 
     /// The number of the last commit.
@@ -195,7 +200,46 @@ impl Trial {
             let wanted = wanted.unwrap_or_else(|| panic!("{when}: not refused"));
             assert_same(&outline(&self.mount.base()), &wanted, &when);
         }
+        let remaining = remaining(&done);
+        if remaining == 0 {
+            assert_same(&outline(&self.mount.base()), &ours, &format!("{when}: nothing is left"));
+            return self.revert(&before, last, &when);
+        }
+        self.restart();
+        let request =
+            serde_json::json!({"v": 1, "verb": "commit", "branch": "work", "dry_run": true});
+        let rest = self.mount.request(&request)["changes"].as_array().unwrap().clone();
+        assert_eq!(rest.len(), remaining, "{when}: {rest:?}");
+        assert_same(&outline(&branch), &ours, &format!("{when}: the branch after it"));
+        if self.random.below(3) > 0 {
+            self.commit_the_rest(&ours, &when);
+        } else {
+            self.mount.abort("work");
+            self.revert(&before, last, &when);
+        }
+    }
+
+    /// After some more work, perhaps.
+    fn commit_the_rest(&mut self, ours: &Tree, when: &str) {
+        let (branch, before, last) = (self.mount.branch("work"), self.base(), self.last_commit());
+        let mut ours = ours.clone();
+        if self.random.below(2) == 0 {
+            self.work(&branch, 5);
+            ours = outline(&branch);
+        }
+        self.restart();
+        let when = format!("{when}, then the rest");
+        let done = self.mount.run(&["commit", "work"], &[]);
+        assert!(done.status.success(), "{when}: {}", refusal(&done));
+        assert_eq!(remaining(&done), 0, "{when}");
+        assert_same(&outline(&self.mount.base()), &ours, &when);
         self.revert(&before, last, &when);
+    }
+
+    /// What the branch changed.
+    fn diff(&self) -> Vec<serde_json::Value> {
+        let request = serde_json::json!({"v": 1, "verb": "diff", "branch": "work"});
+        self.mount.request(&request)["changes"].as_array().unwrap().clone()
     }
 
     fn commit_beside_others(&mut self, round: usize) {
@@ -224,7 +268,21 @@ impl Trial {
             assert_same(&self.base(), &before, &format!("{when}: {}", refusal(&done)));
             return self.mount.abort("work");
         }
+        let is_open = remaining(&done) > 0;
+        if is_open {
+            // Elsewhere the kernel shows what others did, sooner or later.
+            for path in origin.keys().chain(ours.keys()) {
+                let (was, our) = (origin.get(path), ours.get(path));
+                if was != our && !our.is_some_and(is_directory) {
+                    let found = common::object(&branch.join(path)).map(without_times);
+                    assert_eq!(found.as_ref(), our, "{when}: {} in the branch", path.display());
+                }
+            }
+        }
         if has_renamed {
+            if is_open {
+                self.mount.abort("work");
+            }
             return self.revert(&before, last, &when); // such a directory takes along what others did in it, to another path
         }
         let after = outline(&base);
@@ -243,7 +301,25 @@ impl Trial {
                 assert_eq!(now, our, "{what}: ours is lost");
             }
         }
-        self.revert(&before, last, &when);
+        if !is_open {
+            return self.revert(&before, last, &when);
+        }
+        self.restart();
+        let done = self.mount.run(&["commit", "work"], &[]);
+        let then = outline(&base);
+        for path in origin.keys().chain(theirs.keys()).chain(ours.keys()) {
+            let [was, our, their, now] =
+                [&origin, &ours, &theirs, &then].map(|tree| file(tree, path));
+            let is_forced = option == "--force" && (!is_chosen || choice.takes(path));
+            if their != was && !is_forced {
+                let what = format!("{when}, then the rest: {}", path.display());
+                assert!(now == their || now == our && our == their, "{what}: theirs is lost");
+            }
+        }
+        if !done.status.success() {
+            assert!(refusal(&done).contains("changed by others"), "{when}: {}", refusal(&done));
+            self.mount.abort("work");
+        }
     }
 }
 
@@ -262,7 +338,10 @@ fn what_went_with_what_was_above_it_can_be_chosen() {
         let (base, branch) = (mount.base(), mount.create("work"));
         let mut wanted = outline(&base);
         shell(&branch, work);
+        let shown = outline(&branch);
         succeed(&mount.run(&["commit", "--only", name, "work"], &[]));
+        assert_same(&outline(&mount.branch("work")), &shown, work);
+        mount.abort("work");
         assert!(wanted.remove(Path::new(name)).is_some());
         assert_same(&outline(&base), &wanted, work);
         succeed(&mount.run(&["undo"], &[]));

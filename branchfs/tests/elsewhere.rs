@@ -4,6 +4,8 @@
 #![allow(clippy::duplicate_mod, reason = "each module of the suite brings its own `common`")]
 
 // The conformance suite: these modules find out by their path that they are here, see `common::Mount`.
+#[path = "choices.rs"]
+mod choices;
 #[path = "fail_stop.rs"]
 mod fail_stop;
 #[path = "faults.rs"]
@@ -14,6 +16,8 @@ mod history;
 mod model;
 #[path = "nested.rs"]
 mod nested;
+#[path = "partial.rs"]
+mod partial;
 #[path = "policies.rs"]
 mod policies;
 #[path = "posix.rs"]

@@ -6,6 +6,8 @@
 // The conformance suite: these modules find out by their path that they are here, see `common::driver`.
 #[path = "branches.rs"]
 mod branches;
+#[path = "choices.rs"]
+mod choices;
 #[path = "deep_trees.rs"]
 mod deep_trees;
 #[path = "fail_stop.rs"]
@@ -16,6 +18,8 @@ mod faults;
 mod history;
 #[path = "model.rs"]
 mod model;
+#[path = "partial.rs"]
+mod partial;
 #[path = "posix.rs"]
 mod posix;
 #[path = "power_cuts.rs"]

@@ -470,3 +470,67 @@ fn a_snapshot_of_a_removed_directory_has_no_acl_that_the_directory_did_not_have(
     mount.commit("work");
     assert_same(&seen(&sibling), &before, "after the commit");
 }
+
+/// What the tests of partial commits begin with.
+fn fill_for_parts(base: &Path) {
+    shell(
+        base,
+        "mkdir -p src/deep gone/below replaced moved
+         echo old >src/a.py; echo old >src/deep/b.py; echo old >src/deep/c.txt; echo old >gone/x.py; echo old >gone/below/y.txt
+         echo old >replaced/keep.txt; echo old >replaced/drop.py; echo old >moved/file; echo old >link-to
+         find . -exec touch -h -d '2020-01-01 00:00:00.123456789' {} +",
+    );
+}
+
+#[test]
+fn skip_leaves_to_siblings_what_they_committed() {
+    let mount = Mount::with(&["--policy", "snapshot"], fill_for_parts);
+    let (one, two) = (mount.create("one"), mount.create("two"));
+    shell(&one, "echo one >src/a.py; rm -r gone; mv moved away");
+    shell(
+        &two,
+        "echo two >src/a.py; echo two >gone/new; echo two >moved/file; echo two >mine; rm replaced/drop.py",
+    );
+    mount.commit("one");
+    succeed(&mount.run(&["commit", "--skip", "two"], &[]));
+    shell(
+        &mount.base(),
+        "test \"$(cat src/a.py)\" = one; test ! -e gone; test ! -e moved; test \"$(cat away/file)\" = old; test \"$(cat mine)\" = two
+         test ! -e replaced/drop.py",
+    );
+}
+
+#[test]
+fn a_snapshot_outlives_the_partial_commits_of_both_sides() {
+    let mount = Mount::with(&["--policy", "snapshot"], fill_for_parts);
+    let (work, other) = (mount.create("work"), mount.create("other"));
+    shell(&work, "echo work >src/a.py; echo work >src/deep/b.py; echo work >mine");
+    shell(
+        &other,
+        "echo other >src/deep/c.txt; echo other >gone/x.py; echo other >gone/below/y.txt",
+    );
+    succeed(&mount.run(&["commit", "--only", "c.txt", "--only", "x.py", "other"], &[]));
+    succeed(&mount.run(&["commit", "--only", "a.py", "work"], &[]));
+    shell(
+        &work,
+        "test \"$(cat src/a.py src/deep/b.py src/deep/c.txt gone/x.py)\" = $'work\\nwork\\nold\\nold'",
+    );
+    shell(
+        &other,
+        "test \"$(cat src/a.py src/deep/b.py src/deep/c.txt gone/x.py gone/below/y.txt)\" = $'old\\nold\\nother\\nother\\nother'",
+    );
+    shell(&work, "echo work >src/deep/c.txt");
+    let said = refusal(&mount.run(&["commit", "work"], &[]));
+    assert!(said.lines().any(|line| line.trim() == "src/deep/c.txt"), "{said}");
+    let forced = ["commit", "--force", "--only", "c.txt", "work"];
+    let said = refusal(&mount.run(&forced, &[]));
+    assert!(said.contains("rebase the branch first"), "{said}");
+    succeed(&mount.run(&["rebase", "--force", "work"], &[]));
+    succeed(&mount.run(&forced, &[]));
+    mount.commit("work");
+    mount.commit("other");
+    shell(
+        &mount.base(),
+        "test \"$(cat src/a.py src/deep/b.py src/deep/c.txt gone/x.py gone/below/y.txt mine)\" = $'work\\nwork\\nwork\\nother\\nother\\nwork'",
+    );
+}

@@ -133,7 +133,7 @@ class BranchFS:
         fields |= {"rebase": True} if rebase else {}
         fields |= {} if policy is None else {"policy": policy}
         fields |= {"dry_run": True} if dry_run else {}
-        fields |= {"only": list(only), "exclude": list(exclude)}
+        fields |= {"only": list(only), "exclude": list(exclude), "drop_rest": True}
         what = f"branch {branch.name!r} was not committed"
         with _translated(CommitError, what, self._root, branch=branch.name):
             done = _patiently(lambda: self._control.request("commit", fields))

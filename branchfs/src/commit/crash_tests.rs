@@ -13,8 +13,9 @@ use super::journal::{Decided, Header, Prepared};
 use super::recovery::recover;
 use super::step::Direction;
 use super::{Disk, Plan, Step};
+use crate::selection::Selection;
 use crate::view::{Index, New, Owner, ROOT, View};
-use crate::workspace::{Selector, Settings, Towards, Workspace};
+use crate::workspace::{CommitOptions, Selector, Settings, Towards, Workspace};
 
 /// A base with one of everything, and a branch that changes it in every way a plan knows.
 pub(super) struct Scenario {
@@ -31,6 +32,34 @@ pub(super) enum Store {
 }
 
 use Store::{Elsewhere, Inside};
+
+/// What of the branch is committed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Part {
+    All,
+    /// Some of each kind of change.
+    Mixed,
+}
+
+impl Part {
+    fn selection(self) -> Selection {
+        const LEFT: [&str; 9] = [
+            "/kept/file",
+            "/typed/inside",
+            "/gone/below",
+            "/replaced/new",
+            "/second name",
+            "/link",
+            "/swap-a",
+            "/swap-b",
+            "/new/place/inner/file",
+        ];
+        match self {
+            Self::All => Selection::default(),
+            Self::Mixed => Selection::new(&[], &LEFT.map(str::to_owned)).unwrap(),
+        }
+    }
+}
 
 const OWNER: Owner = Owner { uid: 0, gid: 0 };
 
@@ -110,9 +139,16 @@ impl Scenario {
     }
 
     /// Plans the branch's commit as the daemon would, in a workspace that is gone afterwards.
-    fn plan(&self) -> (Disk, Header, Plan) {
+    fn plan(&self, part: Part) -> (Disk, Header, Plan) {
         let workspace = self.open();
-        workspace.plan_for_tests("branch").unwrap()
+        workspace.plan_for_tests("branch", part.selection()).unwrap()
+    }
+
+    /// What the branch shows, in a workspace that is gone afterwards; nothing where there is none.
+    fn shown(&self) -> Option<BTreeMap<PathBuf, String>> {
+        let workspace = self.open();
+        (!workspace.list().unwrap().is_empty())
+            .then(|| shown(&mut workspace.filesystem.mounted(1).unwrap().lock()))
     }
 
     pub(super) fn snapshot(&self) -> BTreeMap<PathBuf, String> {
@@ -129,9 +165,10 @@ impl Scenario {
         assert_eq!(count(home.join("journal")), 0, "nothing is left to settle");
         if self.elsewhere.is_some() {
             assert_eq!(count(home.join("layers")), 0, "no copy is left");
-            let branches = workspace.list().unwrap().len();
-            assert_eq!(count(workspace.store().join("layers")), branches, "no layer is left");
         }
+        let branches = workspace.list().unwrap().len();
+        assert_eq!(count(workspace.store().join("layers")), branches, "no layer is left");
+        assert!(!workspace.store().join("lost").exists(), "nothing is taken for lost");
     }
 }
 
@@ -222,12 +259,46 @@ pub(crate) fn rename(view: &mut View, from: &str, to: &str) {
     .unwrap();
 }
 
+/// Everything that a view shows: modes and content.
+pub(crate) fn shown(view: &mut View) -> BTreeMap<PathBuf, String> {
+    let mut tree = BTreeMap::new();
+    let mut pending = vec![(PathBuf::new(), ROOT)];
+    while let Some((directory, index)) = pending.pop() {
+        for entry in view.list(index).unwrap() {
+            let path = directory.join(&entry.name);
+            let (found, attributes) = view.lookup(index, &entry.name).unwrap().unwrap();
+            view.nodes.remember(found);
+            let mut content = Vec::new();
+            match entry.kind {
+                rustix::fs::FileType::Directory => pending.push((path.clone(), found)),
+                rustix::fs::FileType::Symlink => content = view.readlink(found).unwrap(),
+                _ => {
+                    let opened = view.open(found, rustix::fs::OFlags::RDONLY, false, None).unwrap();
+                    let file = view.handles.file(opened.handle).unwrap();
+                    content.resize(usize::try_from(attributes.size).unwrap(), 0);
+                    rustix::io::pread(&*file, &mut content[..], 0).unwrap();
+                    view.close(opened.handle);
+                }
+            }
+            let links =
+                if entry.kind == rustix::fs::FileType::Directory { 0 } else { attributes.nlink };
+            let content = String::from_utf8(content).unwrap();
+            tree.insert(path, format!("{:o} {links} {content}", attributes.mode));
+        }
+    }
+    tree
+}
+
 /// Forks, changes and decides; returns the scenario, its disk, the decided commit and the base before.
 pub(super) fn decided(place: Store) -> (Scenario, Disk, Decided, BTreeMap<PathBuf, String>) {
+    decided_part(place, Part::All)
+}
+
+fn decided_part(place: Store, part: Part) -> (Scenario, Disk, Decided, BTreeMap<PathBuf, String>) {
     let scenario = Scenario::new(place);
     let before = scenario.snapshot();
     scenario.work();
-    let (disk, header, plan) = scenario.plan();
+    let (disk, header, plan) = scenario.plan(part);
     assert!(plan.drift.is_empty(), "{:?}", plan.drift);
     for litter in &plan.litter {
         disk.remove_file(litter).unwrap();
@@ -320,6 +391,53 @@ fn sweep_commit_that(place: Store) {
             undone.iter().rev().for_each(|step| step.run(&disk, Direction::Back).unwrap());
             scenario.restart();
             assert_eq!(scenario.snapshot(), before, "{done} steps done, {taken_back} taken back");
+        }
+    }
+}
+
+#[test]
+fn a_partial_commit_that_is_cut_at_any_step_leaves_the_branch_with_the_rest_or_with_all() {
+    for place in [Inside, Elsewhere] {
+        let whole = Scenario::new(place);
+        whole.work();
+        let all = whole.shown();
+        let (scenario, disk, commit, before) = decided_part(place, Part::Mixed);
+        commit.apply(&disk).unwrap();
+        scenario.restart();
+        let wanted = without_times(&scenario.snapshot());
+        assert_ne!(wanted, without_times(&before));
+        let steps = commit.steps.len();
+        // Of the file with two names one is in the base now.
+        let mut rest = all.clone().unwrap();
+        for name in ["first name", "second name"] {
+            let text = rest.get_mut(Path::new(name)).unwrap();
+            *text = text.replace(" 2 ", " 1 ");
+        }
+        for done in 0..=steps {
+            for is_back in [false, true] {
+                let when = format!("{place:?}, cut after {done} of {steps} steps, back: {is_back}");
+                let (scenario, disk, commit, before) = decided_part(place, Part::Mixed);
+                let run = &commit.steps[..done];
+                run.iter().for_each(|step| step.run(&disk, Direction::Forward).unwrap());
+                if is_back {
+                    commit.mark_rollback(&disk).unwrap();
+                }
+                for turn in ["first", "second"] {
+                    scenario.restart();
+                    let (base, branch) = (scenario.snapshot(), scenario.shown());
+                    if is_back {
+                        assert_eq!(base, before, "{when}, {turn} start");
+                        assert_eq!(branch, all, "{when}, {turn} start");
+                    } else {
+                        assert_eq!(without_times(&base), wanted, "{when}, {turn} start");
+                        assert_eq!(branch.as_ref(), Some(&rest), "{when}, {turn} start");
+                    }
+                }
+                let workspace = scenario.open();
+                workspace
+                    .commit(&Selector::Name("branch".to_owned()), &CommitOptions::default())
+                    .unwrap_or_else(|error| panic!("{when}, then all of it: {error}"));
+            }
         }
     }
 }
@@ -461,7 +579,7 @@ fn a_store_elsewhere_is_settled_wherever_it_was_cut_around_the_steps() {
     let scenario = Scenario::new(Elsewhere);
     let before = scenario.snapshot();
     scenario.work();
-    drop(scenario.plan());
+    drop(scenario.plan(Part::All));
     assert_ne!(fs::read_dir(scenario.base().join(".branching/layers")).unwrap().count(), 0);
     scenario.restart();
     assert_eq!(scenario.snapshot(), before);

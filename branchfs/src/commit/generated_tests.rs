@@ -296,7 +296,8 @@ impl Case {
     }
 
     fn decide_commit(&self) -> (Disk, Decided) {
-        let (disk, header, plan) = self.open().plan_for_tests("branch").unwrap();
+        let (disk, header, plan) =
+            self.open().plan_for_tests("branch", crate::selection::Selection::default()).unwrap();
         assert!(plan.drift.is_empty(), "{:?}", plan.drift);
         for litter in &plan.litter {
             disk.remove_file(litter).unwrap();

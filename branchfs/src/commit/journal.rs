@@ -71,6 +71,9 @@ pub(crate) struct Header {
     pub(crate) name: String,
     /// Layers that go with a commit into its entry: those of the branch.
     pub(crate) layers: Vec<u64>,
+    /// What the branch goes on with, where a part of it is committed and the rest stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rest: Option<Kept>,
     /// Branches that are stale with it.
     pub(crate) stale: Vec<u64>,
     /// The layer through which others go on seeing the base as it was, if there are others.
@@ -84,6 +87,15 @@ pub(crate) struct Header {
     pub(crate) decided: i64,
     /// Bytes on disk that it moves out of the base.
     pub(crate) displaced_bytes: u64,
+}
+
+/// The rest of a branch of which a part is committed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    /// The layer that holds it.
+    pub(crate) layer: u64,
+    /// Inode numbers of committed objects that had other names in the branch: the rest has copies.
+    pub(crate) split: Vec<u64>,
 }
 
 /// A transaction whose plan is in the journal, or in the history.
@@ -190,9 +202,9 @@ impl Decided {
             |error: serde_json::Error| Error::Corrupt(format!("{}: {error}", path.display()));
         let (header, steps, changes) = (line(), line(), line());
         let version = serde_json::from_slice::<Versioned>(header).map_err(damaged)?.version;
-        if version != VERSION {
+        if ![VERSION, VERSION_WITH_REST].contains(&version) {
             return Err(Error::Corrupt(format!(
-                "{} has version {version}, this program knows {VERSION}",
+                "{} has version {version}, this program knows {VERSION} and {VERSION_WITH_REST}",
                 path.display(),
             )));
         }
@@ -233,6 +245,14 @@ impl Decided {
             step.places_mut().into_iter().for_each(follow);
         }
         Ok(())
+    }
+
+    /// Places in the store where it set aside what the branch keeps.
+    pub(crate) fn set_aside(&self) -> impl Iterator<Item = &Path> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Rename { from: Place::Store(_), to: Place::Store(to), .. } => Some(to.as_path()),
+            _ => None,
+        })
     }
 
     /// Runs all steps. If one fails, or others change what leaves the base, all is rolled back and the base is as before.
@@ -398,6 +418,9 @@ fn rolled_back(failed: Error, rollback: Result<(), Error>) -> Error {
 
 /// Format of the plan.
 pub(crate) const VERSION: u32 = 2;
+
+/// The same with a rest: a program that does not know it would end the branch.
+pub(crate) const VERSION_WITH_REST: u32 = 3;
 
 #[derive(Deserialize)]
 struct Versioned {

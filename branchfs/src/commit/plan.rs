@@ -15,6 +15,7 @@
 mod attributes;
 mod drift;
 mod redirects;
+mod rest;
 mod selected;
 mod whole;
 
@@ -39,6 +40,7 @@ use crate::tree::check_length;
 use crate::view::is_hidden;
 use drift::{refuse_folding, refuse_immutable};
 use redirects::Made;
+pub(crate) use rest::{Item, Rest, What};
 
 /// What is to be committed.
 #[derive(Clone, Debug)]
@@ -60,6 +62,8 @@ pub(crate) struct Request {
     pub(crate) attributes_at_fork: BTreeMap<PathBuf, Metadata>,
     /// What of the branch is committed.
     pub(crate) selection: Selection,
+    /// What is not committed goes with the branch.
+    pub(crate) drops_rest: bool,
     /// What our own work did to ctimes.
     pub(crate) traces: Traces,
     /// Inode number of an object in a layer -> that of the object of the base which it is a copy of.
@@ -83,6 +87,8 @@ pub(crate) struct Plan {
     pub(crate) empty: Vec<Place>,
     /// Whiteouts that hide nothing and must not come into the base.
     pub(crate) litter: Vec<Place>,
+    /// What the branch keeps: nothing where all of it is committed, or the rest is dropped.
+    pub(crate) rest: Rest,
     /// What it saw of the objects that leave the base.
     pub(crate) displaced: Displaced,
     /// Bytes on disk of what leaves the base: what keeping it for an undo costs.
@@ -190,6 +196,9 @@ pub(crate) fn plan(disk: &Disk, request: &Request) -> Result<Plan, Error> {
     planner.merge(Path::new(""), &root, &Place::Base(PathBuf::new()))?;
     planner.plan_pending()?;
     planner.keep_times();
+    if !request.drops_rest && !planner.takes_all() {
+        planner.plan.rest = planner.rest(&root)?;
+    }
     let mut plan = planner.plan;
     for change in &plan.changes {
         check_length(&change.path).at(&change.path)?;

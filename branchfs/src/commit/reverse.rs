@@ -114,6 +114,9 @@ impl Planner<'_> {
         ino: u64,
         directory: bool,
     ) -> Result<(), Error> {
+        if let (Place::Store(_), Place::Store(_), None) = (from, to, self.now(to)?) {
+            return Ok(()); // it was set aside for the branch, which has kept it
+        }
         let (mut ino, mut directory) = (ino, directory);
         if let Place::Base(path) = to {
             let Some((real, stat)) = self.now(to)? else {
@@ -339,6 +342,21 @@ impl Moves {
             Place::Store(_) => None,
         };
         self.at.into_iter().filter_map(base).collect()
+    }
+
+    /// Objects of the base that will be elsewhere in it: present path and later one.
+    pub(super) fn within_base(&self) -> impl Iterator<Item = (&Path, &Path)> {
+        self.at.iter().filter_map(|(to, from)| match (from, to) {
+            (Some(Place::Base(from)), Place::Base(to)) if from != to => {
+                Some((from.as_path(), to.as_path()))
+            }
+            _ => None,
+        })
+    }
+
+    /// Whether something at a place, or below it, comes or goes.
+    pub(super) fn touches(&self, place: &Place) -> bool {
+        self.at.range(place.clone()..).next().is_some_and(|(key, _)| below(key, place).is_some())
     }
 
     /// Entries strictly below a place, relative to it. Paths sort by components, so they stand together.

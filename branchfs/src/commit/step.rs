@@ -84,7 +84,7 @@ impl Metadata {
     }
 
     /// Whether all but the times is the same.
-    fn is_but_for_times(&self, other: &Self) -> bool {
+    pub(super) fn is_but_for_times(&self, other: &Self) -> bool {
         Self { atime: other.atime, mtime: other.mtime, ..self.clone() } == *other
     }
 

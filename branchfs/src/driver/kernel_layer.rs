@@ -415,10 +415,9 @@ fn expect(
     base: &Tree,
     is_as_forked: IsAsForked<'_>,
 ) -> Result<Option<Expected>> {
-    let never = Identity { kind: 0, ino: 0, size: 0, mtime: 0, ctime: 0 };
     let origin = match origin {
         Ok(origin) => Identity::of(&crate::tree::stat_of(origin)?),
-        Err(Errno::STALE) => return Ok(Some(Expected::Present(never))), // deleted by others
+        Err(Errno::STALE) => return Ok(Some(Expected::Present(Identity::NEVER))), // deleted by others
         Err(Errno::NODATA) => return Ok(None), // copied up from where files have no handle
         Err(error) => return Err(*error),
     };
@@ -429,9 +428,9 @@ fn expect(
     };
     let is_same = now.is_some_and(|now| now.ino == origin.ino);
     Ok(if object.kind == FileType::Directory {
-        Some(Expected::Present(if is_same { origin } else { never }))
+        Some(Expected::Present(if is_same { origin } else { Identity::NEVER }))
     } else if !is_as_forked(&origin) {
-        Some(Expected::Present(never))
+        Some(Expected::Present(Identity::NEVER))
     } else {
         is_same.then_some(Expected::Present(origin))
     })

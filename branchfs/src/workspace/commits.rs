@@ -3,6 +3,8 @@
 use super::branches::Branches;
 use super::nested::Work;
 use super::planning::{commit_header, too_late};
+use super::rebase::Resolution;
+use super::rest::estimate_rest;
 use super::{Branch, BranchId, Committed, MAIN_BRANCH, Policy, Selector, Workspace, children_of};
 use crate::driver::{self, Completion};
 use crate::error::{Context, Error};
@@ -22,10 +24,19 @@ pub(crate) struct CommitOptions {
     pub(crate) policy: Option<Policy>,
     /// Leave what others changed as it is, and commit the rest.
     pub(crate) skip: bool,
-    /// What to commit; the rest goes with the branch.
+    /// What to commit; the branch goes on with the rest.
     pub(crate) selection: Selection,
+    /// The rest goes with the branch.
+    pub(crate) drop_rest: bool,
     /// Fork a branch anew first if a sibling was committed before it; conflicts are found by path.
     pub(crate) rebase: bool,
+}
+
+impl CommitOptions {
+    /// Whether something may stay in the branch.
+    fn keeps_rest(&self) -> bool {
+        !self.drop_rest && (self.skip || !self.selection.is_all())
+    }
 }
 
 impl Workspace {
@@ -79,7 +90,13 @@ impl Workspace {
             let _staged = self.stage(id, &branch.record)?;
             let plan = self.checked_plan(branch, options)?;
             let forgotten = self.forgotten_by(&plan)?;
-            return Ok(Committed { changes: plan.changes, stale: Vec::new(), forgotten });
+            let remaining = estimate_rest(branch, &plan)?;
+            return Ok(Committed {
+                changes: plan.changes,
+                stale: Vec::new(),
+                remaining,
+                forgotten,
+            });
         }
         mounted.freeze();
         let closed = self
@@ -90,7 +107,7 @@ impl Workspace {
             _ => self.commit_to_branch(branch, options),
         });
         // A branch whose layers may hold objects of the base stays read-only.
-        if outcome.as_ref().is_err_and(Error::is_as_before) {
+        if outcome.as_ref().map_or_else(Error::is_as_before, |done| done.remaining > 0) {
             mounted.thaw();
         }
         drop(held);
@@ -105,8 +122,12 @@ impl Workspace {
         if !options.rebase || !is_stale()? {
             return Ok(());
         }
-        let force = options.force || options.skip;
-        let conflicts = self.rebase(selector, force, options.dry_run)?;
+        let resolution = match (options.force, options.skip) {
+            (true, _) => Resolution::Override,
+            (false, true) => Resolution::Leave,
+            (false, false) => Resolution::Refuse,
+        };
+        let conflicts = self.rebase(selector, resolution, options.dry_run)?;
         if options.skip {
             options.selection.skip(conflicts);
         }
@@ -114,12 +135,12 @@ impl Workspace {
     }
 
     /// Files of which only the attributes changed stand for those of the base, unless siblings live on: their snapshot
-    /// would need a copy of each, made while all requests wait.
+    /// would need a copy of each, made while all requests wait. What stays in the branch is whole, too.
     fn completion_for(&self, branch: &Branch, options: &CommitOptions) -> Completion {
         let id = branch.record.id;
         let has_siblings =
             self.lock().children(branch.record.parent).any(|one| one.record.id != id);
-        if has_siblings && self.policy(options) != Policy::FirstWinner {
+        if options.keeps_rest() || has_siblings && self.policy(options) != Policy::FirstWinner {
             Completion::Whole
         } else {
             Completion::ForCommit
@@ -128,36 +149,66 @@ impl Workspace {
 
     fn commit_to_base(&self, branch: &Branch, options: &CommitOptions) -> Result<Committed, Error> {
         let id = branch.record.id;
-        // Before the commit is decided: what is renamed into the base must be whole. A commit that is refused copies nothing.
+        self.prepare_rest(branch, options)?;
+        // Before the commit is decided: what is renamed into the base must be whole. A commit that is refused
+        // copies nothing, but where the store is elsewhere: there all is copied before it can be planned.
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
         let unfinished = mounted.lock().partial_copies()?;
-        if !unfinished.is_empty() {
+        if !unfinished.is_empty() && !self.is_elsewhere() {
             self.checked_plan(branch, options)?;
         }
         let brought = Brought::bring(unfinished)?;
         mounted.lock().join_all_links().at(&self.base_path)?;
         let staged = self.stage(id, &branch.record)?;
         let plan = self.checked_plan(branch, options)?;
+        if plan.changes_nothing() && !plan.rest.is_empty() {
+            let remaining = estimate_rest(branch, &plan)?;
+            return Ok(Committed { remaining, ..Committed::default() });
+        }
         if plan.changes_nothing() {
             return self.commit_nothing(branch, options);
         }
         brought.finish()?;
+        let rest = self.make_rest(branch, &plan.rest)?;
+        let rest_id = rest.as_ref().map(|rest| rest.layer.id.0);
+        let unmake = |error: &Error| {
+            // After an incomplete rollback objects of the base may be there, or the next mount may need it.
+            if error.is_as_before() {
+                rest_id.iter().for_each(|rest| self.unmake_rest(*rest));
+            }
+        };
         let disk = self.disk()?;
         for litter in &plan.litter {
-            disk.remove_file(litter)?;
+            disk.remove_file(litter).inspect_err(unmake)?;
         }
-        let header = commit_header(branch, &plan);
+        let header = commit_header(branch, &plan, rest_id);
         let staged = staged.hand_over();
         let address = |branches: &Branches| {
             Ok(self.address(header, self.audience(branches, self.policy(options), Some(id), None)))
         };
         let happened = self.transact(&disk, plan, address).inspect_err(|error| {
-            // After an incomplete rollback objects of the base may be there.
+            unmake(error);
             if error.is_as_before() {
                 self.unstage(&staged);
             }
         })?;
-        self.conclude(&disk, happened)
+        self.conclude(&disk, happened, rest)
+    }
+
+    /// What the kernel wrote and a commit leaves is left to the FUSE view, as after a rebase: the kernel cannot mount the
+    /// layer of the rest.
+    pub(super) fn prepare_rest(
+        &self,
+        branch: &Branch,
+        options: &CommitOptions,
+    ) -> Result<(), Error> {
+        if !options.keeps_rest() || !self.is_by_kernel(branch) {
+            return Ok(());
+        }
+        let staged = self.stage(branch.record.id, &branch.record)?;
+        let is_left = !self.checked_plan(branch, options)?.rest.is_empty();
+        drop(staged);
+        if is_left { self.leave_to_fuse(branch) } else { Ok(()) }
     }
 
     /// Ends a branch whose commit would change nothing: the parent, the history and the siblings stay as they are.

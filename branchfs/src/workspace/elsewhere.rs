@@ -245,36 +245,52 @@ impl Copier {
             }
             self.linked.insert(stat.stx_ino, path.to_path_buf());
         }
-        let mode = u32::from(stat.stx_mode);
-        match FileType::from_raw_mode(mode) {
-            FileType::RegularFile => {
-                let from = self.from.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
-                let to = self.to.create_file(path, 0o600)?;
-                copy_content(from.as_fd(), to.as_fd(), stat.stx_size)?;
-            }
-            FileType::Symlink => {
-                let target = self.from.read_link(path)?;
-                self.to.make_symlink(path, std::ffi::OsStr::from_bytes(&target))?;
-            }
-            _ => {
-                let device = rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
-                self.to.make_node(path, mode, device)?;
-            }
-        }
-        self.describe(path, stat)
+        copy_object((&self.from, path, stat), (&self.to, path))
     }
 
     fn describe(&self, path: &Path, stat: &Statx) -> Result<(), rustix::io::Errno> {
-        let list = match self.from.list_xattrs(path) {
-            Err(rustix::io::Errno::OPNOTSUPP) => Vec::new(),
-            other => other?,
-        };
-        for name in xattr_names(&list).filter(|name| is_private_xattr(name)) {
-            let value = self.from.get_xattr(path, name)?;
-            self.to.set_xattr(path, name, &value, XattrFlags::empty())?;
-        }
-        copy_metadata((&self.from, path, stat), (&self.to, path))
+        describe((&self.from, path, stat), (&self.to, path))
     }
+}
+
+/// Copies an object that is no directory, with the marks of the overlay format.
+pub(super) fn copy_object(
+    (from, path, stat): (&Tree, &Path, &Statx),
+    (to, new): (&Tree, &Path),
+) -> Result<(), rustix::io::Errno> {
+    let mode = u32::from(stat.stx_mode);
+    match FileType::from_raw_mode(mode) {
+        FileType::RegularFile => {
+            let source = from.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+            let target = to.create_file(new, 0o600)?;
+            copy_content(source.as_fd(), target.as_fd(), stat.stx_size)?;
+        }
+        FileType::Symlink => {
+            let target = from.read_link(path)?;
+            to.make_symlink(new, std::ffi::OsStr::from_bytes(&target))?;
+        }
+        _ => {
+            let device = rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
+            to.make_node(new, mode, device)?;
+        }
+    }
+    describe((from, path, stat), (to, new))
+}
+
+/// Copies the attributes of an object, and the marks of the overlay format.
+fn describe(
+    (from, path, stat): (&Tree, &Path, &Statx),
+    (to, new): (&Tree, &Path),
+) -> Result<(), rustix::io::Errno> {
+    let list = match from.list_xattrs(path) {
+        Err(rustix::io::Errno::OPNOTSUPP) => Vec::new(),
+        other => other?,
+    };
+    for name in xattr_names(&list).filter(|name| is_private_xattr(name)) {
+        let value = from.get_xattr(path, name)?;
+        to.set_xattr(new, name, &value, XattrFlags::empty())?;
+    }
+    copy_metadata((from, path, stat), (to, new))
 }
 
 #[cfg(test)]

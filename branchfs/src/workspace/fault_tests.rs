@@ -10,9 +10,11 @@ use std::io::Seek;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::{CommitOptions, MAIN_BRANCH, Policy, Selector, Settings, Towards, Workspace};
+use super::{
+    CommitOptions, MAIN_BRANCH, Policy, Resolution, Selector, Settings, Towards, Workspace,
+};
 use crate::archive::Rights;
-use crate::commit::crash_tests::{make, remove_tree, rename, unlink, write};
+use crate::commit::crash_tests::{make, remove_tree, rename, shown, unlink, write};
 use crate::error::Error;
 use crate::faults::with_faults;
 use crate::selection::Selection;
@@ -31,6 +33,7 @@ enum Store {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verb {
     Commit,
+    /// The branch goes on with the rest.
     PartialCommit,
     /// Another branch lives on and gets a veil.
     CommitWithObserver,
@@ -162,7 +165,8 @@ impl Case {
             }
             Recover => {
                 case.branch(&workspace, "work", MAIN_BRANCH, change);
-                let (disk, header, plan) = workspace.plan_for_tests("work").unwrap();
+                let (disk, header, plan) =
+                    workspace.plan_for_tests("work", Selection::default()).unwrap();
                 let decided = crate::commit::Prepared::new(&disk, plan).unwrap();
                 let decided = decided.decide(&disk, header).unwrap();
                 decided.run_half_for_tests(&disk).unwrap();
@@ -228,7 +232,7 @@ impl Case {
                 ok(workspace.import("work", &main, archive, &Rights::All, false))
             }
             Prune => ok(workspace.prune(1)),
-            Rebase => ok(workspace.rebase(&named("work"), false, false)),
+            Rebase => ok(workspace.rebase(&named("work"), Resolution::Refuse, false)),
             Mount | Recover => unreachable!("the workspace is opened with the fault"),
         }
     }
@@ -314,10 +318,12 @@ impl Case {
 }
 
 /// What others see of a workspace.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
 struct State {
     base: Tree,
     branches: BTreeSet<String>,
+    /// What live branches show.
+    shown: BTreeMap<String, Tree>,
     /// Commits that can be undone, and undone ones.
     history: (usize, usize),
     /// The layers of the branch that a nested commit goes into.
@@ -331,9 +337,16 @@ impl State {
         let branches = workspace.lock();
         let parent = branches.values().find(|branch| branch.record.name == "parent");
         let layers = parent.map_or(0, |parent| parent.record.layers.len());
+        let live = branches.values().filter(|branch| !branch.record.is_stale);
+        let show = |branch: &super::Branch| {
+            let mounted = workspace.filesystem.mounted(branch.slot).unwrap();
+            (branch.record.name.clone(), shown(&mut mounted.lock()))
+        };
+        let shown = live.map(show).collect();
         drop(branches);
         Self {
             base: snapshot(&case.base()),
+            shown,
             branches: case.names(workspace),
             history: (history.len() - undone, undone),
             layers,
@@ -371,7 +384,7 @@ fn sweep_store(verb: Verb, store: Store, stride: usize) {
     // Without a fault.
     let case = Case::new(verb, store);
     let old = if matches!(verb, Mount | Recover) {
-        State { base: Tree::new(), branches: BTreeSet::new(), history: (0, 0), layers: 0 }
+        State::default()
     } else {
         State::of(&case, &case.open())
     };

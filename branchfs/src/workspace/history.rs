@@ -126,7 +126,7 @@ impl Workspace {
         }
         let header = header(plan.transaction, kind, past.commit.header.name.clone());
         let address = |branches: &Branches| Ok(self.address(header, audience(branches)?));
-        let committed = self.conclude(&disk, self.transact(&disk, plan, address)?)?;
+        let committed = self.conclude(&disk, self.transact(&disk, plan, address)?, None)?;
         Ok(Reverted { entry, committed })
     }
 

@@ -127,7 +127,7 @@ impl Workspace {
         let count = ours.changes.len();
         let (name, into) = (&child.record.name, &above.record.name);
         tracing::info!("committed {name:?} into {into:?}, {count} paths changed");
-        Ok(Committed { changes: ours.changes, stale: names, forgotten: Vec::new() })
+        Ok(Committed { changes: ours.changes, stale: names, ..Committed::default() })
     }
 }
 
@@ -169,6 +169,11 @@ impl Work {
     pub(super) fn is_empty(&self) -> Result<bool, Error> {
         // The root's attributes are no change of a path.
         Ok(self.changes.is_empty() && changed_directories(&self.walked.pairs)?.is_empty())
+    }
+
+    /// The changed paths; one that has an object of another type counts once.
+    pub(super) fn paths(&self) -> BTreeSet<&Path> {
+        self.changes.iter().map(|change| change.path.as_path()).collect()
     }
 
     pub(super) fn theirs(&self) -> Theirs {

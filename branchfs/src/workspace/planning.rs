@@ -4,13 +4,18 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::FileType;
+
 #[cfg(test)]
 use super::Selector;
 use super::nested::Work;
-use super::{Branch, CommitOptions, Policy, Workspace, now};
+use super::{Branch, CommitOptions, Policy, Record, Workspace, now};
 #[cfg(test)]
 use crate::commit::Disk;
-use crate::commit::{self, Header, Kind, Metadata, Plan, Request, Traces, VERSION};
+use crate::commit::{
+    self, Change, Header, Kept, Kind, Metadata, Place, Plan, Request, Traces, VERSION,
+    VERSION_WITH_REST,
+};
 use crate::error::{Context, Error};
 use crate::seen::WriteSet;
 use crate::selection::Selection;
@@ -48,11 +53,11 @@ impl Workspace {
         }
         let mut selection = options.selection.clone();
         loop {
-            let plan = self.plan(branch, selection.clone())?;
+            let plan = self.plan(branch, selection.clone(), options.drop_rest)?;
             refuse_nothing_chosen(branch, &plan, &selection)?;
             self.refuse_other_stores(&plan)?;
             if options.force {
-                return Ok(plan);
+                return self.with_visible_part(record, plan);
             }
             let written = theirs.against(&plan.changes, &plan.written);
             if options.skip && selection.skip(written.iter().chain(&plan.drift).cloned()) {
@@ -62,8 +67,51 @@ impl Workspace {
             refuse(name, WRITTEN_BY_OTHERS, &written)?;
             refuse(name, CHANGED_AFTER_READ, &theirs.against_reads(&reads))?;
             refuse(name, "the base was changed by others since the fork", &plan.drift)?;
+            return self.with_visible_part(record, plan);
+        }
+    }
+
+    /// A branch that keeps a part goes on looking through its snapshot layers, which must not hide what was committed.
+    fn with_visible_part(&self, record: &Record, plan: Plan) -> Result<Plan, Error> {
+        if plan.rest.is_empty() {
             return Ok(plan);
         }
+        let (disk, veils) = (self.disk()?, self.veils_of(record));
+        let hides = |path: &Path| {
+            for veil in &veils {
+                let place = Place::Store(veil.join(path));
+                let Some(stat) = disk.stat(&place)? else { continue };
+                let is_directory =
+                    FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::Directory;
+                let has = |name: &str| disk.xattr(&place, name).is_some();
+                if !is_directory || has(self.namespace.opaque()) || has(self.namespace.redirect()) {
+                    return Ok(true);
+                }
+            }
+            Ok::<bool, Error>(false)
+        };
+        let mut hidden = Vec::new();
+        for Change { path, .. } in &plan.changes {
+            let parts: Vec<&Path> =
+                path.ancestors().filter(|part| !part.as_os_str().is_empty()).collect();
+            for part in parts {
+                if hides(part)? {
+                    hidden.push(path.clone());
+                    break;
+                }
+            }
+        }
+        if hidden.is_empty() {
+            return Ok(plan);
+        }
+        Err(Error::Conflict {
+            message: format!(
+                "branch {} cannot be committed in part: others committed changes of the same paths since the fork, and the branch goes on showing what they replaced",
+                record.name
+            ),
+            paths: hidden,
+            hint: "rebase the branch first, or drop the rest of it with --drop-rest",
+        })
     }
 
     /// The store of a workspace below the base is a directory like others in a branch, and others' branches: what was
@@ -91,18 +139,18 @@ impl Workspace {
         traces: Traces,
         attributes_at_fork: BTreeMap<PathBuf, Metadata>,
     ) -> Result<Plan, Error> {
-        self.plan_with(branch, Selection::default(), traces, attributes_at_fork)
+        self.plan_with(branch, (Selection::default(), true), traces, attributes_at_fork)
     }
 
-    fn plan(&self, branch: &Branch, selection: Selection) -> Result<Plan, Error> {
+    fn plan(&self, branch: &Branch, selection: Selection, drops_rest: bool) -> Result<Plan, Error> {
         let traces = self.traces(&self.disk()?)?;
-        self.plan_with(branch, selection, traces, BTreeMap::new())
+        self.plan_with(branch, (selection, drops_rest), traces, BTreeMap::new())
     }
 
     fn plan_with(
         &self,
         branch: &Branch,
-        selection: Selection,
+        (selection, drops_rest): (Selection, bool),
         traces: Traces,
         attributes_at_fork: BTreeMap<PathBuf, Metadata>,
     ) -> Result<Plan, Error> {
@@ -139,6 +187,7 @@ impl Workspace {
             veils: self.veils_of(&branch.record),
             attributes_at_fork,
             selection,
+            drops_rest,
             traces,
             origins,
         };
@@ -147,33 +196,41 @@ impl Workspace {
 
     /// The plan of a branch's commit, and the header its commit would have.
     #[cfg(test)]
-    pub(crate) fn plan_for_tests(&self, name: &str) -> Result<(Disk, Header, Plan), Error> {
+    pub(crate) fn plan_for_tests(
+        &self,
+        name: &str,
+        selection: Selection,
+    ) -> Result<(Disk, Header, Plan), Error> {
         let branches = self.lock();
         let branch = Selector::Name(name.to_owned())
             .find(&branches)?
             .ok_or_else(|| Error::NotFound(name.to_owned()))?;
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
         mounted.lock().make_layer().at(&self.base_path)?;
+        let options = CommitOptions { selection: selection.clone(), ..CommitOptions::default() };
+        self.prepare_rest(branch, &options)?;
         mounted.lock().join_all_links().at(&self.base_path)?;
         self.stage(branch.record.id, &branch.record)?.hand_over();
-        let plan = self.plan(branch, Selection::default())?;
-        Ok((self.disk()?, commit_header(branch, &plan), plan))
+        let plan = self.plan(branch, selection, false)?;
+        let rest = self.make_rest(branch, &plan.rest)?.map(|rest| rest.layer.id.0);
+        Ok((self.disk()?, commit_header(branch, &plan, rest), plan))
     }
 }
 
-/// A branch is committed once: what is not chosen goes with it. What is left out because others changed it was given up.
+/// What is left out because others changed it was given up; a pattern that matches nothing is a mistake.
 fn refuse_nothing_chosen(branch: &Branch, plan: &Plan, selection: &Selection) -> Result<(), Error> {
     let takes_any =
         !plan.changes.is_empty() || plan.written.iter().any(|path| selection.takes(path));
     if takes_any || selection.is_all() || selection.skips_any() {
         return Ok(());
     }
-    let changes = Work::of(branch)?.changes;
-    let Some(first) = changes.first() else { return Ok(()) };
+    let work = Work::of(branch)?;
+    let paths = work.paths();
+    let Some(first) = paths.first() else { return Ok(()) };
     Err(Error::NothingChosen {
         name: branch.record.name.clone(),
-        count: changes.len(),
-        first: first.path.clone(),
+        count: paths.len(),
+        first: first.to_path_buf(),
         wanted: selection.to_string(),
     })
 }
@@ -197,9 +254,13 @@ pub(super) fn too_late(name: &str) -> Error {
     }
 }
 
-pub(super) fn commit_header(branch: &Branch, plan: &Plan) -> Header {
+pub(super) fn commit_header(branch: &Branch, plan: &Plan, rest: Option<u64>) -> Header {
+    let split = || plan.rest.split.iter().copied().collect();
+    let rest = rest.map(|layer| Kept { layer, split: split() });
     let kind = Kind::Commit { branch: branch.record.id };
     Header {
+        version: if rest.is_some() { VERSION_WITH_REST } else { VERSION },
+        rest,
         layers: branch.record.layers.clone(),
         displaced_bytes: plan.displaced_bytes,
         ..header(plan.transaction, kind, branch.record.name.clone())
@@ -214,6 +275,7 @@ pub(super) fn header(transaction: u64, kind: Kind, name: String) -> Header {
         kind,
         name,
         layers: Vec::new(),
+        rest: None,
         stale: Vec::new(),
         veil: None,
         observers: Vec::new(),

@@ -7,7 +7,6 @@
 //! older notes, which at worst report a conflict that is none.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,19 +22,30 @@ use crate::driver::Completion;
 use crate::error::{Context, Error};
 use crate::filesystem::MAIN;
 use crate::layer::{Layer, identity};
-use crate::seen::Expected;
+use crate::seen::{Expected, Identity};
+
+/// What becomes of paths that the branch and others changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Resolution {
+    /// The branch is not rebased.
+    Refuse,
+    /// The branch's version of them stays, and can be committed.
+    Override,
+    /// The branch's version of them stays, and a commit of it finds the conflict again.
+    Leave,
+}
 
 impl Workspace {
     /// Forks a branch anew from its parent's present state and keeps its changes, whether it is stale or live. Returns the
-    /// conflicting paths; with `force` the branch's version of them stays. `dry_run` finds them and changes nothing.
+    /// conflicting paths. `dry_run` finds them and changes nothing.
     ///
     /// # Errors
-    /// `Conflict` lists the paths that the branch and others changed, unless forced; `Frozen`, `Busy`, `Stale` (the
+    /// `Conflict` lists the paths that the branch and others changed, where these are refused; `Frozen`, `Busy`, `Stale` (the
     /// parent), `Stopped`, `Io`. The branch is as before then. `Incomplete`: it was rebased, and transactions are stopped.
     pub(crate) fn rebase(
         &self,
         selector: &Selector,
-        force: bool,
+        resolution: Resolution,
         dry_run: bool,
     ) -> Result<BTreeSet<PathBuf>, Error> {
         let _frozen = self.await_writers(selector)?;
@@ -53,12 +63,14 @@ impl Workspace {
         }
         let rebased = self.prepare_rebase(branch).and_then(|()| {
             let obstacles = self.find_obstacles(branch, parent.as_ref())?;
-            if !obstacles.conflicts.is_empty() && !force {
+            if !obstacles.conflicts.is_empty() && resolution == Resolution::Refuse {
                 return Err(conflict(&branch.record.name, obstacles.conflicts));
             }
             if !dry_run {
                 obstacles.merge_attributes(branch)?;
-                self.move_onto(branch, parent.as_ref())?;
+                let is_left = resolution == Resolution::Leave;
+                let left = if is_left { obstacles.conflicts.clone() } else { BTreeSet::new() };
+                self.move_onto(branch, parent.as_ref(), &left)?;
             }
             Ok(obstacles.conflicts)
         });
@@ -122,7 +134,9 @@ impl Workspace {
             let header = &past.commit.header;
             let is_later = header.stale.contains(&record.id)
                 || header.decided.max(past.done.0) > record.created;
-            if !is_later || past.undone.is_some() {
+            // A part of this branch.
+            let is_own = header.kind == commit::Kind::Commit { branch: record.id };
+            if is_own || !is_later || past.undone.is_some() {
                 continue;
             }
             theirs.add(&past.commit.changes);
@@ -135,21 +149,30 @@ impl Workspace {
         Ok((theirs, attributes))
     }
 
-    /// Moves a branch on top of its parent as it is now, and shows it there.
-    fn move_onto(&self, branch: &Branch, parent: Option<&Branch>) -> Result<(), Error> {
+    /// Moves a branch on top of its parent as it is now, and shows it there. The conflicts that are `left` stay conflicts.
+    fn move_onto(
+        &self,
+        branch: &Branch,
+        parent: Option<&Branch>,
+        left: &BTreeSet<PathBuf>,
+    ) -> Result<(), Error> {
         let parent_slot = parent.map_or(MAIN, |parent| parent.slot);
         if branch.record.is_stale {
             self.freeze_for_fork(parent_slot)?;
         }
-        let moved = self.replace_fork(branch, parent);
+        let moved = self.replace_fork(branch, parent, left);
         if moved.as_ref().is_err_and(Error::is_as_before) && branch.record.is_stale {
             self.thaw(parent_slot, 1);
         }
         moved
     }
 
-    fn replace_fork(&self, branch: &Branch, parent: Option<&Branch>) -> Result<(), Error> {
-        let id = branch.record.id;
+    fn replace_fork(
+        &self,
+        branch: &Branch,
+        parent: Option<&Branch>,
+        left: &BTreeSet<PathBuf>,
+    ) -> Result<(), Error> {
         if !branch.record.is_stale && self.is_by_kernel(branch) {
             self.leave_to_fuse(branch)?; // the kernel has the old fork mounted
         }
@@ -171,12 +194,8 @@ impl Workspace {
         self.records.append(&[Line::of(&record)])?; // the commit point
         let synced = self.records.sync();
         let gate = self.filesystem.close_gate();
-        let old = self.filesystem.remove(branch.slot);
-        let parent_slot = parent.map_or(MAIN, |parent| parent.slot);
-        let slot = self.filesystem.add(OsStr::new(&record.name), parent_slot, stack.clone());
+        let old = self.replace_view(&mut branches, record, stack, branch.quota.clone());
         drop(gate);
-        let quota = branch.quota.clone();
-        branches.insert(id, Branch { record, slot, stack, quota });
         drop(branches);
         if let Some(old) = old {
             self.outdate(old);
@@ -185,7 +204,15 @@ impl Workspace {
             let disk = self.disk()?;
             for (layer, number) in own.iter().zip(&branch.record.layers) {
                 let path = self.layer_path(*number);
-                if let Err(error) = layer.see_again(|path| present(&disk, path)) {
+                let never = Expected::Present(Identity::NEVER);
+                let now = |path: &Path| match left.contains(path) {
+                    true => Ok(never),
+                    false => present(&disk, path),
+                };
+                let noted = layer
+                    .see_again(now)
+                    .and_then(|()| left.iter().try_for_each(|path| layer.saw(path, never)));
+                if let Err(error) = noted {
                     // The older notes may report a conflict that is none, and lose nothing.
                     tracing::warn!("cannot rewrite the write set in {}: {error}", path.display());
                 }

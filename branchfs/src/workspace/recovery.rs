@@ -39,15 +39,20 @@ impl Workspace {
             if recovered.is_committed {
                 make_stale(records, &header.stale);
                 self.veil_records(records, &disk, &recovered.decided)?;
-                self.unlink_kept(&header.layers)?;
-                if let Kind::Commit { branch } = header.kind {
-                    if records.remove(&branch).is_some() {
+                self.release_layers(&recovered.decided)?;
+                match (header.kind, &header.rest) {
+                    (Kind::Commit { branch }, Some(rest)) => {
+                        records.entry(branch).and_modify(|record| record.layers = vec![rest.layer]);
+                    }
+                    (Kind::Commit { branch }, None) if records.remove(&branch).is_some() => {
                         self.drop_record(branch)?;
                     }
+                    _ => {}
                 }
                 self.write_records(records.values())?;
                 self.keep(&disk, &recovered.decided, history::oldest(records.values()))?;
             } else {
+                header.rest.iter().for_each(|rest| self.unmake_rest(rest.layer));
                 self.note_taken_back(&disk, &recovered.decided)?;
                 recovered.decided.discard(&disk, &trash)?;
             }

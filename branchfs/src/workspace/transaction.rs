@@ -8,6 +8,7 @@ use std::sync::{Arc, MutexGuard, PoisonError, RwLockWriteGuard};
 
 use super::branches::Branches;
 use super::records::Line;
+use super::rest::{Continued, Remainder};
 use super::{BranchId, Committed, Forgotten, Workspace};
 use crate::commit::{self, Decided, Disk, Header, Kind, Plan, Prepared, Woven};
 use crate::error::Error;
@@ -132,11 +133,17 @@ impl Workspace {
         self.fail_stop.check()
     }
 
-    /// Makes a transaction that was applied visible, makes it durable, and moves it into the history.
+    /// Makes a transaction that was applied visible, makes it durable, and moves it into the history. A committed branch goes
+    /// on with `rest`, or ends.
     ///
     /// # Errors
     /// `Incomplete`, with which transactions are stopped.
-    pub(super) fn conclude(&self, disk: &Disk, happened: Happened<'_>) -> Result<Committed, Error> {
+    pub(super) fn conclude(
+        &self,
+        disk: &Disk,
+        happened: Happened<'_>,
+        rest: Option<Remainder>,
+    ) -> Result<Committed, Error> {
         let Happened { mut branches, gate, decided, veil } = happened;
         let what = match decided.header.kind {
             Kind::Commit { .. } => "committed",
@@ -152,22 +159,33 @@ impl Workspace {
         let changes = decided.changes.clone();
         self.settle_stale(&mut branches, &header.stale);
         self.veil(&mut branches, &header, veil.as_ref());
+        let mut continued = None;
+        if let (Kind::Commit { branch }, Some(rest)) = (header.kind, rest) {
+            continued = self.go_on_with(&mut branches, branch, rest);
+        }
         drop(gate);
         let stale = names_of(&branches, &header.stale);
-        if let Kind::Commit { branch } = header.kind {
-            self.retire_committed(&mut branches, branch);
+        match header.kind {
+            Kind::Commit { branch } if header.rest.is_none() => {
+                self.retire_committed(&mut branches, branch);
+            }
+            _ => {}
         }
         drop(branches);
+        let remaining = continued.as_ref().map_or(0, Continued::count);
         let completed = self.complete(disk, &decided);
         if let Err(error) = &completed {
             let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
             self.stop(decided, error, &mut pending);
         }
+        if let Some(outdated) = continued.and_then(|continued| continued.outdated) {
+            self.outdate(outdated);
+        }
         self.tell_stale(&self.lock(), &header.stale);
         self.filesystem.invalidate_main();
         self.empty_trash();
         match completed {
-            Ok(forgotten) => Ok(Committed { stale, changes, forgotten }),
+            Ok(forgotten) => Ok(Committed { stale, changes, remaining, forgotten }),
             Err(error) => {
                 Err(Error::Incomplete { what: header.kind.word(), source: Box::new(error) })
             }
@@ -177,15 +195,17 @@ impl Workspace {
     /// The last part of a transaction that was applied. Can be repeated: the journal entry becomes history at its end.
     fn complete(&self, disk: &Disk, decided: &Decided) -> Result<Vec<Forgotten>, Error> {
         let header = &decided.header;
-        self.unlink_kept(&header.layers)?;
+        self.release_layers(decided)?;
         let branches = self.lock();
-        let ended = match header.kind {
-            Kind::Commit { branch } => Some(Line::Gone { gone: branch }),
+        let line =
+            |id| branches.get(&id).map_or(Line::Gone { gone: id }, |one| Line::of(&one.record));
+        let committed = match header.kind {
+            Kind::Commit { branch } => Some(line(branch)),
             Kind::Undo { .. } | Kind::Redo { .. } => None,
         };
         let concerned = header.stale.iter().chain(&header.observers).chain(&header.unveiled);
         let concerned = concerned.filter_map(|id| branches.get(id));
-        let lines = ended.into_iter().chain(concerned.map(|branch| Line::of(&branch.record)));
+        let lines = committed.into_iter().chain(concerned.map(|branch| Line::of(&branch.record)));
         self.records.append(&lines.collect::<Vec<_>>())?;
         drop(branches);
         // Together with the base, where they are on one file system. The journal entry stays until then.

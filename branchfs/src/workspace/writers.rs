@@ -17,7 +17,7 @@ const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
 pub(super) struct Frozen(Arc<Mounted>);
 
 impl Frozen {
-    fn new(mounted: Arc<Mounted>) -> Self {
+    pub(super) fn new(mounted: Arc<Mounted>) -> Self {
         mounted.freeze();
         Self(mounted)
     }

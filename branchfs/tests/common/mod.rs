@@ -344,15 +344,19 @@ pub fn snapshot(root: &Path) -> BTreeMap<PathBuf, Object> {
     tree
 }
 
-fn visit(root: &Path, path: &Path, tree: &mut BTreeMap<PathBuf, Object>) {
-    let full = if path.as_os_str().is_empty() { root.to_path_buf() } else { root.join(path) };
-    let metadata =
-        fs::symlink_metadata(&full).unwrap_or_else(|error| panic!("{}: {error}", full.display()));
+/// What is at a path, if anything.
+pub fn object(full: &Path) -> Option<Object> {
+    let metadata = match fs::symlink_metadata(full) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => {
+            return None;
+        }
+        other => other.unwrap_or_else(|error| panic!("{}: {error}", full.display())),
+    };
     let kind = metadata.file_type();
     let content = if kind.is_file() {
-        Content::File(fs::read(&full).unwrap())
+        Content::File(fs::read(full).unwrap())
     } else if kind.is_symlink() {
-        Content::Link(fs::read_link(&full).unwrap())
+        Content::Link(fs::read_link(full).unwrap())
     } else if kind.is_dir() {
         Content::Directory
     } else {
@@ -363,14 +367,20 @@ fn visit(root: &Path, path: &Path, tree: &mut BTreeMap<PathBuf, Object>) {
         })
     };
     let is_directory = content == Content::Directory;
-    let object = Object {
+    Some(Object {
         mode: metadata.mode(),
         owner: (metadata.uid(), metadata.gid()),
         mtime: (metadata.mtime(), metadata.mtime_nsec()),
         nlink: if is_directory { 0 } else { metadata.nlink() },
         content,
-        xattrs: xattrs(&full),
-    };
+        xattrs: xattrs(full),
+    })
+}
+
+fn visit(root: &Path, path: &Path, tree: &mut BTreeMap<PathBuf, Object>) {
+    let full = if path.as_os_str().is_empty() { root.to_path_buf() } else { root.join(path) };
+    let object = object(&full).unwrap_or_else(|| panic!("{} is gone", full.display()));
+    let is_directory = object.content == Content::Directory;
     tree.insert(path.to_path_buf(), object);
     if is_directory {
         for entry in fs::read_dir(&full).unwrap() {

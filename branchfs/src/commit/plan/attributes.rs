@@ -12,7 +12,7 @@ use crate::overlay::METACOPY_XATTR;
 
 impl Planner<'_> {
     /// The attributes that a directory of the base had at the fork, if our own transactions may have changed them since.
-    fn metadata_at_fork(&self, path: &Path) -> Result<Option<Metadata>, Error> {
+    pub(super) fn metadata_at_fork(&self, path: &Path) -> Result<Option<Metadata>, Error> {
         for veil in &self.request.veils {
             let place = Place::Store(veil.join(path));
             let stat = self.disk.stat(&place)?;
