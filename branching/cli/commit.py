@@ -10,7 +10,14 @@ import typer
 from branching.cli.failure import UsageFault, reported
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption, not_blank
 from branching.cli.place import opened_workspace
-from branching.cli.report import change_facts, change_lines, note_forgotten, print_json
+from branching.cli.report import (
+    change_facts,
+    change_lines,
+    note_forgotten,
+    note_privileges,
+    print_json,
+    warning_facts,
+)
 
 
 class Policy(str, Enum):
@@ -81,10 +88,12 @@ def commit(
                 dry_run=dry_run,
             )
         note_forgotten(branch.forgotten, is_dry_run=dry_run)
+        note_privileges(changes)
         action = "none" if dry_run else "committed"
         if json:
             facts = change_facts(changes)
-            print_json("commit", branch=name, action=action, changes=facts)
+            warnings = warning_facts(changes)
+            print_json("commit", branch=name, action=action, changes=facts, **warnings)
         else:
             print(f"branch: {name}\naction: {action}")
             if dry_run:

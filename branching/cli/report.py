@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from branching.patterns import SpeculationOutcome, SpeculationResult
     from branching.patterns.outcome import State
 
+WARNINGS_MAX = 10
+"""So many are printed; a JSON document has all."""
 LETTERS = {
     "added": "A",
     "modified": "M",
@@ -51,6 +53,31 @@ def note_forgotten(branches: Sequence[str], *, is_dry_run: bool = False) -> None
         note(f"the commit of {branch!r} {could} no longer be undone: the history is full")
 
 
+def privilege_warnings(changes: Sequence[Change]) -> list[str]:
+    """Returns what to say of committed files that give rights to those who execute them."""
+    return [
+        f"warning: the commit has {change.path!r} with {' and '.join(change.privileges)}: "
+        "whoever executes it gets rights of its owner or group"
+        for change in changes
+        if change.privileges
+    ]
+
+
+def note_privileges(changes: Sequence[Change]) -> None:
+    """Prints these warnings, of the first few files."""
+    warnings = privilege_warnings(changes)
+    for warning in warnings[:WARNINGS_MAX]:
+        note(warning)
+    if len(warnings) > WARNINGS_MAX:
+        note(f"warning: {len(warnings) - WARNINGS_MAX} more files with such rights")
+
+
+def warning_facts(changes: Sequence[Change]) -> dict[str, list[str]]:
+    """Returns the field of a document that has these warnings, if there are any."""
+    warnings = privilege_warnings(changes)
+    return {"warnings": warnings} if warnings else {}
+
+
 def finish(
     search: Search, outcome: SpeculationOutcome, lines: Sequence[str], facts: dict[str, Any]
 ) -> None:
@@ -59,6 +86,7 @@ def finish(
     `lines` are for people; `facts` is the command's own part of the document.
     """
     kept = _kept(outcome)
+    note_privileges(outcome.changes)
     if search.options.json:
         print_json(
             search.command,
@@ -67,6 +95,7 @@ def finish(
             action=_action(outcome),
             kept=kept,
             changes=change_facts(outcome.changes),
+            **warning_facts(outcome.changes),
         )
     else:
         for line in lines:
@@ -161,6 +190,7 @@ def change_facts(changes: Sequence[Change]) -> list[dict[str, object]]:
             "change": change.change,
             "kind": change.kind,
             **({"from": change.origin} if change.origin else {}),
+            **({"privileges": list(change.privileges)} if change.privileges else {}),
         }
         for change in changes
     ]

@@ -30,7 +30,9 @@ from branching.cli.report import (
     change_lines,
     ended_how,
     note_forgotten,
+    note_privileges,
     print_json,
+    warning_facts,
 )
 
 if TYPE_CHECKING:
@@ -137,9 +139,17 @@ def run(
             is_logged=not no_log,
         )
         code, action, how, changes, space = _run(plan, workspace)
+        note_privileges(changes)
         if json:
-            facts = change_facts(changes)
-            print_json("run", branch=name, exit_code=code, action=action, ended=how, changes=facts)
+            print_json(
+                "run",
+                branch=name,
+                exit_code=code,
+                action=action,
+                ended=how,
+                changes=change_facts(changes),
+                **warning_facts(changes),
+            )
         else:
             if not quiet:
                 note(

@@ -71,6 +71,9 @@ class Change:
     """How many lines were added and removed, where they were counted."""
     aspects: tuple[str, ...] = ()
     """In what it differs if it was there: "content", "mode", "owner", "xattrs", "times"."""
+    privileges: tuple[str, ...] = ()
+    """Of a file that a commit to the workspace added or changed, and that gives rights of its owner
+    or group to all who execute it: "set-user-ID", "set-group-ID", "capabilities"."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,9 @@ may be used from different threads at once.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal
@@ -31,7 +33,7 @@ from branching.errors import (
     RecoveryError,
     add_note,
 )
-from branching.fs.backend import Backend, BranchRecord, Change, Policy
+from branching.fs.backend import MAIN_ID, Backend, BranchRecord, Change, Policy
 from branching.fs.claims import end_lease, lease
 from branching.interrupts import deferred
 
@@ -150,6 +152,7 @@ class Branch:
         takes the branch's side and `skip` the others'. `only` and `exclude` are patterns of the
         paths to commit. `policy` says what becomes of the siblings, if not what the mount says.
         `rebase` rebases a stale branch first; without it a stale branch is a conflict.
+        A change says if its file gives rights of its owner or group to all who execute it.
         `dry_run` tells what would be changed, or raises what would be raised, and does nothing.
         On a branch that has ended already this does nothing and returns []. Where `only` and
         `exclude` leave nothing of what was changed the commit is refused: the work would be lost.
@@ -178,7 +181,9 @@ class Branch:
         if not dry_run:
             self._end("committed")
         self.forgotten = committed.forgotten
-        return committed.changes
+        if record.parent != MAIN_ID:
+            return committed.changes
+        return _with_privileges(record.path if dry_run else self._backend.base, committed.changes)
 
     def rebase(self, *, force: bool = False, dry_run: bool = False) -> list[str]:
         """Forks the branch anew from its parent's present state and keeps its changes on top.
@@ -347,6 +352,36 @@ def check_name(name: str) -> None:
         raise TypeError(f"a branch name must be a string, not {type(name).__name__}")
     if reason := _fault(name):
         raise ValueError(f"{name!r} cannot be the name of a branch: {reason}")
+
+
+def _with_privileges(top: Path, changes: list[Change]) -> list[Change]:
+    """Adds what privileges the changed files below `top` give to those who execute them."""
+    return [
+        replace(change, privileges=found)
+        if change.kind == "file"
+        and change.change != "deleted"
+        and (found := _privileges(top / change.path))
+        else change
+        for change in changes
+    ]
+
+
+def _privileges(path: Path) -> tuple[str, ...]:
+    try:
+        mode = os.lstat(path).st_mode
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError:
+        return ()  # changed meanwhile, or not ours to look at
+    return tuple(
+        name
+        for name, is_given in (
+            ("set-user-ID", mode & stat.S_ISUID),
+            # Without the right to execute this bit means something else.
+            ("set-group-ID", mode & stat.S_ISGID and mode & stat.S_IXGRP),
+            ("capabilities", "security.capability" in names),
+        )
+        if is_given
+    )
 
 
 def _check_disk_limit(value: object) -> None:
