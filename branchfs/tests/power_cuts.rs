@@ -1,182 +1,221 @@
-//! Power cuts of a real file system under a real daemon. The base lies on a loop device, and the file system is shut down
-//! without writing its journal (`FS_IOC_SHUTDOWN`): all that no sync has made durable is lost, as in a power cut. The copy of
-//! the device is then mounted, which replays its journal, and the workspace over it.
+//! Power cuts of a real file system under a real daemon. The base lies on a device that records its writes and flushes
+//! (`common/recorder.rs`). One run of all verbs gives as many crash states as are asked for: a moment, and a part of what was
+//! written since the last flush. Each is mounted, which replays the file system's journal, and the workspace over it. The base
+//! must be as before or after the verb that was running, and what a verb or an fsync has returned for must be there.
+//! Recovery is cut in the same way.
 //!
-//! The kernel this runs on need not have the targets of the device mapper that record writes.
+//! Meanwhile other programs sync files and directories of the base: btrfs then writes these ahead of other changes.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 
 mod common;
 
-use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use common::disk::Disk;
-use common::{assert_same, kill_daemon, rounds, shell, snapshot_by_names, succeed};
+use common::recorder::Recording;
+use common::work::Random;
+use common::{Object, assert_same, rounds, shell, snapshot_by_names, succeed, wait_until};
 
-/// How to make a file system, and options with which a copy of it is mounted beside it.
-const FILE_SYSTEMS: [(&str, &str, &str); 2] =
-    [("96M", "mkfs.ext4 -q", "loop"), ("320M", "mkfs.xfs -q", "loop,nouuid")];
+/// How to make an image, and options with which a copy of it is mounted.
+const FILE_SYSTEMS: [(&str, &str); 3] = [
+    ("truncate -s 96M image; mkfs.ext4 -q image", "loop"),
+    ("truncate -s 320M image; mkfs.xfs -q image", "loop,nouuid"),
+    ("truncate -s 256M image; mkfs.btrfs -q image", "loop"),
+];
 
-/// A process that is ready to shut a file system down.
-struct Switch(Child);
+type Tree = BTreeMap<PathBuf, Object>;
 
-impl Switch {
-    fn new(directory: &Path) -> Self {
-        const SCRIPT: &str = "
-import fcntl, os, struct, sys, time
-directory = os.open(sys.argv[1], os.O_RDONLY)
-print('ready', flush=True)
-time.sleep(float(sys.stdin.readline()))
-SHUTDOWN, WITHOUT_JOURNAL = 0x8004587D, 2  # FS_IOC_SHUTDOWN
-fcntl.ioctl(directory, SHUTDOWN, struct.pack('I', WITHOUT_JOURNAL))
-";
-        let mut command = Command::new("python3");
-        command.args(["-c", SCRIPT]).arg(directory).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line, "ready\n");
-        Self(child)
-    }
-
-    fn cut_after(&mut self, delay: Duration) {
-        writeln!(self.0.stdin.as_mut().unwrap(), "{}", delay.as_secs_f64()).unwrap();
-    }
-
-    fn wait(mut self) {
-        assert!(self.0.wait().unwrap().success());
-    }
-}
-
-/// A workspace on a file system of its own.
-fn workspace((size, make, _): (&str, &str, &str)) -> Disk {
-    let disk = Disk::image(size, make);
-    shell(
-        &disk.base(),
-        "mkdir -p d/in e many; for i in $(seq 30); do echo old > many/$i; done; seq 9 > d/in/file
-         echo old > d/a; echo old > e/file; echo old > marker; ln many/1 linked; sync -f .",
-    );
-    disk.mount();
-    disk
+/// What holds from the return of a verb to that of the next one.
+struct Stage {
+    verb: &'static str,
+    /// When it began and returned.
+    begun: u64,
+    returned: u64,
+    base: Tree,
+    /// A branch, and its content.
+    branch: Option<(&'static str, Tree)>,
 }
 
 /// Changes of every kind; among them directories that come back, and one that is replaced around what it keeps.
 const WORK: &str = "for i in $(seq 1 3 30); do echo new > many/$i; done; rm many/2; mkdir added; echo new > added/file
     mv e t; mv t e; mv d t; mkdir d; mv t/in d/in; rm -r t; echo new > d/b; echo new > marker; chmod 700 many; mv many/5 moved";
 
-/// What is found after a power cut: the daemon is gone, and the device has what was durable.
-fn after_power_cut(disk: &Disk, daemon: i32, (_, _, options): (&str, &str, &str)) -> Disk {
-    kill_daemon(daemon);
-    let _ = rustix::mount::unmount(disk.mountpoint(), rustix::mount::UnmountFlags::DETACH);
-    let image = disk.directory.path().join("image");
-    let copy =
-        format!("cp --sparse=always '{}' image; mount -o {options} image base", image.display());
-    let after = Disk::mounted(&copy);
-    after.mount();
-    after
+const MORE_WORK: &str = "for i in $(seq 3 3 30); do echo more > many/$i; done; rm -r added";
+
+/// A history of a workspace on a device that is recorded.
+struct History {
+    recording: Recording,
+    stages: Vec<Stage>,
+    /// When a file had been synced in the branch `kept`, which the first commit makes stale.
+    synced: u64,
+    options: &'static str,
+    /// Of the recorded disk, which is not mounted any more.
+    disk: Disk,
 }
 
-fn check(verb: &str, file_system: (&str, &str, &str), rounds: usize) {
-    let mut duration = Duration::ZERO;
-    let (mut old_count, mut new_count) = (0, 0);
-    for round in 0..=rounds {
-        let disk = workspace(file_system);
-        let kept = disk.create("kept");
-        let mut old = snapshot_by_names(&disk.base());
-        let branch = disk.create("branch");
-        shell(&branch, WORK);
-        let mut new = snapshot_by_names(&branch);
-        let mut words = vec![verb];
-        if verb == "commit" {
-            words.push("branch");
-            let mut file = fs::File::create(kept.join("file")).unwrap();
-            file.write_all(b"synced").unwrap();
-            file.sync_all().unwrap();
-        } else {
-            disk.abort("kept");
-            disk.commit("branch");
-            std::mem::swap(&mut old, &mut new);
-        }
-        if verb == "redo" {
-            succeed(&disk.run(&["undo"], &[]));
-            std::mem::swap(&mut old, &mut new);
-        }
-        if round == 0 {
-            let start = Instant::now();
-            succeed(&disk.run(&words, &[]));
-            duration = start.elapsed();
-            continue;
-        }
-        let (mut switch, daemon) = (Switch::new(&disk.base()), disk.daemon());
-        let delay = duration.mul_f64(1.2 * round as f64 / rounds as f64);
-        switch.cut_after(delay);
-        let has_returned = disk.run(&words, &[]).status.success();
-        switch.wait();
-        let after = after_power_cut(&disk, daemon, file_system);
-        let when = format!("{verb} on {file_system:?}, cut after {delay:?}");
-        let found = snapshot_by_names(&after.base());
-        let marker = |tree: &std::collections::BTreeMap<_, common::Object>| {
-            tree[Path::new("marker")].content.clone()
-        };
-        let is_new = marker(&found) == marker(&new);
-        assert_same(&found, if is_new { &new } else { &old }, &when);
-        assert!(is_new || !has_returned, "{when}: it had returned");
-        if verb == "commit" && !is_new {
-            assert_eq!(fs::read(after.branch("kept").join("file")).unwrap(), b"synced", "{when}");
-        }
-        *if is_new { &mut new_count } else { &mut old_count } += 1;
-        succeed(&after.run(&["unmount"], &[]));
-        let checked = Command::new(common::PROGRAM).arg("fsck").arg(after.base()).output().unwrap();
-        assert!(checked.status.success(), "{when}: {}", String::from_utf8_lossy(&checked.stdout));
-    }
-    println!("{verb} on {file_system:?}, {duration:?}: {old_count} old, {new_count} new");
-}
-
-#[test]
-fn a_commit_is_whole_or_nothing_after_a_power_cut() {
-    FILE_SYSTEMS.into_iter().for_each(|one| check("commit", one, rounds(5, 60)));
-}
-
-#[test]
-fn an_undo_is_whole_or_nothing_after_a_power_cut() {
-    FILE_SYSTEMS.into_iter().take(rounds(1, 2)).for_each(|one| check("undo", one, rounds(5, 60)));
-}
-
-#[test]
-fn a_redo_is_whole_or_nothing_after_a_power_cut() {
-    FILE_SYSTEMS.into_iter().take(rounds(1, 2)).for_each(|one| check("redo", one, rounds(5, 60)));
-}
-
-#[test]
-fn a_file_synced_in_a_new_branch_survives_a_power_cut() {
-    for file_system in FILE_SYSTEMS {
-        for round in 0..rounds(2, 20) {
-            let disk = workspace(file_system);
-            if round % 2 == 1 {
-                // The record of a branch outlives the daemon that wrote it; the next one has to sync it.
-                disk.create("branch");
-                disk.kill();
-                disk.mount();
-            }
-            let (mut switch, daemon) = (Switch::new(&disk.base()), disk.daemon());
-            let branch = if round % 2 == 0 { disk.create("branch") } else { disk.branch("branch") };
-            for name in ["new", "marker"] {
-                let mut file = fs::File::create(branch.join(name)).unwrap();
-                file.write_all(b"synced").unwrap();
+/// Syncs files and directories of the base until `ends`.
+fn sync_again_and_again(base: &Path, ends: &AtomicBool) {
+    while !ends.load(Ordering::Relaxed) {
+        for path in ["many", "many/1", "d", "marker", "e", "d/in/file", "many/4", "added", "."] {
+            if let Ok(file) = File::open(base.join(path)) {
                 file.sync_all().unwrap();
             }
-            switch.cut_after(Duration::ZERO);
-            switch.wait();
-            let after = after_power_cut(&disk, daemon, file_system);
-            for name in ["new", "marker"] {
-                let found = fs::read(after.branch("branch").join(name));
-                assert_eq!(found.unwrap(), b"synced", "{name}, round {round}, {file_system:?}");
-            }
-            assert!(!after.store().join("lost").exists());
         }
     }
+}
+
+impl History {
+    fn new((make, options): (&str, &'static str), is_with_syncs: bool) -> Self {
+        let disk = Disk::recorded(make);
+        shell(
+            &disk.base(),
+            "rmdir lost+found 2>/dev/null || true
+             mkdir -p d/in e many; for i in $(seq 30); do echo old > many/$i; done; seq 9 > d/in/file
+             echo old > d/a; echo old > e/file; echo old > marker; ln many/1 linked; sync -f .",
+        );
+        disk.mount();
+        let now = || disk.recorder().now();
+        let kept = disk.create("kept");
+        let mut file = File::create(kept.join("file")).unwrap();
+        file.write_all(b"synced").unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        let synced = now();
+        let base = snapshot_by_names(&disk.base());
+        let mut stages = vec![Stage { verb: "create", begun: 0, returned: 0, base, branch: None }];
+        let mut run = |words: &[&'static str], branch: Option<&'static str>| {
+            let begun = now();
+
+            succeed(&disk.run(words, &[]));
+
+            let returned = now();
+            let base = snapshot_by_names(&disk.base());
+            let branch = branch.map(|name| (name, snapshot_by_names(&disk.branch(name))));
+            stages.push(Stage { verb: words[0], begun, returned, base, branch });
+        };
+        let (over, path) = (AtomicBool::new(!is_with_syncs), disk.base());
+        thread::scope(|scope| {
+            scope.spawn(|| sync_again_and_again(&path, &over));
+            shell(&disk.create("branch"), WORK);
+            run(&["commit", "branch"], None);
+            run(&["undo"], None);
+            run(&["redo"], None);
+            shell(&disk.create("parts"), MORE_WORK);
+            run(&["commit", "--only", "many", "parts"], None);
+            shell(&disk.create("others"), "mv d/in d/moved; echo most > marker; ln marker other");
+            run(&["commit", "others"], None);
+            disk.create("outer");
+            shell(
+                &disk.create_below("outer", "inner"),
+                "echo inner > marker; rm -r d/moved; mkdir x",
+            );
+            run(&["commit", "inner"], Some("outer"));
+            run(&["commit", "outer"], None);
+            over.store(true, Ordering::Relaxed);
+        });
+        disk.unmount();
+        let recording = disk.recorder().recording();
+        disk.detach();
+        Self { recording, stages, synced, options, disk }
+    }
+
+    /// What may hold after a cut behind the first `count` records.
+    fn possible(&self, count: usize) -> &[Stage] {
+        let has_returned = |stage: &&Stage| self.recording.has(count, stage.returned);
+        let last = self.stages.iter().take_while(has_returned).count() - 1;
+        let next = self.stages.get(last + 1);
+        let has_begun = next.is_some_and(|next| self.recording.has(count, next.begun));
+        &self.stages[last..=last + usize::from(has_begun)]
+    }
+
+    /// Cuts at a random moment, and looks at what recovery makes of it; now and then recovery is cut too.
+    fn cut(&self, random: &mut Random) {
+        let first = self.recording.len() - self.recording.since(self.synced);
+        let count = first + random.below(self.recording.len() - first + 1);
+        let image = self.disk.directory.path().join("cut");
+        self.recording.cut(count, random, &image);
+        let possible = self.possible(count);
+        let verbs: Vec<&str> = possible.iter().map(|stage| stage.verb).collect();
+        let when = format!("{verbs:?}, cut after {count} of {} records", self.recording.len());
+        if random.below(3) > 0 {
+            let mount =
+                format!("mv '{}' image; mount -o {} image base", image.display(), self.options);
+            return self.check(&Disk::mounted(&mount), possible, &when);
+        }
+        let again = Disk::recorded(&format!("mv '{}' image", image.display()));
+        self.check(&again, possible, &when);
+        let recording = again.recorder().recording();
+        again.detach();
+        let image = again.directory.path().join("cut");
+        let count = random.below(recording.len() + 1);
+        recording.cut(count, random, &image);
+        let mount = format!("mv '{}' image; mount -o {} image base", image.display(), self.options);
+        let when = format!("{when}; recovery cut after {count} of {} records", recording.len());
+        self.check(&Disk::mounted(&mount), possible, &when);
+    }
+
+    fn check(&self, disk: &Disk, possible: &[Stage], when: &str) {
+        disk.mount();
+        let found = snapshot_by_names(&disk.base());
+        let is_shown = |stage: &&Stage| {
+            stage.base == found
+                && stage.branch.as_ref().is_none_or(|(name, tree)| {
+                    let path = disk.branch(name);
+                    path.exists() && snapshot_by_names(&path) == *tree
+                })
+        };
+        if !possible.iter().any(|stage| is_shown(&stage)) {
+            for stage in possible {
+                println!("{when}: not as after {}", stage.verb);
+            }
+            let last = possible.last().unwrap();
+            assert_same(&found, &last.base, when);
+            let (name, tree) = last.branch.as_ref().unwrap();
+            assert_same(&snapshot_by_names(&disk.branch(name)), tree, when);
+        }
+        if possible[0].verb == "create" && found == possible[0].base {
+            let kept = fs::read(disk.branch("kept").join("file")).unwrap();
+            assert_eq!(kept, b"synced", "{when}");
+        }
+        assert!(!disk.store().join("lost").exists() || possible[0].verb != "create", "{when}");
+        disk.unmount();
+        let checked =
+            || Command::new(common::PROGRAM).arg("fsck").arg(disk.base()).output().unwrap();
+        wait_until("the store is free", || {
+            !String::from_utf8_lossy(&checked().stderr).contains("is in use")
+        });
+        let checked = checked();
+        assert!(checked.status.success(), "{when}: {}", String::from_utf8_lossy(&checked.stdout));
+    }
+}
+
+/// Few cuts in every run, many with `BRANCHFS_SOAK`; a cut is repeated by its seed in a recording that is much the same.
+fn check(is_with_syncs: bool) {
+    for recording in 1..=rounds(1, 20) as u64 {
+        for (number, file_system) in FILE_SYSTEMS.into_iter().enumerate() {
+            let history = History::new(file_system, is_with_syncs);
+            for cut in 1..=rounds(6, 20) as u64 {
+                let seed = 1_000_000 * recording + 1000 * number as u64 + cut;
+                println!("{}: seed {seed}", file_system.0);
+                history.cut(&mut Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_verb_and_recovery_are_whole_or_nothing_after_a_power_cut() {
+    check(false);
+}
+
+#[test]
+fn programs_that_sync_parts_of_the_base_meanwhile_change_nothing_about_it() {
+    check(true);
 }

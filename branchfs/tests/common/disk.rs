@@ -5,10 +5,12 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::recorder::Recorder;
 use super::{Mount, shell};
 
 /// A base on a file system of its own, not mounted by us yet. Both mounts go at the end.
 pub struct Disk {
+    recorder: Option<Recorder>,
     mount: Mount,
 }
 
@@ -31,9 +33,28 @@ impl Disk {
     /// Whatever `script` mounts at `base`; it runs beside it.
     pub fn mounted(script: &str) -> Self {
         let mount = Mount::unmounted(|_| ());
-        let disk = Self { mount };
+        let disk = Self { recorder: None, mount };
         shell(disk.directory.path(), script);
         disk
+    }
+
+    /// A loop device whose writes are recorded, with the file system in the image that `make` leaves.
+    pub fn recorded(make: &str) -> Self {
+        let mut disk = Self::mounted(make);
+        let directory = disk.directory.path().to_path_buf();
+        disk.recorder = Some(Recorder::new(&directory));
+        shell(&directory, "mount -o loop device base");
+        disk
+    }
+
+    pub fn recorder(&self) -> &Recorder {
+        self.recorder.as_ref().unwrap()
+    }
+
+    /// The file system goes: what is not on the device yet is written to it.
+    pub fn detach(&self) {
+        let unmount = || rustix::mount::unmount(self.base(), rustix::mount::UnmountFlags::empty());
+        super::wait_until("the base is not in use", || unmount().is_ok()); // the guard ends after the daemon
     }
 
     /// As [`Mount::with_big_files_from`].

@@ -5,6 +5,7 @@
 
 pub mod disk;
 pub mod hold;
+pub mod recorder;
 pub mod work;
 
 use std::collections::BTreeMap;
