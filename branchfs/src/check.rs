@@ -8,17 +8,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::FileType;
+use rustix::fs::{FileType, OFlags};
 use serde_json::Value;
 
 use crate::error::{Context, Error};
+use crate::no_follow;
 use crate::overlay::parse_redirect;
 use crate::tree::{self, Tree, remove_path};
 use crate::view::HIDDEN;
-use crate::workspace::{DRAFT, FORMAT, LOG, is_cut_off, lock_for_check, written_part};
+use crate::workspace::{
+    DRAFT, FORMAT, LOG, Located, inspect, is_cut_off, lock_for_check, written_part,
+};
 
 /// Something that is not as the format has it.
 #[derive(Debug)]
@@ -36,16 +39,10 @@ pub struct Damage {
 /// # Errors
 /// There is no store, it is in use, or it cannot be read.
 pub fn check(path: &Path, repair: bool) -> Result<Vec<Damage>, Error> {
-    let inner = path.join(HIDDEN);
-    let store = if inner.is_dir() { inner } else { path.to_path_buf() };
-    let (store, home) =
-        match (fs::read_link(store.join("store")), fs::read_link(store.join("base"))) {
-            (Ok(elsewhere), _) => (elsewhere, Some(store)),
-            (_, Ok(base)) => (store, Some(base.join(HIDDEN))),
-            _ => (store, None),
-        };
+    let Located { store, home } = Located::at(path)?;
+    [Some(&store), home.as_ref()].into_iter().flatten().try_for_each(|part| inspect(part))?;
     let format = store.join("format");
-    let text = match fs::read(&format) {
+    let text = match no_follow::read(&format) {
         // Without it and without branches it is no store.
         Err(error) if error.kind() == ErrorKind::NotFound && store.join("branches").is_dir() => {
             Vec::new()
@@ -61,7 +58,7 @@ pub fn check(path: &Path, repair: bool) -> Result<Vec<Damage>, Error> {
     let owner = (metadata.uid(), metadata.gid());
     let mut check = Check { store, home: home.clone(), owner, repair, damages: Vec::new() };
     if text != FORMAT.as_bytes() {
-        let write = |path: &Path| fs::write(path, FORMAT);
+        let write = |path: &Path| no_follow::write(path, FORMAT.as_bytes());
         check.tell(Path::new("format"), "it is missing or cut off", Some(&write))?;
     }
     check.all()?;
@@ -153,14 +150,12 @@ impl Check {
 
     fn names(&self, path: &Path) -> Result<Vec<String>, Error> {
         let full = self.store.join(path);
-        let entries = match fs::read_dir(&full) {
+        let found = match no_follow::names(&full) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             other => other.at(&full)?,
         };
-        let mut names = Vec::new();
-        for entry in entries {
-            names.push(entry.at(&full)?.file_name().to_string_lossy().into_owned());
-        }
+        let mut names: Vec<String> =
+            found.into_iter().map(|name| name.to_string_lossy().into_owned()).collect();
         names.sort();
         Ok(names)
     }
@@ -168,12 +163,12 @@ impl Check {
     /// A directory that is there, of the owner's; it may be empty.
     fn directory(&mut self, path: &Path) -> Result<(), Error> {
         let full = self.store.join(path);
-        let (uid, gid) = self.owner;
+        let owner = self.owner;
         match fs::symlink_metadata(&full) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let make = |path: &Path| {
-                    fs::DirBuilder::new().mode(0o700).create(path)?;
-                    std::os::unix::fs::lchown(path, Some(uid), Some(gid))
+                    no_follow::make_directory(path)?;
+                    no_follow::give(path, owner)
                 };
                 self.tell(path, "the directory is missing", Some(&make))
             }
@@ -191,7 +186,8 @@ impl Check {
         if (metadata.uid(), metadata.gid()) == (uid, gid) {
             return Ok(());
         }
-        let give = |path: &Path| std::os::unix::fs::lchown(path, Some(uid), Some(gid));
+        let owner = self.owner;
+        let give = |path: &Path| no_follow::give(path, owner);
         let what = format!("it belongs to user {}, not to the store's owner", metadata.uid());
         self.tell(path, what, Some(&give))
     }
@@ -203,12 +199,12 @@ impl Check {
         for name in self.names(place)? {
             let path = place.join(&name);
             if name == DRAFT {
-                let remove = |path: &Path| fs::remove_file(path);
+                let remove = no_follow::remove_file;
                 self.tell(&path, "a draft that was never finished", Some(&remove))?;
             } else if name == LOG {
                 self.owned(&path)?;
                 let full = self.store.join(&path);
-                self.lines(&path, &fs::read(&full).at(&full)?, &mut books)?;
+                self.lines(&path, &no_follow::read(&full).at(&full)?, &mut books)?;
             } else {
                 self.tell(&path, "it does not belong here", None)?;
             }
@@ -220,8 +216,7 @@ impl Check {
         let mut whole = 0;
         for line in text.split_inclusive(|byte| *byte == b'\n') {
             if is_cut_off(line) {
-                let cut =
-                    |path: &Path| fs::OpenOptions::new().write(true).open(path)?.set_len(whole);
+                let cut = |path: &Path| no_follow::open_file(path, OFlags::WRONLY)?.set_len(whole);
                 return self.tell(path, "its end is cut off by a loss of power", Some(&cut));
             }
             whole += line.len() as u64;
@@ -307,7 +302,9 @@ impl Check {
         }
         let is_veil = |id: &u64| {
             let home = self.home.as_ref();
-            home.is_some_and(|home| home.join("layers").join(id.to_string()).is_dir())
+            home.is_some_and(|home| {
+                no_follow::open_directory(&home.join("layers").join(id.to_string())).is_ok()
+            })
         };
         // A branch that has changed nothing has no layer on disk, and is no veil.
         let wanted = own.intersection(&books.made).chain(below.difference(&own));
@@ -325,10 +322,9 @@ impl Check {
     /// A veil that nobody looks through, or a layer in which nobody has written.
     fn is_unused(&self, path: &Path) -> bool {
         let full = self.store.join(path);
-        full.join("changes").exists()
-            || !fs::read_dir(full.join("upper")).is_ok_and(|mut entries| {
-                entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != HIDDEN))
-            })
+        no_follow::exists(&full.join("changes")).unwrap_or(false)
+            || !no_follow::names(&full.join("upper"))
+                .is_ok_and(|names| names.iter().any(|name| name != HIDDEN))
     }
 
     fn layer(&mut self, path: &Path, is_made: bool) -> Result<(), Error> {
@@ -387,7 +383,7 @@ impl Check {
 
     fn log(&mut self, path: &Path) -> Result<(), Error> {
         let full = self.store.join(path);
-        let text = match fs::read(&full) {
+        let text = match no_follow::read(&full) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             other => other.at(&full)?,
         };
@@ -404,13 +400,13 @@ impl Check {
         }
         let mut content = whole.join(&b'\n');
         content.push(b'\n');
-        let (uid, gid) = self.owner;
+        let owner = self.owner;
         let write = |path: &Path| {
             let draft = path.with_extension("new");
-            fs::write(&draft, &content)?;
-            fs::File::open(&draft)?.sync_all()?;
-            std::os::unix::fs::lchown(&draft, Some(uid), Some(gid))?;
-            fs::rename(&draft, path)
+            no_follow::write(&draft, &content)?;
+            no_follow::open_file(&draft, OFlags::RDONLY)?.sync_all()?;
+            no_follow::give(&draft, owner)?;
+            no_follow::rename(&draft, path)
         };
         self.tell(path, format!("{damaged} lines of the log are damaged"), Some(&write))
     }
@@ -420,7 +416,7 @@ impl Check {
             let path = Path::new(place).join(&name);
             let full = self.store.join(&path);
             self.owned(&path)?;
-            if fs::read(full.join("plan")).is_ok_and(|plan| is_whole_plan(&plan)) {
+            if no_follow::read(&full.join("plan")).is_ok_and(|plan| is_whole_plan(&plan)) {
                 continue;
             }
             let holds = self.names(&path)?;

@@ -176,6 +176,7 @@ fn to_errno(error: &Error) -> Errno {
         | Error::MountInUse
         | Error::Changed(_) => Errno::BUSY,
         Error::Unsupported(_) => Errno::OPNOTSUPP,
+        Error::Refused { .. } => Errno::PERM,
         Error::PathTooLong { .. } => Errno::NAMETOOLONG,
         Error::Incomplete { .. } | Error::InDoubt { .. } | Error::Stopped(_) => Errno::IO,
         Error::Io { source, .. }

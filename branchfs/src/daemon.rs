@@ -14,6 +14,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::control::{Control, MountInfo};
 use crate::control_files::ControlFiles;
 use crate::driver::{self, Choice, Circumstances, Driver};
+use crate::error::Context as _;
 use crate::guard::Guard;
 use crate::kernel::handler::Handler;
 use crate::kernel::{Session, unmount};
@@ -166,7 +167,7 @@ fn serve(
     let stacking = if passthrough { Some(stacking_below(workspace.store())?) } else { None };
     if passthrough {
         let probe = workspace.store().join("format");
-        let probe = std::fs::File::open(&probe).with_context(|| probe.display().to_string())?;
+        let probe = crate::no_follow::open_file(&probe, rustix::fs::OFlags::RDONLY).at(&probe)?;
         workspace.filesystem.offer_passthrough(probe.into());
     }
     let session = Session::mount(&info.mountpoint, workspace.base(), stacking)?;
@@ -403,6 +404,9 @@ fn patiently(action: impl Fn() -> std::io::Result<()>) -> std::io::Result<()> {
 /// # Errors
 /// Not a mount of ours.
 pub fn control_socket(mountpoint: &Path) -> Result<PathBuf> {
+    if !driver::is_root_of_mount(mountpoint)? {
+        bail!("{} is not a BranchFS mount", mountpoint.display());
+    }
     let mut value = vec![0; 4096];
     let length =
         rustix::fs::getxattr(mountpoint, crate::filesystem::CONTROL_XATTR, value.as_mut_slice())

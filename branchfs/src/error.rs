@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
+use crate::no_follow::Refusal;
 use crate::tree::PATH_BYTES_MAX;
 
 /// An operation on branches failed. Unless a variant says otherwise, nothing was changed.
@@ -109,6 +110,17 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// An object of the store is not one that BranchFS creates there.
+    #[error(
+        "{} is refused: {reason}, which BranchFS does not create in a store. Nothing was read from it or written to it",
+        path.display()
+    )]
+    Refused {
+        /// In the store.
+        path: PathBuf,
+        /// What it is.
+        reason: String,
+    },
     /// A path is longer than any that a branch may have.
     #[error(
         "a path at or below {} is too long: BranchFS handles at most {PATH_BYTES_MAX} bytes below the root, and 255 in a name",
@@ -202,7 +214,7 @@ impl Error {
             | Self::InUse(_)
             | Self::MountInUse
             | Self::Changed(_) => "busy",
-            Self::Unsupported(_) => "unsupported",
+            Self::Unsupported(_) | Self::Refused { .. } => "unsupported",
             Self::Io { .. }
             | Self::PathTooLong { .. }
             | Self::Step { .. }
@@ -253,6 +265,9 @@ impl Error {
                 "back up the base directory and its store, move all but the last of these directories out of the journal, then mount again"
             }
             Self::Corrupt(_) => "keep the store as it is and look at it before anything is removed",
+            Self::Refused { .. } => {
+                "the store may come from a stranger: remove that object, or the whole store with the branches in it; replace a file of your own that has other hard links by a copy (cp -p)"
+            }
             Self::PathTooLong { .. } => "move or remove what is nested so deeply, then try again",
             Self::Io { source, .. } | Self::Step { source, .. } if is_full(source) => {
                 "make room, then try again; aborting a branch frees what it wrote"
@@ -274,6 +289,7 @@ impl Error {
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Io { path, .. }
+            | Self::Refused { path, .. }
             | Self::PathTooLong { path }
             | Self::Step { path, .. }
             | Self::NotDurable { path, .. } => Some(path),
@@ -352,6 +368,12 @@ impl<T> Context<T> for Result<T, Errno> {
 
 impl<T> Context<T> for std::io::Result<T> {
     fn at(self, path: impl AsRef<Path>) -> Result<T, Error> {
-        self.map_err(|source| Error::Io { path: path.as_ref().to_path_buf(), source })
+        self.map_err(|source| {
+            let path = path.as_ref().to_path_buf();
+            match source.get_ref().and_then(|inner| inner.downcast_ref::<Refusal>()) {
+                Some(refusal) => Error::Refused { path, reason: refusal.to_string() },
+                None => Error::Io { path, source },
+            }
+        })
     }
 }

@@ -24,6 +24,7 @@ use rustix::fs::Statx;
 use rustix::io::Errno;
 
 use crate::error::{Context, Error};
+use crate::no_follow;
 use crate::overlay::Namespace;
 use crate::partial::Parts;
 use crate::quota::{Ledger, Quota};
@@ -193,7 +194,7 @@ impl Layer {
         let made = Tree::open_root(&draft)?;
         let stat = below.stat(root)?;
         copy_metadata((below, root, &stat), (&made, root))?;
-        std::fs::rename(&draft, own.directory.join("upper")).map_err(errno)?;
+        no_follow::rename(&draft, &own.directory.join("upper")).map_err(errno)?;
         self.be_made(&made)
     }
 

@@ -21,6 +21,7 @@ mod injected_panics;
 mod kernel;
 mod layer;
 mod log;
+mod no_follow;
 mod overlay;
 mod partial;
 mod peer;
@@ -38,5 +39,5 @@ pub use daemon::{BACKGROUND, Options, announce, control_socket, run, start, stop
 pub use driver::Choice;
 pub use error::Error;
 pub use guard::{RecoverOptions, recover, recover_after_death};
-pub use log::{LogLevel, log_files};
+pub use log::{LogLevel, open_log};
 pub use workspace::{HISTORY_COMMITS_DEFAULT, Policy};

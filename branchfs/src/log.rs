@@ -11,14 +11,14 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::error::{Context, Error};
+use crate::no_follow;
 use crate::sys;
 
 /// The files in the store, newest first.
@@ -103,8 +103,7 @@ pub(crate) fn begin(level: LogLevel) {
 pub(crate) fn open(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
     let Some(mut log) = lock() else { return Ok(()) };
     let path = store.join(FILES[0]);
-    let directory = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-    let store = rustix::fs::open(store, directory, Mode::empty()).at(store)?;
+    let store = OwnedFd::from(no_follow::open_directory(store).at(store)?);
     let mut file = open_file(&store, owner).at(&path)?;
     if let Sink::Waiting(lines) = &log.sink {
         let _ = file.write_all(lines); // without room for them they are lost
@@ -129,7 +128,7 @@ fn lock() -> Option<MutexGuard<'static, Log>> {
 
 /// Opens the newer file. The store belongs to the base's owner, who may have put anything there: a link is not followed,
 /// and a pipe, a device or a file with another name is refused.
-fn open_file(store: &OwnedFd, (uid, gid): (u32, u32)) -> Result<File, Errno> {
+fn open_file(store: &OwnedFd, (uid, gid): (u32, u32)) -> io::Result<File> {
     let flags = OFlags::WRONLY
         | OFlags::APPEND
         | OFlags::CREATE
@@ -138,11 +137,8 @@ fn open_file(store: &OwnedFd, (uid, gid): (u32, u32)) -> Result<File, Errno> {
         | OFlags::NOCTTY
         | OFlags::CLOEXEC;
     let file = rustix::fs::openat(store, FILES[0], flags, Mode::RUSR | Mode::WUSR)?;
+    no_follow::check(&file)?;
     let found = rustix::fs::fstat(&file)?;
-    let is_regular = rustix::fs::FileType::from_raw_mode(found.st_mode).is_file();
-    if !is_regular || found.st_nlink != 1 {
-        return Err(Errno::PERM);
-    }
     if (found.st_uid, found.st_gid) != (uid, gid) {
         let owner = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
         rustix::fs::fchown(&file, Some(owner.0), Some(owner.1))?;
@@ -210,14 +206,20 @@ fn log_panic(panic: &std::panic::PanicHookInfo<'_>) {
     }
 }
 
-/// The files of the log of a store, of a base, or of a mount's base: those that are there, oldest first.
+/// Opens the files of the log of a store, of a base, or of a mount's base: those that are there, oldest first.
 ///
 /// # Errors
-/// There is no store at `path`.
-pub fn log_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
+/// There is no store at `path`, or something else stands in the place of the log.
+pub fn open_log(path: &Path) -> Result<Vec<File>, Error> {
     let store = crate::workspace::store_at(path)?;
-    let files = FILES.iter().rev().map(|name| store.join(name));
-    Ok(files.filter(|file| file.exists()).collect())
+    let mut files = Vec::new();
+    for path in FILES.iter().rev().map(|name| store.join(name)) {
+        match no_follow::open_file(&path, OFlags::RDONLY) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => files.push(other.at(&path)?),
+        }
+    }
+    Ok(files)
 }
 
 #[cfg(test)]

@@ -9,17 +9,17 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::Statx;
+use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::layer::give_as_layer;
+use crate::no_follow;
 
 /// What tells one state of an object from another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -96,7 +96,7 @@ struct Log {
 
 impl Log {
     fn open(path: &Path) -> io::Result<Self> {
-        let file = match OpenOptions::new().append(true).open(path) {
+        let file = match no_follow::open_file(path, OFlags::WRONLY | OFlags::APPEND) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             other => Some(other?),
         };
@@ -105,8 +105,8 @@ impl Log {
 
     fn append(&mut self) -> io::Result<&mut File> {
         if self.file.is_none() {
-            let mut options = OpenOptions::new();
-            let file = options.create(true).append(true).mode(0o600).open(&self.path)?;
+            let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
+            let file = no_follow::open_file(&self.path, flags)?;
             give_as_layer(&self.path)?;
             self.file = Some(file);
         }
@@ -142,7 +142,7 @@ impl WriteSet {
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let log = Log::open(path)?;
         let Some(file) = &log.file else { return Ok(Self(log)) };
-        let bytes = std::fs::read(path)?;
+        let bytes = no_follow::read(path)?;
         let lines = bytes.split_inclusive(|byte| *byte == b'\n').take_while(|line| is_whole(line));
         let whole = lines.map(<[u8]>::len).sum::<usize>();
         if whole < bytes.len() {
@@ -153,7 +153,7 @@ impl WriteSet {
 
     pub(crate) fn load(path: &Path) -> io::Result<Loaded> {
         let mut loaded = Loaded::default();
-        let file = match File::open(path) {
+        let file = match no_follow::open_file(path, OFlags::RDONLY) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(loaded),
             Err(error) => return Err(error),
@@ -195,7 +195,7 @@ impl WriteSet {
     ) -> Result<(), Errno> {
         let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
         let path = self.0.path.clone();
-        let mut text = match std::fs::read(&path) {
+        let mut text = match no_follow::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             other => other.map_err(errno)?,
         };
@@ -217,13 +217,12 @@ impl WriteSet {
         }
         let draft = path.with_extension("new");
         let written = || {
-            let mut options = OpenOptions::new();
-            let options = options.create(true).write(true).truncate(true).mode(0o600);
-            let mut file = options.custom_flags(libc::O_NOFOLLOW).open(&draft)?;
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+            let mut file = no_follow::open_file(&draft, flags)?;
             file.write_all(&text)?;
             file.sync_data()?;
             give_as_layer(&draft)?;
-            std::fs::rename(&draft, &path)?;
+            no_follow::rename(&draft, &path)?;
             Log::open(&path)
         };
         self.0 = written().map_err(errno)?;
@@ -315,7 +314,7 @@ impl ReadSet {
     }
 
     pub(crate) fn load(path: &Path) -> io::Result<Vec<(PathBuf, Read)>> {
-        let file = match File::open(path) {
+        let file = match no_follow::open_file(path, OFlags::RDONLY) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(error),
@@ -399,7 +398,7 @@ mod tests {
         log.seen(Path::new("whole"), Expected::Absent).unwrap();
         log.seen(Path::new("torn"), Expected::Absent).unwrap();
         let length = std::fs::metadata(&path).unwrap().len();
-        OpenOptions::new().write(true).open(&path).unwrap().set_len(length - 4).unwrap();
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(length - 4).unwrap();
         let loaded = WriteSet::load(&path).unwrap();
         assert_eq!(loaded.seen.keys().collect::<Vec<_>>(), [Path::new("whole")]);
         // What is appended after the next start is found again.

@@ -25,6 +25,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::no_follow::{self, Refusal};
+
 /// Parent descriptors kept at most; the cache is emptied when it is full.
 const CACHED_DIRECTORIES_MAX: usize = 512;
 
@@ -93,10 +95,9 @@ impl Tree {
         self.root.get().is_some()
     }
 
-    /// Opens the directory at `path`, which is trusted (it is not resolved beneath anything).
+    /// Opens the directory at `path`, no component of which may be a symbolic link.
     pub(crate) fn open_root(path: &Path) -> Result<Self> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        rustix::fs::open(path, flags, Mode::empty()).map(Self::new)
+        open_directory(path).map(Self::new)
     }
 
     /// The root's descriptor.
@@ -186,6 +187,20 @@ impl Tree {
             flags | OFlags::NOFOLLOW | OFlags::CLOEXEC,
             Mode::empty(),
         )
+    }
+
+    /// Opens a file of a store: a regular one that has no other hard links ([`crate::no_follow`]).
+    pub(crate) fn open_own_file(
+        &self,
+        path: &Path,
+        flags: OFlags,
+    ) -> std::io::Result<std::fs::File> {
+        let file = match self.open(path, flags | OFlags::NONBLOCK | OFlags::NOCTTY) {
+            Err(Errno::LOOP) => return Err(Refusal::Symlink.into()),
+            other => other?,
+        };
+        no_follow::check(&file)?;
+        Ok(file.into())
     }
 
     /// Creates a regular file that must not exist yet, and opens it for reading and writing.
@@ -334,13 +349,20 @@ impl Tree {
     }
 }
 
-/// Removes the object at `path`, which is trusted, with everything below it, at any depth. Absent is success.
+/// Opens a directory, only to reach what is in it. No component of its path may be a symbolic link.
+fn open_directory(path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve)
+}
+
+/// Removes the object at `path` with everything below it, at any depth. Absent is success. No directory on the way to it
+/// may be a symbolic link.
 pub(crate) fn remove_path(path: &Path) -> Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Errno::INVAL);
     };
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    match rustix::fs::open(parent, flags, Mode::empty()) {
+    match open_directory(parent) {
         Ok(parent) => remove_below(&parent, name, &|| ()),
         Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(error),

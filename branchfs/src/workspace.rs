@@ -28,6 +28,7 @@ mod folding_tests;
 mod held;
 mod history;
 mod import;
+mod inspection;
 mod nested;
 mod planning;
 mod presentation;
@@ -46,7 +47,7 @@ mod writers;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -57,6 +58,7 @@ use crate::driver::Driver;
 use crate::error::{Context, Error};
 use crate::filesystem::{Filesystem, Slot};
 use crate::layer::Layer;
+use crate::no_follow;
 use crate::overlay::Namespace;
 use crate::partial;
 use crate::quota::Quota;
@@ -68,8 +70,10 @@ pub(crate) use selector::{Selector, directory_name};
 
 use background::Background;
 use branches::Branches;
+pub(crate) use elsewhere::Located;
 use elsewhere::Places;
 pub(crate) use fail_stop::FailStop;
+pub(crate) use inspection::inspect;
 pub(crate) use probe::SCRATCH;
 pub(crate) use rebase::Resolution;
 pub(crate) use records::{DRAFT, LOG, is_cut_off};
@@ -244,6 +248,7 @@ impl Workspace {
             )));
         }
         fs::read_dir(&base_path).at(&base_path)?;
+        probe::require_openat2(&base_path)?;
         let owner = (base_metadata.uid(), base_metadata.gid());
         let places = Places::of(&base_path, store)?;
         let keep = KeptTimes::of(&base_path)?;
@@ -471,7 +476,7 @@ impl Workspace {
     }
 
     fn make_directory(&self, path: &Path) -> Result<(), Error> {
-        fs::DirBuilder::new().mode(0o700).create(path).at(path)?;
+        no_follow::make_directory(path).at(path)?;
         give(path, self.owner)
     }
 
@@ -498,23 +503,25 @@ impl Workspace {
         if self.fail_stop.check().is_err() {
             return Ok(()); // recovery needs all of it
         }
-        let keeps = |root: &Path, name: &str| match fs::read_dir(root.join(name)) {
+        let keeps = |root: &Path, name: &str| match no_follow::names(&root.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            entries => entries.at(root).map(|mut entries| entries.next().is_some()),
+            names => names.at(root).map(|names| !names.is_empty()),
         };
         if !self.lock().is_empty() {
             return Ok(());
         }
         self.records.clear()?;
         // What was saved of a damaged branch, logs that are wanted after their branches.
-        if keeps(&self.store_path, "lost")? || self.store_path.join("logs/kept").exists() {
+        if keeps(&self.store_path, "lost")?
+            || no_follow::exists(&self.store_path.join("logs/kept")).unwrap_or(true)
+        {
             return Ok(());
         }
         let keep = KeptTimes::of(&self.base_path)?;
         if self.is_elsewhere() {
             store::remove(&self.store_path)?;
             let link = self.home_path.join("store");
-            fs::remove_file(&link).at(&link)?;
+            no_follow::remove_file(&link).at(&link)?;
         }
         // A transaction to be recovered at the next start, or a commit that can be undone.
         if keeps(&self.home_path, "journal")? || keeps(&self.home_path, "history")? {

@@ -687,3 +687,38 @@ fn a_file_system_mounted_below_the_base_is_not_part_of_it() {
         std::panic::resume_unwind(panic);
     }
 }
+
+#[test]
+fn a_planted_attribute_makes_no_directory_a_mount() {
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    shell(place.path(), "mkdir plain tmpfs bound; mount -t tmpfs branchfs tmpfs");
+    let mount = Mount::over(|base| fs::create_dir(base.join("d")).unwrap());
+    // The attributes of a directory in a branch are its owner's, also where it is mounted elsewhere.
+    let inside = mount.create("branch").join("d");
+    for directory in [&place.path().join("plain"), &place.path().join("tmpfs"), &inside] {
+        let name = "user.branchfs.control";
+        let value = socket.as_os_str().as_bytes();
+        let set = rustix::fs::setxattr(directory, name, value, rustix::fs::XattrFlags::empty());
+        set.unwrap();
+    }
+    shell(place.path(), &format!("mount --bind '{}' bound", inside.display()));
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        for name in ["plain", "tmpfs", "bound"] {
+            let directory = place.path().join(name);
+            for words in [&["list"][..], &["create", "x"], &["unmount"]] {
+                let output =
+                    Command::new(common::PROGRAM).args(words).arg(&directory).output().unwrap();
+                let said = refusal(&output);
+                assert!(said.contains("is not a BranchFS mount"), "{name}, {words:?}: {said}");
+            }
+        }
+        assert!(listener.accept().is_err(), "somebody has connected to the planted socket");
+    }));
+    shell(place.path(), "umount tmpfs bound");
+    if let Err(panic) = outcome {
+        std::panic::resume_unwind(panic);
+    }
+}

@@ -15,11 +15,12 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from branching.agent.errors import ForkStoreError
 from branching.fs import Workspace
+from branching.fs.store_files import check_plain, open_directory
 
 DIRECTORY = "agents"
 NAME = "forks.sqlite"
@@ -43,6 +44,7 @@ class Database:
         self._lock = threading.Lock()
         with self._told("opened"):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _refuse_links(path)
             self.connection = sqlite3.connect(
                 path, timeout=BUSY_SECONDS_MAX, check_same_thread=False, isolation_level=None
             )
@@ -55,7 +57,7 @@ class Database:
                 raise
             if owner is not None and os.geteuid() == 0:
                 for made in (path.parent, *path.parent.glob(f"{path.name}*")):
-                    os.chown(made, *owner)
+                    os.chown(made, *owner, follow_symlinks=False)
 
     def close(self) -> None:
         self.connection.close()
@@ -93,3 +95,16 @@ class Database:
                 hint="runs and files are as they were",
                 path=str(self._path),
             ) from error
+
+
+def _refuse_links(path: Path) -> None:
+    """Refuses a database that SQLite, which opens it by path, would reach outside the store.
+
+    OSError for a symbolic link, a FIFO or a file with other hard links in the place of the
+    directory, the database, or a file that SQLite keeps beside it.
+    """
+    parent = path.parent.parent.resolve() / path.parent.name
+    os.close(open_directory(parent))
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            check_plain(parent / f"{path.name}{suffix}")

@@ -22,6 +22,7 @@ from branching.agent.database import place_of_database
 from branching.agent.errors import ForkStateError, ForkStoreError
 from branching.agent.store import InMemoryForkStateStore, SQLiteForkStateStore
 from branching.fs.locks import is_locked
+from branching.fs.store_files import is_name, open_file
 
 if TYPE_CHECKING:
     from branching.agent.protocols import ForkStateStore
@@ -100,8 +101,9 @@ class KeptForks:
         self._name = name
         if self._directory is None:
             return
-        flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        lock = os.open(self._directory / name, flags, 0o600)
+        if not _is_lock(name):  # what the state says may be a stranger's
+            raise ForkStateError(f"the state of this fork names no lock of one: {name!r}")
+        lock = open_file(self._directory / name, os.O_RDONLY | os.O_CREAT)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -145,7 +147,8 @@ def left(space: Workspace) -> list[LeftFork]:
                 branches=len(state.branches),
             )
             for state in store.list_all()
-            if _LOCK in state.about and not _is_attended(path.parent / state.about[_LOCK])
+            if _is_lock(state.about.get(_LOCK, ""))
+            and not _is_attended(path.parent / state.about[_LOCK])
         ]
     finally:
         store.close()
@@ -154,5 +157,9 @@ def left(space: Workspace) -> list[LeftFork]:
 def _is_attended(lock: Path) -> bool:
     try:
         return is_locked(lock)
-    except FileNotFoundError:
+    except OSError:
         return False
+
+
+def _is_lock(name: str) -> bool:
+    return is_name(name) and name.startswith(_PREFIX)

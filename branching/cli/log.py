@@ -86,7 +86,9 @@ def _print_output(logs: Path, entries: list[Entry], *, json: bool) -> None:
 
 
 def _read(path: Path) -> bytes:
+    from branching.fs.store_files import read
+
     try:
-        return path.read_bytes()
+        return read(path)
     except FileNotFoundError:
         return b""  # it went to make room, after it was listed

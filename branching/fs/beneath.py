@@ -16,21 +16,15 @@ import errno
 import os
 import secrets
 import stat
-import struct
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_OPENAT2 = 437  # on all machines but Alpha
-_RESOLVE_NO_MAGICLINKS = 0x02
-_RESOLVE_NO_SYMLINKS = 0x04
-_RESOLVE_BENEATH = 0x08
-_RESOLVE = _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
+from branching.fs.store_files import RESOLVE_BENEATH, RESOLVE_NO_LINKS, openat2
+
 NAME_BYTES_MAX = 255
-_TRIES_MAX = 64
-"""The kernel gives up (EAGAIN) when something on the way is renamed meanwhile."""
 _KEPT_XATTRS = ("user.", "system.posix_acl_access")
 """Attributes that a new content leaves as they are; capabilities of programs are not among them."""
 
@@ -214,17 +208,7 @@ class Tree:
 
 
 def _openat2(directory: int, path: str, flags: int) -> int:
-    name = os.fsencode(path)
-    if b"\0" in name:
-        raise OSError(errno.EINVAL, "not a path", path)
-    how = struct.pack("=QQQ", flags, 0, _RESOLVE)
-    for _ in range(_TRIES_MAX):
-        file = int(_libc.syscall(_OPENAT2, directory, name, how, len(how)))
-        if file >= 0:
-            return file
-        if (code := ctypes.get_errno()) not in (errno.EAGAIN, errno.EINTR):
-            raise OSError(code, os.strerror(code), path)
-    raise OSError(errno.EAGAIN, "its directories are renamed all the time", path)
+    return openat2(directory, path, flags, resolve=RESOLVE_NO_LINKS | RESOLVE_BENEATH)
 
 
 def _replace(directory: int, name: str, data: bytes, is_executable: bool | None, path: str) -> bool:

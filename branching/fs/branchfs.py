@@ -74,8 +74,8 @@ class BranchFS:
 
     @staticmethod
     def serves(mount: Mount) -> bool:
-        """Tells a BranchFS mount by its type, or by its source where only that is ours."""
-        return mount.fstype == "fuse.branchfs" or mount.source == "branchfs"
+        """Tells a BranchFS mount by its type. Any user may give any other mount its name."""
+        return mount.fstype == "fuse.branchfs"
 
     @property
     def root(self) -> Path:
@@ -231,7 +231,15 @@ class BranchFS:
 
 
 def read_control_path(root: Path | int) -> str:
-    """Asks a mount's root, or a descriptor of it, for the control socket. OSError if it is none."""
+    """Asks a mount's root, or a descriptor of it, for the control socket. OSError if it is none.
+
+    Only BranchFS answers for the root of its file system. In any other directory, also in one of
+    the file system that is mounted elsewhere, the attribute may be set by whoever owns it.
+    """
+    point = root if isinstance(root, Path) else Path(f"/proc/self/fd/{root}").readlink()
+    found = [mount for mount in read_mounts() if mount.point == point]
+    if not any(BranchFS.serves(mount) and mount.root == "/" for mount in found):
+        raise OSError(errno.ENODATA, "no BranchFS is mounted there", str(point))
     return os.fsdecode(os.getxattr(root, CONTROL_XATTR))
 
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from branching.errors import BranchNotFoundError
 from branching.fs.backend import Backend, BranchRecord
+from branching.fs.store_files import open_directory, open_file
 
 if TYPE_CHECKING:
     from branching.fs.workspace import Workspace
@@ -81,18 +82,22 @@ class Claims:
         if directory is None:
             raise FileNotFoundError("the workspace keeps its branches in no directory")
         uid, gid = self._space.owner
-        if not directory.exists():
+        with suppress(FileExistsError):
             directory.mkdir(mode=0o700)
-            if os.geteuid() == 0:
-                os.chown(directory, uid, gid)
         name = f"{self._prefix}{secrets.token_hex(4)}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        file = os.open(directory / f".{name}", flags, 0o600)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if os.geteuid() == 0:
-            os.fchown(file, uid, gid)
-        # Nobody finds it before it is locked.
-        return (directory / f".{name}").rename(directory / name), file
+        here = open_directory(directory)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+            file = open_file(f".{name}", flags, directory=here)
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.geteuid() == 0:
+                os.fchown(here, uid, gid)
+                os.fchown(file, uid, gid)
+            # Nobody finds it before it is locked.
+            os.rename(f".{name}", name, src_dir_fd=here, dst_dir_fd=here)
+        finally:
+            os.close(here)
+        return directory / name, file
 
 
 class _Leases:
@@ -224,7 +229,17 @@ def _directory(space: Workspace | Backend) -> Path | None:
 
 def _files(space: Workspace, prefix: str = _CLAIMS) -> list[Path]:
     directory = _directory(space)
-    return [] if directory is None else sorted(directory.glob(f"{prefix}*"))
+    if directory is None:
+        return []
+    try:
+        here = open_directory(directory)
+    except OSError:
+        return []  # none was made, or something else is in its place
+    try:
+        names = os.listdir(here)  # noqa: PTH208  (it is a descriptor)
+    finally:
+        os.close(here)
+    return sorted(directory / name for name in names if name.startswith(prefix))
 
 
 def _unlocked(path: Path) -> set[tuple[int, str]]:
@@ -246,9 +261,9 @@ def _unlocked(path: Path) -> set[tuple[int, str]]:
 def _locked(path: Path, flags: int = os.O_RDONLY) -> Iterator[int | None]:
     """Locks a file for the length of the `with`; None where its process lives, or others look."""
     try:
-        file = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file = open_file(path, flags)
     except OSError:
-        yield None  # gone meanwhile, or not ours to read
+        yield None  # gone meanwhile, not ours to read, or something else in its place
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,13 +6,15 @@ import fcntl
 import os
 from pathlib import Path
 
+from branching.fs.store_files import open_file
+
 
 def is_locked(path: Path) -> bool:
     """Whether some process has locked a file for itself. OSError if that cannot be opened.
 
     Those who ask at the same time do not take each other for its holder.
     """
-    lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    lock = open_file(path)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

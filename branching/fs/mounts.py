@@ -24,6 +24,8 @@ class Mount:
     point: Path
     fstype: str
     source: str
+    root: str = "/"
+    """Which directory of the file system is seen there."""
 
 
 def read_mounts() -> list[Mount]:
@@ -58,8 +60,9 @@ def _parse(line: bytes) -> Mount:
     # 36 35 98:0 /root /point rw,noatime [optional fields] - fstype source options
     fields, _, tail = line.partition(b" - ")
     fstype, source = tail.split(b" ")[:2]
+    root, point = fields.split(b" ")[3:5]
     return Mount(
-        point=Path(_text(fields.split(b" ")[4])), fstype=_text(fstype), source=_text(source)
+        point=Path(_text(point)), fstype=_text(fstype), source=_text(source), root=_text(root)
     )
 
 

@@ -382,6 +382,6 @@ def _is_alone(lease: int) -> bool:
 def _is_in_use(base: Path) -> bool:
     """Tells whether some process has locked the base's store."""
     try:
-        return is_locked(base / STORE / "lock")
+        return is_locked(base.resolve() / STORE / "lock")
     except OSError:
         return False

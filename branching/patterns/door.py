@@ -24,6 +24,7 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import struct
 import threading
 from collections.abc import Callable
@@ -179,6 +180,8 @@ def _exchange(door: Path, request: dict[str, Any]) -> dict[str, Any]:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWERING_SECONDS_MAX)
+            if stat.S_ISLNK(os.lstat(door.name, dir_fd=directory).st_mode):
+                raise ConnectionRefusedError(f"{door} is a symbolic link")
             connection.connect(f"/proc/self/fd/{directory}/{door.name}")
             connection.sendall(json.dumps(request).encode() + b"\n")
             reply = json.loads(_line_of(connection))

@@ -30,6 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from branching.fs.store_files import is_name, open_directory, open_file, read
 from branching.patterns.door import SUFFIX, Door, answers, sweep
 from branching.patterns.event import takes_blocks, taking_blocks
 from branching.patterns.helm import Helm
@@ -48,9 +49,8 @@ LOG_BYTES_MAX = 10 << 20
 COMMAND_SUFFIX = "-command"
 """Of the branch of a `run` that has a setup: the setup's is named as the user said."""
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_AGAIN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_AGAIN = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,13 +184,13 @@ class Logbook:
             path.mkdir(mode=0o700)
         except FileExistsError:
             pass
-        directory = os.open(path, _DIRECTORY)
+        directory = open_directory(path)
         self._give(directory)
         return directory
 
     def _keep(self, directory: int) -> None:
         try:
-            file = os.open(KEPT, _NEW, 0o600, dir_fd=directory)
+            file = open_file(KEPT, _NEW, directory=directory)
         except FileExistsError:
             return
         self._give(file)
@@ -205,7 +205,7 @@ class Logbook:
         here = Path(f"/proc/self/fd/{directory}")
         doors = {path.name for path in here.glob(f"*{SUFFIX}")}
         for name in sorted(names, key=lambda name: _age(name, directory)):
-            entry = read_entry(here / name)
+            entry = read_entry(name, directory=directory)
             if entry is not None and entry.state in UNDER_WAY and entry.door in doors:
                 continue
             for gone in (name.removesuffix(".json") + ".log", name):
@@ -231,14 +231,15 @@ class Logbook:
     def _begin(self, directory: int, event: Event) -> None:
         earlier = None
         if event.kind == "resumed":
-            earlier = read_entry(Path(f"/proc/self/fd/{directory}/{event.branch}.json"))
+            earlier = read_entry(f"{event.branch}.json", directory=directory)
         if earlier is None:
             self._make_room(directory)
             # Of branches of one name, one after the other, the last one's is kept.
             _remove(f"{event.branch}.log", directory)
-        file = os.open(f"{event.branch}.log", _AGAIN if earlier else _NEW, 0o600, dir_fd=directory)
         if before := self._logs.get(event.branch):
             before.close()
+        flags = _AGAIN if earlier else _NEW
+        file = open_file(f"{event.branch}.log", flags, directory=directory)
         self._logs[event.branch] = _Log(file)
         self._give(file)
         door = "" if self._door is None else self._door.name
@@ -260,7 +261,7 @@ class Logbook:
         """Writes the entry, replacing what it said before: a reader finds either, never half."""
         self._entries[entry.branch] = entry
         scratch = f".{entry.branch}"
-        file = os.open(scratch, _NEW, 0o600, dir_fd=directory)
+        file = open_file(scratch, _NEW, directory=directory)
         try:
             self._give(file)
             os.write(file, json.dumps(asdict(entry)).encode() + b"\n")
@@ -318,7 +319,7 @@ def forget(logs: Path) -> None:
     OSError where `logs` is no directory but a link, or not ours; where there is none, all is well.
     """
     try:
-        directory = os.open(logs, _DIRECTORY)
+        directory = open_directory(logs)
     except FileNotFoundError:
         return
     try:
@@ -327,7 +328,7 @@ def forget(logs: Path) -> None:
         doors = {path.name for path in here.glob(f"*{SUFFIX}")}
         is_running = False
         for path in here.glob("*.json"):
-            entry = read_entry(path)
+            entry = read_entry(path.name, directory=directory)
             if entry is None:
                 continue  # none of ours
             if entry.state in UNDER_WAY and entry.door in doors:
@@ -356,9 +357,14 @@ def lost(logs: Path) -> list[Entry]:
     return [entry for entry in under_way if not is_there[entry.door]]
 
 
-def read_entry(path: Path) -> Entry | None:
-    """Returns what a file of the logbook says; None if it goes just now, or is none of ours."""
+def read_entry(path: Path | str, *, directory: int | None = None) -> Entry | None:
+    """Returns what a file of the logbook says; None if it goes just now, or is none of ours.
+
+    A relative path is one in `directory`. The entry names files beside it, and nothing else.
+    """
     try:
-        return Entry(**json.loads(path.read_text(encoding="utf-8")))
+        entry = Entry(**json.loads(read(path, directory=directory)))
     except (OSError, ValueError, TypeError):
         return None
+    is_ours = is_name(entry.branch) and (not entry.door or is_name(entry.door))
+    return entry if is_ours else None

@@ -23,6 +23,7 @@ from pathlib import Path
 from branching.errors import BranchingError
 from branching.fs import BranchRecord, DiffSummary, Workspace
 from branching.fs.claims import left
+from branching.fs.store_files import open_file
 from branching.patterns.door import answers
 from branching.patterns.logbook import UNDER_WAY, Entry, read_entry
 
@@ -280,7 +281,7 @@ class Tail:
     def read(self) -> Output | None:
         """Returns the lines that have come since the last call, None if there are none."""
         try:
-            file = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            file = open_file(self._path)
         except OSError:
             return self._piece((), is_kept=False)
         try:

@@ -1,6 +1,5 @@
 //! `branchfs log`: prints the daemon's log, also that of a daemon that has died.
 
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -8,13 +7,12 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 pub(crate) fn log(path: &Path) -> Result<()> {
-    let files = branchfs::log_files(&store_or_base(path)?)?;
+    let files = branchfs::open_log(&store_or_base(path)?)?;
     if files.is_empty() {
         bail!("the store of {} has no log", path.display());
     }
-    for file in files {
-        let mut text = File::open(&file).with_context(|| file.display().to_string())?;
-        match io::copy(&mut text, &mut io::stdout()) {
+    for mut file in files {
+        match io::copy(&mut file, &mut io::stdout()) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             other => other.map(drop)?,
         }

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
-use rustix::io::Errno;
 
 use super::journal::{Decided, FINISHED, HISTORY, Header, PLAN, REDONE, UNDONE};
 use super::step::{Disk, Place};
@@ -66,12 +65,12 @@ pub(crate) fn outline(disk: &Disk) -> Result<Vec<Outline>, Error> {
     for entry in disk.store.list(Path::new(HISTORY)).at(HISTORY)? {
         let directory = Path::new(HISTORY).join(&entry.name);
         let plan = directory.join(PLAN);
-        let file = match disk.store.open(&plan, OFlags::RDONLY) {
-            Err(Errno::NOENT) => continue,
+        let file = match disk.store.open_own_file(&plan, OFlags::RDONLY) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             other => other.at(&plan)?,
         };
         let mut line = Vec::new();
-        let mut reader = std::io::BufReader::new(std::fs::File::from(file));
+        let mut reader = std::io::BufReader::new(file);
         std::io::BufRead::read_until(&mut reader, b'\n', &mut line).at(&plan)?;
         let Ok(header) = serde_json::from_slice(&line) else { continue }; // as one that cannot be read
         let times = Times::of(disk, &directory)?;
@@ -116,8 +115,8 @@ fn modified(disk: &Disk, path: &Path) -> Result<Option<i64>, Error> {
 }
 
 fn read_number(disk: &Disk, path: &Path) -> Result<Option<u64>, Error> {
-    let file = disk.store.open(path, OFlags::RDONLY).at(path)?;
+    let mut file = disk.store.open_own_file(path, OFlags::RDONLY).at(path)?;
     let mut text = String::new();
-    std::io::Read::read_to_string(&mut std::fs::File::from(file), &mut text).at(path)?;
+    std::io::Read::read_to_string(&mut file, &mut text).at(path)?;
     Ok(text.parse().ok())
 }

@@ -187,12 +187,12 @@ impl Decided {
     /// Reads the plan in `directory`; `None` where it is missing or not whole, so that nothing of it was done.
     pub(crate) fn read(disk: &Disk, directory: &Path) -> Result<Option<Self>, Error> {
         let path = directory.join(PLAN);
-        let file = match disk.store.open(&path, OFlags::RDONLY) {
-            Err(Errno::NOENT) => return Ok(None),
+        let mut file = match disk.store.open_own_file(&path, OFlags::RDONLY) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             other => other.at(&path)?,
         };
         let mut bytes = Vec::new();
-        std::io::Read::read_to_end(&mut std::fs::File::from(file), &mut bytes).at(&path)?;
+        std::io::Read::read_to_end(&mut file, &mut bytes).at(&path)?;
         let Some(text) = checked(&bytes) else {
             return Ok(None);
         };

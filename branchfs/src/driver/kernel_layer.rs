@@ -28,6 +28,7 @@ use super::Completion;
 use super::kernel_mount::{KernelMount, Layers};
 use crate::error::{Context, Error};
 use crate::layer::{Layer, copy_content, times};
+use crate::no_follow;
 use crate::overlay::{METACOPY_XATTR, Namespace, is_private_xattr};
 use crate::seen::{Expected, Identity};
 use crate::tree::{Result, Tree, remove_path, xattr_names};
@@ -44,7 +45,7 @@ pub(crate) const WORK: &str = "overlay";
 
 /// Whether the kernel writes the layer in `directory`.
 pub(crate) fn is_by_kernel(directory: &Path) -> bool {
-    directory.join(WORK).is_dir()
+    no_follow::open_directory(&directory.join(WORK)).is_ok()
 }
 
 /// Brings a layer into the form that others read although no mount of it is there: one is made for the while.
@@ -480,8 +481,7 @@ pub(crate) fn make_plain(
 
 /// A descriptor that file handles can be opened with.
 pub(crate) fn open_directory(path: &Path) -> std::result::Result<OwnedFd, Error> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty()).at(path)
+    no_follow::open_directory(path).map(OwnedFd::from).at(path)
 }
 
 #[cfg(test)]

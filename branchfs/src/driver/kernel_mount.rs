@@ -11,12 +11,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::CWD;
 use rustix::io::{Errno, Result};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags,
     UnmountFlags,
 };
+
+use crate::no_follow;
 
 /// Shown as the source of our overlay mounts. Not "branchfs": that is the mount they lie in.
 pub(crate) const SOURCE: &str = "branchfs-branch";
@@ -110,8 +112,8 @@ fn place(mount: &OwnedFd, at: &Path) -> Result<()> {
 
 /// By descriptor, which allows any name and shows the path in the table of mounts; before Linux 6.13 by path.
 fn set_directory(context: &OwnedFd, key: &str, path: &Path) -> Result<()> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let directory = rustix::fs::open(path, flags, Mode::empty())?;
+    let opened = no_follow::open_directory(path);
+    let directory = opened.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::LOOP))?;
     match rustix::mount::fsconfig_set_fd(context, key, &directory) {
         Err(Errno::INVAL) => rustix::mount::fsconfig_set_string(context, key, path),
         other => other,

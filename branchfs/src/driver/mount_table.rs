@@ -12,6 +12,8 @@ const TABLE: &str = "/proc/self/mountinfo";
 /// One mount.
 #[derive(Debug)]
 pub(crate) struct Entry {
+    /// Which directory of the file system is seen there.
+    pub(crate) root: PathBuf,
     pub(crate) point: PathBuf,
     pub(crate) kind: String,
     pub(crate) source: String,
@@ -31,6 +33,7 @@ fn parse(line: &[u8]) -> Option<Entry> {
     let dash = fields.iter().position(|field| *field == b"-")?;
     let text = |at: usize| fields.get(at).map(|field| String::from_utf8_lossy(field).into_owned());
     Some(Entry {
+        root: unescape(fields.get(3)?),
         point: unescape(fields.get(4)?),
         kind: text(dash + 1)?,
         source: text(dash + 2)?,
@@ -64,6 +67,31 @@ pub(crate) fn covers(mountpoint: &Path) -> bool {
     read().is_ok_and(|entries| entries.iter().any(is_ours))
 }
 
+/// Whether a path is where the root of a BranchFS is mounted. Only there the attributes of the directory are the daemon's
+/// answers; everywhere else they are what the owner of the directory has set.
+pub(crate) fn is_root_of_mount(mountpoint: &Path) -> Result<bool, Error> {
+    let place = place_of(mountpoint)?;
+    let entries = read()?;
+    let last = entries.iter().rev().find(|entry| entry.point == place);
+    Ok(last.is_some_and(|entry| entry.kind == "fuse.branchfs" && entry.root == Path::new("/")))
+}
+
+/// The path of a mountpoint without symbolic links, also where the daemon is gone.
+fn place_of(mountpoint: &Path) -> Result<PathBuf, Error> {
+    match std::fs::canonicalize(mountpoint) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {}
+        other => return other.at(mountpoint),
+    }
+    match (mountpoint.parent(), mountpoint.file_name()) {
+        // The mountpoint itself cannot be resolved any more, but what it lies in can.
+        (Some(parent), Some(name)) => {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            Ok(std::fs::canonicalize(parent).at(parent)?.join(name))
+        }
+        _ => Ok(mountpoint.to_path_buf()),
+    }
+}
+
 /// Takes away what a daemon that was killed has left mounted at `mountpoint`: a connection that nobody answers, and the
 /// branches mounted below it. Anything else is left alone.
 pub(crate) fn clear_dead(mountpoint: &Path) -> Result<(), Error> {
@@ -72,14 +100,7 @@ pub(crate) fn clear_dead(mountpoint: &Path) -> Result<(), Error> {
     if !is_dead {
         return Ok(());
     }
-    let place = match (mountpoint.parent(), mountpoint.file_name()) {
-        // The mountpoint itself cannot be resolved any more, but what it lies in can.
-        (Some(parent), Some(name)) => {
-            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-            std::fs::canonicalize(parent).at(parent)?.join(name)
-        }
-        _ => mountpoint.to_path_buf(),
-    };
+    let place = place_of(mountpoint)?;
     let is_ours = |entry: &Entry| entry.point == place && entry.kind == "fuse.branchfs";
     if read()?.iter().any(is_ours) {
         crate::kernel::unmount(&place, true).at(&place)?;

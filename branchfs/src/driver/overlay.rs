@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -25,6 +25,7 @@ use super::spares::Spares;
 use super::{Completion, Driver, Ready, mount_table, open_files};
 use crate::error::{Context, Error};
 use crate::layer::times;
+use crate::no_follow;
 use crate::scheduling::{let_answer_go, stand_back};
 use crate::tree::{Tree, remove_path};
 use crate::view::HIDDEN;
@@ -291,7 +292,7 @@ pub(super) fn mount_over(
 ) -> Result<KernelMount, Error> {
     let (upper, work) = (layer.join("upper"), layer.join(WORK));
     hide_store(&upper)?;
-    let owner = fs::metadata(layer).at(layer)?;
+    let owner = no_follow::open_directory(layer).and_then(|layer| layer.metadata()).at(layer)?;
     make_directory(&work, &owner)?;
     let mount = make_patiently(Layers { lower: base, upper: &upper, work: &work }, is_read_only)
         .at(layer)?;
@@ -317,11 +318,12 @@ pub(crate) fn write_for_tests(base: &Path, layer: &Path, write: impl FnOnce(&Pat
 /// Gives the owner what the kernel has made there as root's, closed to everyone: the store must be his to remove.
 fn give_work(work: &Path, owner: &fs::Metadata) -> Result<(), Error> {
     for directory in ["work", "index"].map(|name| work.join(name)) {
-        match std::os::unix::fs::chown(&directory, Some(owner.uid()), Some(owner.gid())) {
+        let opened = match no_follow::open_directory(&directory) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue, // no index: the probe finds out
             other => other.at(&directory)?,
-        }
-        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).at(&directory)?;
+        };
+        std::os::unix::fs::fchown(&opened, Some(owner.uid()), Some(owner.gid())).at(&directory)?;
+        opened.set_permissions(fs::Permissions::from_mode(0o700)).at(&directory)?;
     }
     Ok(())
 }
@@ -358,11 +360,11 @@ fn is_character_device(found: &fs::Metadata) -> bool {
 }
 
 fn make_directory(path: &Path, owner: &fs::Metadata) -> Result<(), Error> {
-    match fs::DirBuilder::new().mode(0o700).create(path) {
+    match no_follow::make_directory(path) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(()),
         other => other.at(path)?,
     }
-    std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid())).at(path)
+    no_follow::give(path, (owner.uid(), owner.gid())).at(path)
 }
 
 /// Whether the kernel gives all that is asked for over this base and store: it is tried, at the mountpoint that is still

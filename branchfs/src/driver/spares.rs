@@ -11,7 +11,6 @@
 //! was killed are layers without a number, which the next mount throws away.
 
 use std::collections::VecDeque;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -20,6 +19,7 @@ use super::kernel_mount::KernelMount;
 use super::overlay::mount_over;
 use crate::error::{Context, Error};
 use crate::layer::{Layer, LayerId, match_attributes};
+use crate::no_follow;
 use crate::overlay::Namespace;
 use crate::scheduling::{let_answer_go, let_others, stand_back};
 use crate::tree::{Tree, remove_path};
@@ -58,7 +58,7 @@ impl Spare {
         let renewed = self.mount.set_read_only(false).at(layer).and_then(|()| {
             match_attributes((&below, root, &stat), (&here, root)).at(layer) // it is written from here on
         });
-        match renewed.and_then(|()| fs::rename(&self.directory, layer).at(layer)) {
+        match renewed.and_then(|()| no_follow::rename(&self.directory, layer).at(layer)) {
             Ok(()) => Ok(self.mount),
             Err(error) => {
                 self.discard();

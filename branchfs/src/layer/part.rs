@@ -1,13 +1,13 @@
 //! A directory beside a layer's content that is made when it is first needed.
 
-use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use rustix::io::Errno;
 
+use crate::no_follow;
 use crate::tree::{DirectoryEntry, Result, Tree};
 
 /// The directory, there or not.
@@ -35,7 +35,7 @@ impl Part {
 
     /// What is in it; nothing where it was never needed.
     pub(super) fn list(&self) -> Result<Vec<DirectoryEntry>> {
-        if self.tree.get().is_none() && !self.path.exists() {
+        if self.tree.get().is_none() && matches!(no_follow::exists(&self.path), Ok(false)) {
             return Ok(Vec::new());
         }
         self.tree()?.list(Path::new(""))
@@ -44,7 +44,7 @@ impl Part {
 
 /// Makes a directory of a layer's; it may be there.
 pub(super) fn make_directory(path: &Path) -> Result<()> {
-    let made = match DirBuilder::new().mode(0o700).create(path) {
+    let made = match no_follow::make_directory(path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
         other => other.and_then(|()| give_as_layer(path)),
     };
@@ -53,11 +53,6 @@ pub(super) fn make_directory(path: &Path) -> Result<()> {
 
 /// Gives something in a layer's directory to the owner of that.
 pub(crate) fn give_as_layer(path: &Path) -> io::Result<()> {
-    let layer = fs::metadata(path.parent().unwrap_or(path))?;
-    let owner = (layer.uid(), layer.gid());
-    let made = fs::symlink_metadata(path)?;
-    if (made.uid(), made.gid()) == owner {
-        return Ok(());
-    }
-    std::os::unix::fs::lchown(path, Some(owner.0), Some(owner.1))
+    let layer = no_follow::open_directory(path.parent().unwrap_or(path))?.metadata()?;
+    no_follow::give(path, (layer.uid(), layer.gid()))
 }

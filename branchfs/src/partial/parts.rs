@@ -5,18 +5,18 @@
 //! nothing, and a layer without any needs no search before a commit. What counts is the copy's own record.
 
 use std::collections::HashMap;
-use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::PartialCopy;
 use crate::error::{Context, Error};
 use crate::layer::give_as_layer;
+use crate::no_follow;
 use crate::tree::Result;
 
 /// The table.
@@ -37,11 +37,10 @@ impl Parts {
     pub(crate) fn open(layer: &Path) -> std::result::Result<Self, Error> {
         let directory = layer.join("partial");
         let mut known = HashMap::new();
-        match fs::read_dir(&directory) {
+        match no_follow::names(&directory) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            entries => {
-                for entry in entries.at(&directory)? {
-                    let name = entry.at(&directory)?.file_name();
+            names => {
+                for name in names.at(&directory)? {
                     if let Some(ino) = name.to_str().and_then(|name| name.parse().ok()) {
                         known.insert(ino, Weak::new());
                     }
@@ -75,28 +74,28 @@ impl Parts {
 
     fn make(&self, ino: u64) -> std::io::Result<()> {
         let path = self.directory.join(ino.to_string());
-        if let Err(error) = fs::File::create(&path) {
+        if let Err(error) = no_follow::write(&path, b"") {
             if error.kind() != ErrorKind::NotFound {
                 return Err(error);
             }
-            fs::create_dir(&self.directory)?;
+            no_follow::make_directory(&self.directory)?;
             give_as_layer(&self.directory)?;
-            fs::File::create(&path)?;
+            no_follow::write(&path, b"")?;
         }
         give_as_layer(&path) // like all of the store
     }
 
     /// The file of a copy's map.
     pub(crate) fn map(&self, ino: u64) -> Result<OwnedFd> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::open(self.directory.join(ino.to_string()), flags, Mode::empty())
+        let opened = no_follow::open_file(&self.directory.join(ino.to_string()), OFlags::RDWR);
+        opened.map(OwnedFd::from).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 
     /// It is one no more.
     pub(crate) fn unmark(&self, ino: u64) {
         self.lock().remove(&ino);
         // One that stays is looked at once more at the next start.
-        let _ = fs::remove_file(self.directory.join(ino.to_string()));
+        let _ = no_follow::remove_file(&self.directory.join(ino.to_string()));
     }
 
     /// The copy that is open under this number; `open` opens it otherwise, `None` where it is none.

@@ -21,6 +21,7 @@ use super::store::give;
 use super::{BranchId, Workspace};
 use crate::error::{Context, Error};
 use crate::layer::{copy_content, copy_metadata};
+use crate::no_follow;
 use crate::overlay::is_private_xattr;
 use crate::tree::remove_path;
 use crate::tree::{Tree, xattr_names};
@@ -44,8 +45,8 @@ impl Places {
         let home = base.join(HIDDEN);
         let named = fs::read_link(home.join("store")).ok();
         let store = match (store, named) {
-            (Some(store), _) => store.to_path_buf(),
-            (None, Some(named)) if named.exists() => named,
+            (Some(store), _) => resolved(store)?,
+            (None, Some(named)) if named.exists() => Located::at(base)?.store,
             (None, Some(named)) => {
                 return Err(Error::Unsupported(format!(
                     "branches of {} are kept in {}, which is not there: mount that file system first, or give them up by removing {}",
@@ -102,6 +103,76 @@ impl Places {
         }
         Ok(())
     }
+}
+
+/// The parts of a store that is there, found from a path of the user's. What names the other part of a store may come from
+/// a stranger: a link counts only where the other part names this one.
+pub(crate) struct Located {
+    /// The part with the lock and the branches.
+    pub(crate) store: PathBuf,
+    /// The base's own part, where that is another one.
+    pub(crate) home: Option<PathBuf>,
+}
+
+impl Located {
+    /// The store at `path`, or of the base at `path`.
+    ///
+    /// # Errors
+    /// `Refused` for a symbolic link in the store's place; `Unsupported` where a store's parts do not name each other.
+    pub(crate) fn at(path: &Path) -> Result<Self, Error> {
+        let path = fs::canonicalize(path).at(path)?;
+        let inner = path.join(HIDDEN);
+        let is_base = match no_follow::open_directory(&inner) {
+            Ok(_) => true,
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                false
+            }
+            Err(error) => return Err(error).at(&inner),
+        };
+        let here = if is_base { inner } else { path };
+        if let Ok(store) = fs::read_link(here.join("store")) {
+            let base = here.parent().unwrap_or(&here);
+            agree((&store, "base"), base, &here.join("store"))?;
+            return Ok(Self { store, home: Some(here) });
+        }
+        let Ok(base) = fs::read_link(here.join("base")) else {
+            return Ok(Self { store: here, home: None });
+        };
+        let home = base.join(HIDDEN);
+        agree((&home, "store"), &here, &here.join("base"))?;
+        Ok(Self { store: here, home: Some(home) })
+    }
+}
+
+/// The path of a store that a user gave, without symbolic links. The name `.branching` itself is not followed: the directory
+/// that holds it may be a stranger's.
+pub(super) fn resolved(store: &Path) -> Result<PathBuf, Error> {
+    let is_given = !store.ends_with(HIDDEN) && store.exists();
+    match (store.parent(), store.file_name()) {
+        (Some(parent), Some(name)) if !is_given => {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            Ok(fs::canonicalize(parent).at(store)?.join(name))
+        }
+        _ => fs::canonicalize(store).at(store),
+    }
+}
+
+/// Refuses what `link` says, unless the link `name` in `other`, which it leads to, says `here`.
+fn agree((other, name): (&Path, &str), here: &Path, link: &Path) -> Result<(), Error> {
+    if fs::read_link(other.join(name)).is_ok_and(|back| back == here) {
+        return Ok(());
+    }
+    Err(Error::Unsupported(format!(
+        "{} names {}, which does not name {} in turn and is not its other part: nothing was read or written there; remove the link if the directory came from somebody else, or mount with --store",
+        link.display(),
+        other.display(),
+        here.display()
+    )))
 }
 
 /// Device and mount of a path.
@@ -179,7 +250,7 @@ impl Workspace {
     /// Makes all of the store durable.
     pub(super) fn sync_store(&self) -> Result<(), Error> {
         let path = &self.store_path;
-        let opened = fs::File::open(path).at(path)?;
+        let opened = no_follow::open_directory(path).at(path)?;
         rustix::fs::syncfs(opened.as_fd()).or_not_durable(path)
     }
 }

@@ -1,6 +1,5 @@
 //! How a branch ends: aborted, or after its commit; and where the things of those that have ended go.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,6 +8,7 @@ use super::records::Line;
 use super::{Branch, BranchId, Selector, Workspace, now};
 use crate::error::Error;
 use crate::filesystem::{MAIN, Mounted};
+use crate::no_follow;
 
 impl Workspace {
     /// Drops a branch and its children. Returns at once; space is given back in the background.
@@ -102,7 +102,7 @@ impl Workspace {
         let root =
             if path.starts_with(&self.home_path) { &self.home_path } else { &self.store_path };
         let to = root.join("trash").join(format!("{what}-{name}-{}", now()));
-        let _ = fs::rename(path, to);
+        let _ = no_follow::rename(path, &to);
     }
 
     /// Deletes what is in the trash, in the background.

@@ -4,13 +4,12 @@
 //! commit drops what is undone. Taking a commit back is a transaction like a commit: decided in the journal, carried out
 //! under the gate, rolled forward or back after a crash.
 
-use std::fs;
-
 use super::branches::Branches;
 use super::planning::header;
 use super::{BranchId, Committed, Forgotten, HISTORY_BYTES_MAX, Record, Workspace};
 use crate::commit::{self, Decided, Disk, Kind, Outline, Past, Plan, Reversal};
 use crate::error::{Context, Error};
+use crate::no_follow;
 
 /// A commit of the history as it is reported.
 #[derive(Clone, Debug)]
@@ -254,7 +253,7 @@ impl Workspace {
         for past in gone {
             let from = self.home_path.join(&past.directory);
             let to = self.home_path.join(self.trash_name("past", past.header.transaction));
-            fs::rename(&from, to).at(&from)?;
+            no_follow::rename(&from, &to).at(&from)?;
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use super::selector::check_name;
 use super::{BranchInfo, Selector, Workspace};
 use crate::archive::{self, Rights};
 use crate::error::{Context, Error};
+use crate::no_follow;
 
 impl Workspace {
     /// Creates a branch that is what the archive `content` says. All of it or nothing.
@@ -36,7 +37,8 @@ impl Workspace {
         self.refuse_import(name, parent)?;
         let store = self.store();
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-        let spool = rustix::fs::open(store, flags, Mode::RUSR | Mode::WUSR).at(store)?;
+        let directory = no_follow::open_directory(store).at(store)?;
+        let spool = rustix::fs::openat(directory, ".", flags, Mode::RUSR | Mode::WUSR).at(store)?;
         let mut spool = File::from(spool);
         io::copy(&mut content, &mut spool).at(Path::new("the archive"))?;
         spool.rewind().at(store)?;

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, RenameFlags, XattrFlags};
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::store::give;
 use crate::error::{Context, Error};
+use crate::no_follow;
 use crate::overlay::Namespace;
 use crate::tree::{Tree, remove_path};
 
@@ -40,6 +41,19 @@ pub(super) fn probe(store: &Path, owner: (u32, u32)) -> Result<Namespace, Error>
         other => other?,
     }
     cleared.map(|()| namespace)
+}
+
+/// Makes sure that paths can be resolved without following symbolic links. `base` has none.
+///
+/// # Errors
+/// `Unsupported`.
+pub(super) fn require_openat2(base: &Path) -> Result<(), Error> {
+    match Tree::open_root(base) {
+        Err(Errno::NOSYS | Errno::PERM) => Err(Error::Unsupported(
+            "openat2 is not available: it needs Linux 5.6, and in a container a seccomp profile that allows it (Docker 20.10)".to_owned(),
+        )),
+        other => other.map(drop).at(base),
+    }
 }
 
 pub(super) fn is_full(error: &io::Error) -> bool {
@@ -71,9 +85,8 @@ struct Probe<'p> {
 
 impl Probe<'_> {
     fn all(&self) -> Result<(), Error> {
-        fs::DirBuilder::new().mode(0o700).create(self.scratch).at(self.scratch)?;
+        no_follow::make_directory(self.scratch).at(self.scratch)?;
         give(self.scratch, self.owner)?;
-        self.resolves_beneath()?;
         self.tells_cases_apart()?;
         self.has_whiteouts()?;
         self.has_links()?;
@@ -90,22 +103,11 @@ impl Probe<'_> {
 
     fn write(&self, name: &str) -> Result<(), Error> {
         let path = self.scratch.join(name);
-        fs::write(&path, name).at(&path)
+        no_follow::write(&path, name.as_bytes()).at(&path)
     }
 
     fn holds(&self, name: &str, content: &str) -> bool {
         fs::read_to_string(self.scratch.join(name)).is_ok_and(|found| found == content)
-    }
-
-    /// Without it a link could lead a name out of the base.
-    fn resolves_beneath(&self) -> Result<(), Error> {
-        let tree = Tree::open_root(self.store).at(self.store)?;
-        match tree.directory(Path::new(SCRATCH)) {
-            Err(Errno::NOSYS | Errno::PERM) => Err(Error::Unsupported(
-                "openat2 is not to be had here: it needs Linux 5.6, and in a container a seccomp profile that knows it (Docker 20.10)".to_owned(),
-            )),
-            other => other.map(|_| ()).at(self.scratch),
-        }
     }
 
     /// Two names of the branch that are one in the base could not be told apart at commit.

@@ -8,13 +8,12 @@
 //! Room is taken in advance, and new branches leave it alone: on a disk that is full branches must be able to end.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +21,7 @@ use super::BranchId;
 use super::store::{give, write_private};
 use crate::error::{Context, Error};
 use crate::layer::{Births, LayerId};
+use crate::no_follow;
 
 /// The log's name in `branches`.
 pub(crate) const LOG: &str = "log";
@@ -168,8 +168,7 @@ struct Log {
 
 impl Log {
     fn open(path: &Path) -> io::Result<Self> {
-        let mut options = OpenOptions::new();
-        let file = options.create(true).append(true).mode(0o600).open(path)?;
+        let file = no_follow::open_file(path, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
         let length = file.metadata()?.len();
         let mut log = Self { file: Arc::new(file), length, room: length };
         log.take_room();
@@ -221,13 +220,13 @@ impl Records {
     pub(super) fn open(store: &Path, owner: (u32, u32)) -> Result<(Self, Loaded), Error> {
         let directory = store.join("branches");
         let path = directory.join(LOG);
-        match fs::remove_file(directory.join(DRAFT)) {
+        match no_follow::remove_file(&directory.join(DRAFT)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error).at(path),
             _ => {}
         }
         let log = Log::open(&path).at(&path)?;
         give(&path, owner)?;
-        let text = fs::read(&path).at(&path)?;
+        let text = no_follow::read(&path).at(&path)?;
         let loaded = Loaded::of(&text, &path)?;
         let records = Self { path, owner, log: Mutex::new(log) };
         if loaded.whole < text.len() {
@@ -239,7 +238,7 @@ impl Records {
     /// Whether a store keeps branches.
     pub(super) fn keeps_any(store: &Path) -> Result<bool, Error> {
         let path = store.join("branches").join(LOG);
-        match fs::read(&path) {
+        match no_follow::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             text => Ok(!Loaded::of(&text.at(&path)?, &path)?.records.is_empty()),
         }
@@ -273,7 +272,7 @@ impl Records {
     /// Makes all lines durable, and with them the names of the layers. Journals keep the order of changes, so that the log
     /// takes along what was renamed before; btrfs syncs a file by itself.
     pub(super) fn sync_with(&self, layers: &Path) -> Result<(), Error> {
-        let directory = File::open(layers).at(layers)?;
+        let directory = no_follow::open_directory(layers).at(layers)?;
         let status = rustix::fs::fstatfs(&directory).at(layers)?;
         if status.f_type == BTRFS {
             rustix::fs::fsync(&directory).at(layers)?;
@@ -288,7 +287,7 @@ impl Records {
 
     /// Takes the log away: no branch is kept.
     pub(super) fn clear(&self) -> Result<(), Error> {
-        match fs::remove_file(&self.path) {
+        match no_follow::remove_file(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()), // somebody removed the store
             other => other.at(&self.path),
         }
@@ -309,15 +308,16 @@ impl Records {
         let replace = || {
             write_private(&draft, &text_of(&lines)?)?;
             give(&draft, self.owner)?;
-            File::open(&draft).and_then(|file| file.sync_data()).at(&draft)?;
-            fs::rename(&draft, &self.path).at(&self.path)?;
+            let file = no_follow::open_file(&draft, OFlags::RDONLY).at(&draft)?;
+            file.sync_data().at(&draft)?;
+            no_follow::rename(&draft, &self.path).at(&self.path)?;
             let directory = self.path.parent().unwrap_or(&self.path);
-            File::open(directory).and_then(|file| file.sync_all()).at(directory)
+            no_follow::open_directory(directory).and_then(|file| file.sync_all()).at(directory)
         };
         let mut log = self.lock();
         match replace() {
             Err(Error::Io { source, .. }) if super::probe::is_full(&source) => {
-                let _ = fs::remove_file(&draft); // the next mount does
+                let _ = no_follow::remove_file(&draft); // the next mount does
                 return Ok(());
             }
             other => other?,

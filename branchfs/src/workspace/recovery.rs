@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use crate::commit::{self, Kind};
 use crate::error::{Context, Error};
 use crate::filesystem::MAIN;
 use crate::layer::{Layer, LayerId};
+use crate::no_follow;
 use crate::quota::Quota;
 use crate::tree::remove_path;
 use crate::view::HIDDEN;
@@ -78,7 +78,7 @@ impl Workspace {
         }
         self.clear_layers(&keep, &loaded.gone, &mut done)?;
         // A layer that could not be thrown away stays known as one that belongs to no branch.
-        loaded.gone.retain(|id| self.layer_path(*id).exists());
+        loaded.gone.retain(|id| no_follow::exists(&self.layer_path(*id)).unwrap_or(true));
         self.records.compact(&loaded)?;
         if !loaded.records.is_empty() {
             // The last daemon may have died without it; nobody else knows which records were not synced.
@@ -121,7 +121,9 @@ impl Workspace {
     /// Takes those out of the records whose layer was there and is not, with those below them.
     fn give_up_damaged(&self, loaded: &mut Loaded, done: &mut Vec<String>) -> Result<(), Error> {
         let Loaded { records, made, gone, .. } = loaded;
-        let is_lost = |layer: &&u64| made.contains(layer) && !self.layer_path(**layer).exists();
+        let is_lost = |layer: &&u64| {
+            made.contains(layer) && !no_follow::exists(&self.layer_path(**layer)).unwrap_or(true)
+        };
         let mut given_up = BTreeSet::new();
         // Parents come before their children.
         for record in records.values() {
@@ -155,18 +157,18 @@ impl Workspace {
         done: &mut Vec<String>,
     ) -> Result<(), Error> {
         for (path, id) in unknown_layers(&self.store_path, keep)? {
-            let is_nobodys =
-                id.is_none_or(|id| gone.contains(&id)) || path.join("changes").exists();
+            let is_nobodys = id.is_none_or(|id| gone.contains(&id))
+                || no_follow::exists(&path.join("changes")).at(&path)?;
             if is_nobodys || !holds_changes(&path)? {
                 self.throw_away(&path, "lost");
                 continue;
             }
             let lost = self.store_path.join("lost");
-            if !lost.exists() {
+            if !no_follow::exists(&lost).at(&lost)? {
                 self.make_directory(&lost)?;
             }
             let to = lost.join(path.file_name().unwrap_or_default());
-            fs::rename(&path, &to).at(&path)?;
+            no_follow::rename(&path, &to).at(&path)?;
             done.push(format!(
                 "a branch was lost in a power cut before its record was on disk; no file in it had been synced; what was written to it is in {}",
                 to.display()
@@ -241,11 +243,10 @@ fn make_stale(records: &mut BTreeMap<BranchId, Record>, stale: &[BranchId]) {
 fn unknown_layers(store: &Path, keep: &[u64]) -> Result<Vec<(PathBuf, Option<u64>)>, Error> {
     let directory = store.join("layers");
     let mut found = Vec::new();
-    for entry in fs::read_dir(&directory).at(&directory)? {
-        let entry = entry.at(&directory)?;
-        let id = entry.file_name().to_str().and_then(|name| name.parse().ok());
+    for name in no_follow::names(&directory).at(&directory)? {
+        let id = name.to_str().and_then(|name| name.parse().ok());
         if !id.is_some_and(|id| keep.contains(&id)) {
-            found.push((entry.path(), id));
+            found.push((directory.join(&name), id));
         }
     }
     Ok(found)
@@ -254,9 +255,9 @@ fn unknown_layers(store: &Path, keep: &[u64]) -> Result<Vec<(PathBuf, Option<u64
 /// Whether somebody has written in a layer.
 fn holds_changes(layer: &Path) -> Result<bool, Error> {
     let upper = layer.join("upper");
-    let mut entries = match fs::read_dir(&upper) {
+    let names = match no_follow::names(&upper) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         other => other.at(&upper)?,
     };
-    Ok(entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != HIDDEN)))
+    Ok(names.iter().any(|name| name != HIDDEN))
 }

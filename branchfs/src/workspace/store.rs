@@ -3,30 +3,26 @@
 use std::fs;
 use std::io;
 use std::ops::Deref;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Timespec, Timestamps};
+use rustix::fs::{CWD, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
+use super::elsewhere::{Located, resolved};
+use super::inspection::inspect;
 use crate::error::{Context, Error};
+use crate::no_follow;
 use crate::overlay::Namespace;
 use crate::tree::remove_path;
 use crate::view::HIDDEN;
-
-/// Which layout of marks, and where the rest of a store that is in two places is.
-const OUR_LINKS: [&str; 3] = ["marks", "store", "base"];
 
 /// Version of the store's format.
 pub(crate) const FORMAT: &str = "branchfs 2\n";
 
 /// Gives a path of the store to the base's owner, who can then always remove it.
-pub(super) fn give(path: &Path, (uid, gid): (u32, u32)) -> Result<(), Error> {
-    let metadata = fs::symlink_metadata(path).at(path)?;
-    if (metadata.uid(), metadata.gid()) == (uid, gid) {
-        return Ok(());
-    }
-    std::os::unix::fs::lchown(path, Some(uid), Some(gid)).at(path)
+pub(super) fn give(path: &Path, owner: (u32, u32)) -> Result<(), Error> {
+    no_follow::give(path, owner).at(path)
 }
 
 /// What is left of a file that was not synced when the power went: file systems put zeros in place of the rest.
@@ -35,31 +31,29 @@ pub(crate) fn written_part(content: &[u8]) -> &[u8] {
     &content[..end]
 }
 
-/// Writes a file that only its owner may read: the daemon runs without a umask.
+/// Writes a file that only its owner may read.
 pub(super) fn write_private(path: &Path, content: &[u8]) -> Result<(), Error> {
-    let mut options = fs::OpenOptions::new();
-    let mut file =
-        options.write(true).create(true).truncate(true).mode(0o600).open(path).at(path)?;
-    io::Write::write_all(&mut file, content).at(path)
+    no_follow::write(path, content).at(path)
 }
 
 pub(super) fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
     let make = |path: &Path| {
-        match fs::DirBuilder::new().mode(0o700).create(path) {
+        match no_follow::make_directory(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             other => other.at(path).and_then(|()| give(path, owner))?,
         }
+        let directory = no_follow::open_directory(path).at(path)?;
         // The base's default ACL would be inherited by all that is made in the store.
-        match rustix::fs::lremovexattr(path, "system.posix_acl_default") {
+        match rustix::fs::fremovexattr(directory, "system.posix_acl_default") {
             Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
             Err(error) => Err(error).at(path),
         }
     };
     make(store)?;
     refuse_others(store)?;
-    refuse_links(store)?;
+    inspect(store)?;
     let format = store.join("format");
-    let found = match fs::read(&format) {
+    let found = match no_follow::read(&format) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
         other => other.at(&format)?,
     };
@@ -93,7 +87,7 @@ pub(super) fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
 /// files went, the few inodes of a new layer cost milliseconds. Elsewhere it costs what it costs.
 fn spread(layers: &Path) {
     use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
-    let Ok(directory) = fs::File::open(layers) else { return };
+    let Ok(directory) = no_follow::open_directory(layers) else { return };
     if let Ok(flags) = ioctl_getflags(&directory) {
         let _ = ioctl_setflags(&directory, flags | IFlags::TOPDIR); // nothing but the time depends on it
     }
@@ -165,11 +159,10 @@ const NAMES: [&str; 20] = [
 
 /// Refuses a directory that has other things in it: they would go with the store.
 fn refuse_others(store: &Path) -> Result<(), Error> {
-    if store.join("format").exists() {
+    if no_follow::exists(&store.join("format")).at(store)? {
         return Ok(());
     }
-    for entry in fs::read_dir(store).at(store)? {
-        let name = entry.at(store)?.file_name();
+    for name in no_follow::names(store).at(store)? {
         if !NAMES.iter().any(|known| name == *known) {
             return Err(Error::Unsupported(format!(
                 "{} is no store, and has {} in it: choose an empty directory, or one to be made",
@@ -181,53 +174,14 @@ fn refuse_others(store: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// A store may have come with a stranger's directory. What a link in it leads to is not ours to empty as trash, or to write
-/// layers into; who opens a pipe waits for ever.
-///
-/// # Errors
-/// `Unsupported` with what it is that we cannot have made.
-fn refuse_links(store: &Path) -> Result<(), Error> {
-    let refuse = |path: &Path| {
-        Err(Error::Unsupported(format!(
-            "{} is a link or a pipe, which we do not make there: remove it, or the store with all that it holds",
-            path.display()
-        )))
-    };
-    if store.file_name() == Some(HIDDEN.as_ref())
-        && fs::symlink_metadata(store).at(store)?.is_symlink()
-    {
-        return refuse(store);
-    }
-    for entry in fs::read_dir(store).at(store)? {
-        let entry = entry.at(store)?;
-        let kind = entry.file_type().at(store)?;
-        let is_ours = OUR_LINKS.iter().any(|known| entry.file_name() == *known);
-        if kind.is_fifo() || (kind.is_symlink() && !is_ours) {
-            return refuse(&entry.path());
-        }
-    }
-    Ok(())
-}
-
 /// Removes a store that keeps nothing, and whose lock the caller holds; what is not its own stays, and so does a directory that
 /// something is mounted on. The lock goes last: until then another mount must not begin to use the store.
 pub(super) fn remove(store: &Path) -> Result<(), Error> {
     let before_lock = NAMES.iter().filter(|name| !["lost+found", LOCK].contains(name));
     for name in before_lock.chain(&[LOCK]) {
         let path = store.join(name);
-        let removed = match fs::symlink_metadata(&path) {
-            Ok(found) if found.is_dir() => {
-                // The background may be emptying the trash at the same time.
-                let removed = remove_path(&path).or_else(|_| remove_path(&path));
-                removed.map_err(io::Error::from)
-            }
-            Ok(_) => fs::remove_file(&path),
-            Err(error) => Err(error),
-        };
-        match removed {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            other => other.at(&path)?,
-        }
+        // The background may be emptying the trash at the same time.
+        remove_path(&path).or_else(|_| remove_path(&path)).at(&path)?;
     }
     match fs::remove_dir(store) {
         Err(error)
@@ -279,16 +233,11 @@ impl Drop for Lock {
 /// # Errors
 /// `NotFound` where there is none.
 pub(crate) fn store_at(path: &Path) -> Result<PathBuf, Error> {
-    let inner = path.join(HIDDEN);
-    let store = if inner.is_dir() { inner } else { path.to_path_buf() };
-    let store = fs::read_link(store.join("store")).unwrap_or(store);
-    match fs::symlink_metadata(store.join(LOCK)) {
-        Ok(_) => Ok(store),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(Error::Usage(format!("there is no store at {}", path.display())))
-        }
-        Err(error) => Err(error).at(&store),
+    let Located { store, .. } = Located::at(path)?;
+    if no_follow::exists(&store.join(LOCK)).at(&store)? {
+        return Ok(store);
     }
+    Err(Error::Usage(format!("there is no store at {}", path.display())))
 }
 
 /// Makes a store where there is none, and locks it. A mount that ends may remove the store meanwhile, and its lock with it: then
@@ -315,10 +264,8 @@ pub(super) fn claim(store: &Path, owner: (u32, u32), waits: bool) -> Result<Lock
 /// Locks a store. `waits` for a process that recovers without a mount.
 pub(super) fn lock_store(store: &Path, waits: bool) -> Result<Lock, Error> {
     let path = store.join(LOCK);
-    let mut options = fs::OpenOptions::new();
-    options.create(true).truncate(false).read(true).write(true).mode(0o600);
-    let file = options.open(&path).at(&path)?;
-    let owner = fs::metadata(store).at(store)?;
+    let file = no_follow::open_file(&path, OFlags::RDWR | OFlags::CREATE).at(&path)?;
+    let owner = no_follow::open_directory(store).and_then(|store| store.metadata()).at(store)?;
     give(&path, (owner.uid(), owner.gid()))?;
     if try_lock(&file, store, waits)? {
         return Ok(Lock(file));
@@ -334,9 +281,10 @@ pub(super) fn lock_store(store: &Path, waits: bool) -> Result<Lock, Error> {
 /// # Errors
 /// `Unsupported` where it is mounted.
 pub(crate) fn lock_for_check(store: &Path) -> Result<Option<fs::File>, Error> {
-    let file = match fs::File::open(store.join(LOCK)) {
+    let path = store.join(LOCK);
+    let file = match no_follow::open_file(&path, OFlags::RDONLY) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        other => other.at(store)?,
+        other => other.at(&path)?,
     };
     if try_lock(&file, store, true)? {
         return Ok(Some(file));
@@ -355,7 +303,7 @@ fn try_lock(file: &fs::File, store: &Path, waits: bool) -> Result<bool, Error> {
             Err(error) => return Err(error).at(store),
         }
         let path = store.join("journal");
-        let journal = match fs::File::open(&path) {
+        let journal = match no_follow::open_directory(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false), // it is being removed
             other => other.at(&path)?,
         };
@@ -380,7 +328,7 @@ impl Recovering {
     /// `Io`.
     pub(crate) fn begin(base: &Path, store: Option<&Path>) -> Result<Option<Self>, Error> {
         let found = match store {
-            Some(store) => store.to_path_buf(),
+            Some(store) => resolved(store)?,
             None => match store_at(base) {
                 Ok(found) => found,
                 Err(Error::Usage(_)) => return Ok(None),
@@ -388,7 +336,7 @@ impl Recovering {
             },
         };
         let path = found.join("journal");
-        let journal = match fs::File::open(&path) {
+        let journal = match no_follow::open_directory(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             other => other.at(&path)?,
         };
@@ -399,10 +347,12 @@ impl Recovering {
 
 /// Whether a journal holds a transaction: one that goes on, or, without a daemon, one that was interrupted.
 pub(crate) fn is_interrupted(base: &Path, store: Option<&Path>) -> bool {
-    let home = base.join(HIDDEN);
-    [store, Some(&home)].into_iter().flatten().any(|place| {
-        fs::read_dir(place.join("journal")).is_ok_and(|mut entries| entries.next().is_some())
-    })
+    let store = store.and_then(|store| resolved(store).ok());
+    let home = resolved(&base.join(HIDDEN)).ok();
+    [store, home]
+        .into_iter()
+        .flatten()
+        .any(|place| no_follow::names(&place.join("journal")).is_ok_and(|names| !names.is_empty()))
 }
 
 /// Removes a store that was made a moment ago, unless another mount has begun to use it.
@@ -506,7 +456,7 @@ mod tests {
             std::os::unix::fs::symlink(&precious, store.join(name).components().as_path()).unwrap();
             let owner = fs::metadata(base.path()).map(|found| (found.uid(), found.gid())).unwrap();
             let refused = make_store(&store, owner).unwrap_err();
-            assert!(matches!(refused, Error::Unsupported(_)), "{name}: {refused}");
+            assert!(matches!(refused, Error::Refused { .. }), "{name}: {refused}");
             assert_eq!(fs::read_dir(&precious).unwrap().count(), 1, "{name}");
         }
     }

@@ -1,7 +1,6 @@
 //! What our own work did to ctimes in the base ([`Traces`]): the history tells of its transactions, the file `forgotten` of
 //! those that it forgot or that were taken back, and of links that were deleted. Whoever reads or writes it has the turn.
 
-use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -13,6 +12,7 @@ use super::store::{give, write_private};
 use super::{Branch, Workspace};
 use crate::commit::{self, Decided, Disk, Outline, Traces, Unlinking};
 use crate::error::{Context, Error};
+use crate::no_follow;
 use crate::scheduling::let_others;
 use crate::seen::Identity;
 use crate::tree::{Tree, check_length, stat_of};
@@ -53,7 +53,7 @@ impl Workspace {
 
     fn noted(&self) -> Result<Traces, Error> {
         let path = path_in(&self.home_path);
-        match fs::read(&path) {
+        match no_follow::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Traces::default()),
             other => Ok(Traces::parse(&other.at(&path)?)),
         }
@@ -87,12 +87,12 @@ impl Workspace {
             return Ok(());
         }
         if known.is_empty() {
-            return if was_empty { Ok(()) } else { fs::remove_file(&path).at(&path) };
+            return if was_empty { Ok(()) } else { no_follow::remove_file(&path).at(&path) };
         }
         let draft = path.with_extension("new");
         write_private(&draft, known.text().as_bytes())?;
         give(&draft, self.owner)?;
-        fs::rename(&draft, &path).at(&path)
+        no_follow::rename(&draft, &path).at(&path)
     }
 
     /// Before anything is deleted: notes what a crash kept from being noted.
@@ -100,10 +100,12 @@ impl Workspace {
         /// A directory and what it lost may have got their times in two ticks of the clock.
         const TICK_NANOSECONDS_MAX: i64 = 10_000_000;
         let path = path_in(&self.home_path);
-        if !path.exists() {
+        if !no_follow::exists(&path).at(&path)? {
             return Ok(());
         }
-        let Some(unlinking) = Unlinking::last(&fs::read(&path).at(&path)?) else { return Ok(()) };
+        let Some(unlinking) = Unlinking::last(&no_follow::read(&path).at(&path)?) else {
+            return Ok(());
+        };
         let trash = Tree::open_root(&self.home_path.join("trash")).at(&self.home_path)?;
         // Where the directory is gone, all was noted.
         let Ok(directory) = trash.stat(&unlinking.directory) else { return Ok(()) };
@@ -184,10 +186,10 @@ impl Unlinker {
 /// Appends to the notes. Not synced: of what a loss of power takes, something is refused that need not be.
 fn append(home: &Path, owner: (u32, u32), lines: &str) -> Result<(), Error> {
     let path = path_in(home);
-    if !path.exists() {
+    if !no_follow::exists(&path).at(&path)? {
         write_private(&path, b"")?;
         give(&path, owner)?;
     }
-    let mut file = fs::OpenOptions::new().append(true).open(&path).at(&path)?;
+    let mut file = no_follow::open_file(&path, OFlags::WRONLY | OFlags::APPEND).at(&path)?;
     file.write_all(lines.as_bytes()).at(&path)
 }

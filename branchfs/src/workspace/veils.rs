@@ -6,7 +6,6 @@
 //! lowest of a branch takes that veil away instead: the base is what the branch knows.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,6 +16,7 @@ use super::{BranchId, MAIN_BRANCH, Policy, Record, Workspace, below};
 use crate::commit::{self, Change, Decided, Disk, Header, Woven};
 use crate::error::{Context, Error};
 use crate::layer::{Layer, LayerId};
+use crate::no_follow;
 use crate::seen::{Read, ReadSet};
 use crate::tree::remove_path;
 use crate::view::Restacking;
@@ -155,7 +155,9 @@ impl Workspace {
 
     /// The veils in a branch's stack, top first: directories in the store.
     pub(super) fn veils_of(&self, record: &Record) -> Vec<PathBuf> {
-        let is_veil = |layer: &&u64| self.home_layer_path(**layer).join("changes").exists();
+        let is_veil = |layer: &&u64| {
+            no_follow::exists(&self.home_layer_path(**layer).join("changes")).unwrap_or(false)
+        };
         let upper = |layer: &u64| Path::new("layers").join(layer.to_string()).join("upper");
         record.below.iter().filter(is_veil).map(upper).collect()
     }
@@ -165,7 +167,7 @@ impl Workspace {
         let mut theirs = Theirs::default();
         for layer in &record.below {
             let path = self.home_layer_path(*layer).join("changes");
-            let text = match fs::read(&path) {
+            let text = match no_follow::read(&path) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue, // no veil
                 other => other.at(&path)?,
             };
@@ -181,7 +183,7 @@ impl Workspace {
         let mut reads = Vec::new();
         for layer in &record.layers {
             let path = self.layer_path(*layer).join("reads");
-            if !path.exists() {
+            if !no_follow::exists(&path).at(&path)? {
                 return Err(Error::Unsupported(format!(
                     "what branch {} read was not recorded: mount with the policy serializable before it is forked",
                     record.name

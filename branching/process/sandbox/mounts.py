@@ -50,6 +50,12 @@ class Mount:
     source: str | None
     """The source of a BranchFS, which is its base directory; None for all other mounts."""
 
+    @property
+    def answers(self) -> bool:
+        """It is the root of a BranchFS, whose attributes are the daemon's answers. All other
+        directories may have the same attributes, set by their owners."""
+        return self.source is not None and self.root == "/"
+
 
 def read() -> list[Mount]:
     """Lists the mounts of this process, the oldest first. It reads /proc."""
@@ -151,7 +157,7 @@ def _mount(
         flags=sum(_FLAGS.get(option, 0) for option in options),
         is_read_only="ro" in options,
         has_branches=fstype == b"fuse.branchfs" or source in _SOURCES,
-        source=_text(source) if fstype == b"fuse.branchfs" or source == b"branchfs" else None,
+        source=_text(source) if fstype == b"fuse.branchfs" else None,
     )
 
 

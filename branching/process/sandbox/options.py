@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from branching.process.sandbox import mounts
+
 Isolation = Literal["sandbox", "none"]
 """Whether a process runs in a sandbox. Without one it can reach all that its user can."""
 
@@ -94,8 +96,10 @@ def check_walls(isolation: Isolation, *, network: bool, hide: Sequence[str]) -> 
 
 def _mount_of(place: Path) -> tuple[Path, tuple[Path, ...]]:
     """Returns the root of the branching mount around a directory, and what that says to hide."""
+    seen = {mount.point: mount for mount in mounts.read()}  # the younger of two at one place
     for directory in (place, *place.parents):
-        if not os.path.ismount(directory):
+        mount = seen.get(str(directory))
+        if mount is None or not mount.answers:
             continue
         try:
             told = os.getxattr(directory, PRIVATE_XATTR)

@@ -356,6 +356,8 @@ def _private_paths(mount: mounts.Mount, *, is_needed: bool) -> list[str]:
     killed, so that is a process of its own. After `_ANSWER_SECONDS_MAX` the store is taken to be in
     its default place.
     """
+    if not mount.answers:
+        return []
     if is_needed:
         found = _asked(mount.point)
     else:
