@@ -29,7 +29,11 @@ _FIELDS = {
     "list": set[str](),
     "diff": {"branch"},
 }
-_OPTIONAL = {"create": {"disk_limit"}, "commit": {"policy", "rebase", "dry_run"}, "diff": {"stat"}}
+_OPTIONAL = {
+    "create": {"disk_limit"},
+    "commit": {"policy", "rebase", "dry_run", "drop_rest"},
+    "diff": {"stat"},
+}
 
 
 class Refusal(Exception):
