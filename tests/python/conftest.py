@@ -24,6 +24,14 @@ from branching.process.sandbox import caller
 NAME_FROM = "seed.txt"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips slow tests in scripts/test --fast."""
+    if os.environ.get("BRANCHING_TEST_FAST"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow: left out by scripts/test --fast"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A temporary directory of this run's own: what others do in theirs is not our trace."""

@@ -187,6 +187,7 @@ def test_the_page_of_the_documents_has_a_place_for_figures(tmp_path: Path) -> No
     assert "at commit" in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs_and_leaves_nothing(place: Path) -> None:
     (place / "disk").mkdir()
     command = [sys.executable, "-m", "benchmarks", "--mode", "tiny", "--only", "content"]

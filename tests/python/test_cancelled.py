@@ -16,6 +16,8 @@ from support.waiting import until
 from branching import BranchContext, ProcessBranchError, ResourceLimits, Workspace
 from branching.process.sandbox import server_process
 
+pytestmark = pytest.mark.slow
+
 RUNS = 300 if os.environ.get("BRANCHFS_SOAK") else 30
 LATEST_SECONDS = 0.2
 """Of a cancellation after the start: from the first mount of the sandbox to the running program."""

@@ -10,11 +10,14 @@ import threading
 from functools import partial
 from pathlib import Path
 
+import pytest
 from conftest import Mounted
 from support.command import branching_argv
 
 from branching import BestOfN, Reflexion, Speculate, Workspace
 from branching.patterns.program import Program, shell
+
+pytestmark = pytest.mark.slow
 
 MANY = 200
 MANY_PROCESSES = 60

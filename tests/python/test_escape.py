@@ -460,6 +460,7 @@ class TestLife:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
+    @pytest.mark.slow
     def test_hundreds_of_cancelled_runs_leave_nothing(self, place: Path) -> None:
         """The check of mounts, processes and groups after each test is the assertion."""
         files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208

@@ -65,6 +65,7 @@ def root(plain: Path) -> Iterator[Path]:
     assert sorted(path.name for path in base.glob(".branch*")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.contract("8.1", "8.2", "8.3", "8.4")
 @pytest.mark.parametrize(
     "scenario",

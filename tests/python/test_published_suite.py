@@ -12,7 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.branchfs import find_program
+
+pytestmark = pytest.mark.slow
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 TESTS = CACHE / "branching-tools" / "published-tests-0.2.0"

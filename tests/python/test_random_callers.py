@@ -15,6 +15,8 @@ import pytest
 from conftest import Mounted
 from support.inside import SOURCE
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 200 if os.environ.get("BRANCHFS_SOAK") else 8
 WRITABLE = {"/tmp", "/var/tmp", "/dev/shm", "/dev/pts", "/proc"}
 INITIAL = {"LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOCPATH"}

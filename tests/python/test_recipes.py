@@ -126,6 +126,7 @@ def bash(script: str, project: Path, environment: dict[str, str]) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_every_command_of_the_skill_works(project: Path, environment: dict[str, str]) -> None:
     said = bash("\n".join(blocks(SKILL, "sh")), project, environment)
     assert "winner: candidate 1" in said  # of the race
@@ -148,6 +149,7 @@ def test_the_skill_is_one(tmp_path: Path) -> None:
     assert len(body.splitlines()) <= 100
 
 
+@pytest.mark.slow
 def test_every_command_of_the_recipes_works(
     project: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -188,6 +188,7 @@ MOMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.contract("L15")
 @pytest.mark.parametrize(
     ("in_branch", "owner", "step", "number", "after"),

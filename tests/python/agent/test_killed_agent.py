@@ -64,6 +64,7 @@ def git(top: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.contract("L1")
 def test_a_killed_agent_resumes_with_its_conversation_and_commits(real: Mounted) -> None:
     git(real.base, "init", "-q", "-b", "main")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[3]
-MOUNT_SECONDS_MAX = 60
+MOUNT_SECONDS_MAX = 120
 
 
 def find_program() -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 120.0
 
 
 @dataclass(frozen=True)

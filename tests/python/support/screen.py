@@ -15,7 +15,7 @@ from typing import Any
 from textual.app import App
 from textual.pilot import Pilot
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 120.0
 
 
 def shown(app: App[Any]) -> str:

@@ -1,17 +1,18 @@
-"""What a test may leave behind by mistake, seen from outside."""
+"""Mounts, processes, files and control groups that a test has left behind."""
 
 from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from branching.process.sandbox import server_process
 from support.groups import groups
 
-SETTLE_SECONDS_MAX = 30.0
-"""A killed process needs a moment to be reaped by whoever inherits it, and the server of sandboxes
-half a second without work to end, on a machine that may be busy with other things."""
+SETTLE_SECONDS_MAX = 60.0
+"""A killed process must be reaped by its new parent, on a machine that may be busy."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,10 @@ class Traces:
         )
 
     def left_since(self) -> str:
-        """Tells what is here now and was not then, or "". Waits for what is just going away."""
+        """Returns the new traces, or "". Waits for those that are going away."""
         deadline = time.monotonic() + SETTLE_SECONDS_MAX
         while left := self._added():
+            _end_idle_server()
             if time.monotonic() > deadline:
                 return left
             time.sleep(0.02)
@@ -54,8 +56,19 @@ class Traces:
         return "\n".join(lines)
 
 
+def _end_idle_server() -> None:
+    """Ends this process's sandbox server, which would end after half a second without work.
+
+    An idle server has one child, the spare init. While a sandbox runs it has more: then the server
+    stays, and is reported with the sandbox.
+    """
+    server = server_process._server
+    if server is not None and len(_children(server._process.pid)) <= 1:
+        server_process._forget()
+
+
 def processes_in(directory: Path) -> list[str]:
-    """Lists the processes that work in `directory` or below it, or in a sandbox that shows it."""
+    """Lists processes whose working directory is in `directory`, or whose sandbox shows it."""
     found = []
     mark = b"BRANCHING_WORKSPACE=" + os.fsencode(directory)
     for entry in Path("/proc").iterdir():
@@ -71,13 +84,12 @@ def processes_in(directory: Path) -> list[str]:
     return found
 
 
-def _children() -> list[int]:
+def _children(pid: int | str = "self") -> list[int]:
     pids: list[int] = []
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            pids += map(int, (task / "children").read_text().split())
-        except OSError:
-            continue  # the thread has ended meanwhile
+    with suppress(OSError):  # the process has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # the thread has ended
+                pids += map(int, (task / "children").read_text().split())
     return pids
 
 

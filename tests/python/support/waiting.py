@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 120.0
 UNCHANGED_SECONDS = 0.3
 
 
