@@ -1,22 +1,26 @@
 #!/usr/bin/env python3
 """Writes the second half of the references: the --help of every command, the tools of the server. The first is by hand.
 
+The wrapper's table of `branching`'s commands is written too: it shows their help without an image.
+
 .venv/bin/python scripts/manual.py            writes them
 .venv/bin/python scripts/manual.py --check    fails if one is not what would be written
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from branching.cli.app import app as branching
-from branching_docker.cli import app as wrapper
-from branching_docker.words import PASSED_ON
+from branching_docker.inner import TABLE
 from tool_reference import tools
 
 if TYPE_CHECKING:
@@ -24,18 +28,49 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parents[1] / "docs"
 SEAM = "## The commands\n"
+HOST_NAME = "branching-docker -w DIR"
+"""How the wrapper's user begins a command line."""
 
 
 def manuals() -> dict[Path, str]:
     """Returns the whole text of each reference."""
-    # What the wrapper passes on has its help in the image: it is the other reference.
+    # They read the table, which is written before.
+    from branching_docker.cli import app as wrapper
+    from branching_docker.words import PASSED_ON
+
+    # What the wrapper passes on is in the other reference.
     own = [str(name) for command in wrapper.registered_commands if (name := told(command)) not in PASSED_ON]
-    names = [told(command) for command in branching.registered_commands]
+    names = ["", *(told(command) for command in branching.registered_commands)]
     return {
         DOCS / "commands.md": manual(DOCS / "commands.md", branching, "branching", names),
         DOCS / "branching-docker.md": manual(DOCS / "branching-docker.md", wrapper, "branching-docker", ["", *own]),
         DOCS / "mcp.md": tool_manual(DOCS / "mcp.md"),
     }
+
+
+def tables() -> dict[Path, str]:
+    """Returns the whole text of the wrapper's table of commands."""
+    names = [told(command) for command in branching.registered_commands]
+    # A command in a text, not the package of that name nor a sentence about it.
+    named: re.Pattern[str] = re.compile(rf"\bbranching (?={'|'.join(names)}\b)")
+    commands = {}
+    for name, command in get_command(branching).commands.items():  # type: ignore[attr-defined]
+        shown = CliRunner().invoke(branching, [name, "--help"], prog_name=f"{HOST_NAME}", env={"COLUMNS": "80"})
+        assert shown.exit_code == 0, shown.output
+        lines = [line.rstrip() for line in shown.output.strip().splitlines()]
+        commands[name] = {
+            "summary": command.short_help,
+            "help": named.sub(f"{HOST_NAME} ", "\n".join(lines)),
+            "wraps": not command.context_settings.get("allow_interspersed_args", True),
+            "options": [
+                {"names": names, "takes_value": not each.is_flag, "help": " ".join((each.help or "").split())}
+                for each in command.params
+                if each.param_type_name == "option"
+                for names in (each.opts, each.secondary_opts)
+                if names
+            ],
+        }
+    return {TABLE: json.dumps(commands, indent=1) + "\n"}
 
 
 def tool_manual(path: Path) -> str:
@@ -64,12 +99,13 @@ def manual(path: Path, app: Typer, program: str, names: list[str]) -> str:
 def main() -> int:
     os.environ["COLUMNS"] = "80"
     stale = []
-    for path, text in manuals().items():
-        if path.read_text(encoding="utf-8") == text:
-            continue
-        stale.append(str(path))
-        if "--check" not in sys.argv[1:]:
-            path.write_text(text, encoding="utf-8")
+    for written in (tables, manuals):
+        for path, text in written().items():
+            if path.exists() and path.read_text(encoding="utf-8") == text:
+                continue
+            stale.append(str(path))
+            if "--check" not in sys.argv[1:]:
+                path.write_text(text, encoding="utf-8")
     if stale and "--check" in sys.argv[1:]:
         print(f"not what --help says: {' '.join(stale)}. Hint: .venv/bin/python scripts/manual.py", file=sys.stderr)
         return 1

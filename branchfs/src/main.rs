@@ -42,7 +42,7 @@ enum Command {
         #[arg(long, value_enum, default_value = "auto", env = "BRANCHFS_DRIVER")]
         driver: Choice,
         /// What happens to the siblings of a committed branch
-        #[arg(long, value_enum, default_value = "first-winner")]
+        #[arg(long, value_enum, default_value = "first-winner", env = "BRANCHFS_POLICY")]
         policy: Policy,
         /// How many commits can be undone at most; 0 keeps nothing
         #[arg(long, value_name = "N", default_value_t = branchfs::HISTORY_COMMITS_DEFAULT)]

@@ -35,7 +35,9 @@ def main() -> None:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()  # only an app with typer's own completion options does it by itself
-    app(prog_name="branching")
+    from branching.cli.caller import command_name
+
+    app(prog_name=command_name())
 
 
 def _open_standard_streams() -> None:

@@ -25,6 +25,8 @@ from branching.cli.load import load
 from branching.cli.log import log
 from branching.cli.ls import ls
 from branching.cli.mcp import mcp
+from branching.cli.options import Driver, Policy
+from branching.cli.place import mount_options
 from branching.cli.prune import prune
 from branching.cli.rebase import rebase
 from branching.cli.reflexion import reflexion
@@ -46,34 +48,34 @@ app = typer.Typer(
 )
 
 _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "run": (run, "One command in one branch."),
-    "speculate": (speculate, "A race: the first success is committed."),
-    "best-of-n": (best_of_n, "One command N times: the best success."),
-    "reflexion": (reflexion, "Again and again, learning from failure."),
-    "cascaded": (cascaded, "Waves of attempts that widen."),
-    "tournament": (tournament, "Pairs before a judge, until one is left."),
-    "beam-search": (beam_search, "The best few of each level go on."),
-    "tree-of-thoughts": (tree_of_thoughts, "The best of each level is refined."),
-    "fork": (fork, "Agents side by side: one is merged."),
-    "status": (status, "The workspace and its open branches."),
-    "chat": (chat, "Talk with an agent, and fork the talk."),
-    "watch": (watch, "All that is tried, on one screen."),
-    "ls": (ls, "The open branches."),
-    "diff": (diff, "What a branch changed."),
-    "log": (log, "What candidates printed."),
-    "shell": (shell, "Look around in a branch."),
-    "export": (export, "A branch as an archive."),
-    "load": (load, "A branch from an archive."),
-    "commit": (commit, "Take over a branch that was kept."),
-    "rebase": (rebase, "A stale branch, forked anew with its changes."),
-    "abort": (abort, "Drop a branch that was kept."),
-    "undo": (undo, "Take the last commit back."),
-    "redo": (redo, "Make it again."),
-    "history": (history, "The commits that can be undone."),
-    "prune": (prune, "Forget them, and give back their room."),
-    "mcp": (mcp, "Branches as tools of an agent."),
-    "doctor": (doctor, "What works on this machine."),
-    "completion": (completion, "Our commands at the tab key."),
+    "run": (run, "Run a command in a branch; commit it if the command succeeds."),
+    "speculate": (speculate, "Race several commands; commit the first that succeeds."),
+    "best-of-n": (best_of_n, "Run a command N times; commit the best success."),
+    "reflexion": (reflexion, "Retry a command with the critique of the failed attempt."),
+    "cascaded": (cascaded, "Run waves of attempts that widen."),
+    "tournament": (tournament, "Run N attempts; a judge compares them in pairs."),
+    "beam-search": (beam_search, "Keep the best few candidates of each level and expand them."),
+    "tree-of-thoughts": (tree_of_thoughts, "Refine the best candidate of each level."),
+    "fork": (fork, "Run agents in parallel branches; merge one."),
+    "status": (status, "Show the workspace and its open branches."),
+    "chat": (chat, "Talk with an agent; fork the conversation and its files."),
+    "watch": (watch, "Show all branches and runs in a terminal UI."),
+    "ls": (ls, "List the open branches."),
+    "diff": (diff, "Show the changes of a branch."),
+    "log": (log, "Show the output of earlier commands and candidates."),
+    "shell": (shell, "Open a shell in a branch."),
+    "export": (export, "Write a branch to an archive."),
+    "load": (load, "Make a branch from an archive."),
+    "commit": (commit, "Commit an open branch."),
+    "rebase": (rebase, "Replay a stale branch on the present state."),
+    "abort": (abort, "Drop an open branch."),
+    "undo": (undo, "Undo the last commit."),
+    "redo": (redo, "Redo the last undone commit."),
+    "history": (history, "List the commits that can be undone."),
+    "prune": (prune, "Delete undo history and logs to free space."),
+    "mcp": (mcp, "Serve branches as tools of an agent (MCP)."),
+    "doctor": (doctor, "Check this machine."),
+    "completion": (completion, "Print a shell completion script."),
 }
 _WRAP_A_COMMAND = ("run", "best-of-n", "reflexion", "cascaded", "tournament", "shell", "fork")
 
@@ -102,6 +104,25 @@ def _show_version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def branching(
     context: typer.Context,
+    driver: Annotated[
+        Driver | None,
+        typer.Option(
+            help="What presents a branch as a directory, where the command mounts it: fuse serves "
+            "every policy, overlay is faster and serves first-winner. [default: $BRANCHFS_DRIVER, "
+            "or auto]",
+            show_default=False,
+        ),
+    ] = None,
+    policy: Annotated[
+        Policy | None,
+        typer.Option(
+            help="What a commit means for the siblings of the branch, where the command mounts the "
+            "directory: first-winner makes them stale; snapshot lets those go on that wrote other "
+            "paths; serializable also looks at what they read. [default: $BRANCHFS_POLICY, or "
+            "first-winner]",
+            show_default=False,
+        ),
+    ] = None,
     version: Annotated[  # noqa: ARG001  (its callback does the work)
         bool,
         typer.Option(
@@ -110,5 +131,7 @@ def branching(
     ] = False,
 ) -> None:
     """Shows the help when no command is named."""
+    mount_options.driver = driver and driver.value
+    mount_options.policy = policy and policy.value
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

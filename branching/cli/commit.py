@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Annotated
 
 import typer
 
 from branching.cli.failure import UsageFault, reported
-from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption, not_blank
+from branching.cli.options import BranchArgument, JsonOption, Policy, WorkspaceOption, not_blank
 from branching.cli.place import opened_workspace
 from branching.cli.report import (
     change_facts,
@@ -18,14 +17,6 @@ from branching.cli.report import (
     print_json,
     warning_facts,
 )
-
-
-class Policy(str, Enum):
-    """The file system's policies."""
-
-    first_winner = "first-winner"
-    snapshot = "snapshot"
-    serializable = "serializable"
 
 
 def commit(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from branching.cli.failure import UsageFault, reported
-from branching.cli.options import BranchArgument, WorkspaceOption
+from branching.cli.options import STANDARD_STREAM, BranchArgument, WorkspaceOption
 from branching.cli.place import opened_workspace
 
 
@@ -22,7 +22,7 @@ def export(
             "-o",
             "--output",
             metavar="FILE",
-            help="A new file. [default: standard output]",
+            help="A new file, or - for standard output. [default: standard output]",
             show_default=False,
         ),
     ] = None,
@@ -34,6 +34,8 @@ def export(
     Example: branching export run-1a2b3c4d -o fix.tar
     """
     with reported(json=False):
+        if output == STANDARD_STREAM:
+            output = None
         if output is None and sys.stdout.isatty():
             raise UsageFault("an archive is nothing for a terminal; give a file with -o FILE")
         with opened_workspace(workspace) as space:

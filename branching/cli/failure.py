@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import typer
 
 from branching.cli import EXIT_OURS
+from branching.cli.caller import for_caller
 from branching.cli.visible import line_for
 from branching.errors import BranchingError
 
@@ -46,7 +47,7 @@ _is_json = False
 def note(text: str) -> None:
     """Prints a line on standard error. With --json that has a JSON document or nothing."""
     if not _is_json:
-        print(line_for(sys.stderr, text), file=sys.stderr, flush=True)
+        print(line_for(sys.stderr, for_caller(text)), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -84,6 +85,7 @@ def _told(error: OSError) -> str:
 
 
 def _fail(code: int, text: str, hint: str | None, *, json: bool) -> None:
+    text, hint = for_caller(text), for_caller(hint or "")
     if json:
         document = {"version": JSON_VERSION, "error": text, **({"hint": hint} if hint else {})}
         lines = [json_format.dumps(document)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from branching.cli.budgets import BudgetOptions
+from branching.cli.caller import for_caller
 from branching.cli.failure import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT, UsageFault, reported
 from branching.cli.group import grouped
 from branching.cli.options import (
@@ -173,7 +174,7 @@ def fork(
             else:
                 notes = [kept.complaint] if kept.complaint else [each.note for each in left(space)]
                 for note in notes:
-                    print(f"note: {note}", file=sys.stderr)
+                    print(f"note: {for_caller(note)}", file=sys.stderr)
                 merged = forking.fork(plan)
         _tell(forking, merged, is_dropped=drop is not None, json=json)
         if merged is None and drop is None:

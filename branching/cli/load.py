@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from branching.cli.failure import UsageFault, note, reported
-from branching.cli.options import JsonOption, WorkspaceOption
+from branching.cli.options import STANDARD_STREAM, JsonOption, WorkspaceOption
 from branching.cli.place import opened_workspace
 from branching.cli.report import print_json
 
@@ -21,7 +21,9 @@ def load(
     archive: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FILE]", help="The archive. [default: standard input]", show_default=False
+            metavar="[FILE]",
+            help="The archive, or - for standard input. [default: standard input]",
+            show_default=False,
         ),
     ] = None,
     workspace: WorkspaceOption = None,
@@ -42,6 +44,8 @@ def load(
     Example: branching load fix fix.tar
     """
     with reported(json=json):
+        if archive == STANDARD_STREAM:
+            archive = None
         if archive is None and sys.stdin.isatty():
             raise UsageFault("an archive is not typed; give a file")
         with opened_workspace(workspace) as space:

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from branching.cli.caller import for_caller
 from branching.cli.failure import reported
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.place import opened_workspace
@@ -26,7 +27,7 @@ def ls(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
             records = space.branches()
             notes = [*_notes(space, records), *_forks_left(space)] if records else []
         for note in notes:
-            print(f"note: {note}", file=sys.stderr)
+            print(f"note: {for_caller(note)}", file=sys.stderr)
         if json:
             print_json(
                 "ls",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import re
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
 from branching.cli.failure import UsageFault
+
+STANDARD_STREAM = Path("-")
+"""A file's name that means standard input or output."""
 
 R = TypeVar("R", str | None, list[str] | None)
 
@@ -52,6 +56,22 @@ def _program_named(command: list[str] | None) -> list[str] | None:
     if command and not command[0]:
         raise typer.BadParameter("its first word, the program, is empty")
     return command
+
+
+class Driver(str, Enum):
+    """What presents a branch as a directory."""
+
+    auto = "auto"
+    fuse = "fuse"
+    overlay = "overlay"
+
+
+class Policy(str, Enum):
+    """The file system's policies."""
+
+    first_winner = "first-winner"
+    snapshot = "snapshot"
+    serializable = "serializable"
 
 
 WorkspaceOption = Annotated[

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from branching.cli.caller import for_caller
 from branching.cli.failure import reported
 from branching.cli.options import WorkspaceOption
 from branching.cli.place import owned_workspace
@@ -82,6 +83,6 @@ def _tell_what_next(branch: Branch) -> None:
     name = branch.name
     print(f"branch: {name}\naction: kept", file=sys.stderr)
     print(
-        f"Hint: branching diff {name}; branching commit {name}; branching abort {name}",
+        for_caller(f"Hint: branching diff {name}; branching commit {name}; branching abort {name}"),
         file=sys.stderr,
     )

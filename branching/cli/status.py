@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from branching.cli.caller import for_caller, host_directory
 from branching.cli.failure import reported
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.place import opened_workspace
@@ -36,14 +37,15 @@ def status(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
                 policy=space.policy,
                 recovered=was_interrupted,
                 branches=[branch.name for branch in branches],
+                **({"host_workspace": outside} if (outside := host_directory()) else {}),
             )
             return
-        print(f"workspace: {space.root}")
+        print(for_caller(f"workspace: {space.seen_at}"))
         print(f"fstype: {space.fstype}")
         if was_interrupted:
             print(
                 "recovered: a commit was interrupted, which left old and new files in "
-                f"{space.base}; this command has finished it or taken it back"
+                f"{for_caller(str(space.base))}; this command has finished it or taken it back"
             )
         if not branches:
             print("branches: (none)")

@@ -147,8 +147,12 @@ def _home() -> Path | None:
         return None  # the user has none
 
 
-def hold(base: Path) -> Held:
-    """Finds or makes a mount of `base`. MountError if neither can be done."""
+def hold(base: Path, *, policy: str | None = None, driver: str | None = None) -> Held:
+    """Finds or makes a mount of `base`. MountError if neither can be done.
+
+    `policy` and `driver` are of a mount that is made; without them BRANCHFS_POLICY and
+    BRANCHFS_DRIVER count, else first-winner and auto.
+    """
     program = find_program()
     deadline = time.monotonic() + SETTLE_SECONDS_MAX
     while True:
@@ -159,7 +163,7 @@ def hold(base: Path) -> Held:
                     is_ours = point.name.startswith(PREFIX)
                     return Held(point, base, program if is_ours else None, lease)
             try:
-                return _mounted(base, program)
+                return _mounted(base, program, policy=policy, driver=driver)
             except MountError as error:
                 # Another process mounts it by hand, and we shall see the mount in a moment. Or a
                 # mount has just ended, and its daemon is about to release the store.
@@ -187,7 +191,12 @@ def mount(
         with _turn(base):
             try:
                 return _mounted(
-                    base, program, point=point, store=store, policy=policy, driver=driver
+                    base,
+                    program,
+                    point=point,
+                    store=store,
+                    policy=policy,
+                    driver=None if driver == "auto" else driver,  # auto: as BRANCHFS_DRIVER says
                 )
             except MountError as error:
                 # The daemon of a mount that has ended serves copies of it in other mount
@@ -204,13 +213,12 @@ def _mounted(
     *,
     point: Path | None = None,
     store: Path | None = None,
-    policy: str = "first-winner",
-    driver: str = "auto",
+    policy: str | None = None,
+    driver: str | None = None,
 ) -> Held:
     made = _make_point(base) if point is None else None
-    words = ["--policy", policy, *(("--store", os.fspath(store)) if store else ())]
-    if driver != "auto":  # else as BRANCHFS_DRIVER says
-        words += ["--driver", driver]
+    options = {"--policy": policy, "--driver": driver, "--store": store and os.fspath(store)}
+    words = [word for name, value in options.items() if value for word in (name, value)]
     try:
         _run(program, "mount", "--base", os.fspath(base), *words, os.fspath(made or point or ""))
     except BaseException:

@@ -54,25 +54,59 @@ class Workspace:
         self._branch = _branch_around(Path(path), self._backend)
 
     @classmethod
-    def open(cls, directory: str | os.PathLike[str]) -> Workspace:
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        policy: Policy | None = None,
+        driver: Driver | None = None,
+    ) -> Workspace:
         """Opens `directory` as a workspace, and mounts it until `close` if it is not mounted.
 
         The workspace is this directory, never one above it, unless it lies inside a mount: then
         it is that mount's workspace. Branches are kept in `.branching` in the directory. Several
         processes may open one directory; the last one to `close` unmounts it.
 
+        Args:
+            directory: the directory, or a path in a mount.
+            policy: the mount's policy, as for `mount`. Default: BRANCHFS_POLICY, or first-winner.
+            driver: the mount's driver, as for `mount`. Default: BRANCHFS_DRIVER, or auto.
+
         Raises:
             MountError: there is no such directory, no program `branchfs` or no /dev/fuse, or the
-                directory cannot be mounted.
+                directory cannot be mounted, or it is mounted with another policy or driver.
         """
         place = Path(directory)
         if not place.is_dir():
             raise MountError(f"{place} is not a directory", path=str(place))
         if find_mount(place) is not None:
-            return cls(place)
-        from branching.fs.on_demand import hold
+            workspace = cls(place)
+        else:
+            from branching.fs.on_demand import hold
 
-        return cls._of(lambda: hold(place.resolve()))
+            workspace = cls._of(lambda: hold(place.resolve(), policy=policy, driver=driver))
+        try:
+            workspace._check_mounted_with(policy, driver)
+        except MountError:
+            workspace.close()
+            raise
+        return workspace
+
+    def _check_mounted_with(self, policy: Policy | None, driver: Driver | None) -> None:
+        """Raises MountError if the mount, which others have made, is another than was asked for."""
+        is_fuse = self.fstype == "branchfs"
+        wanted = []
+        if policy is not None and policy != self.policy:
+            wanted.append(f"policy {policy} (it has {self.policy})")
+        if driver not in (None, "auto") and (driver == "fuse") != is_fuse:
+            wanted.append(f"driver {driver} (it has {'fuse' if is_fuse else 'overlay'})")
+        if wanted:
+            raise MountError(
+                f"{self.seen_at} is mounted already, not with the {' and the '.join(wanted)}",
+                hint="wait for the other commands on it, or unmount it: branchfs unmount "
+                f"{self.root}; or leave the option out",
+                path=str(self.root),
+            )
 
     @classmethod
     def mount(

@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from branching.cli.app import app as branching
 from branching_docker import __version__, api
 from branching_docker.cli import app
 from branching_docker.errors import EngineError
+from branching_docker.host_files import HOST_FILES
+from branching_docker.inner import commands
 from branching_docker.names import OURS
 from branching_docker.words import PASSED_ON
 from conftest import ROOT, WRAPPER
@@ -70,6 +73,38 @@ def test_help_succeeds(arguments: list[str]) -> None:
     assert "Usage" in told.stdout
 
 
+@pytest.mark.parametrize("command", PASSED_ON)
+def test_the_help_of_every_command_needs_no_directory_and_no_engine(command: str) -> None:
+    told = wrapper(command, "--help", PATH=str(WRAPPER.parent))
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.startswith(f"Usage: branching-docker -w DIR {command} ")
+    assert f"Example: branching-docker -w DIR {command}" in told.stdout
+    assert f"\n  {command} " in wrapper("--help").stdout
+
+
+def test_the_table_of_commands_is_that_of_the_image() -> None:
+    """But for the two that the wrapper has itself."""
+    inner = {str(command.name) for command in branching.registered_commands}
+    assert set(commands()) == inner
+    assert set(PASSED_ON) == inner - set(OURS)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("branching-docker -w . run --on-s", "--on-success"),
+        ("branching-docker -w . load fix --fo", "--force"),
+        ("branching-docker best", "best-of-n"),
+        ("branching-docker -w . run -- ls --js", ""),
+        ("branching-docker -w . run ls --js", ""),
+    ],
+)
+def test_the_tab_key_completes_the_options_of_the_images_commands(line: str, told: str) -> None:
+    """Not among the words of a user's own command."""
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    assert wrapper(_BRANCHING_DOCKER_COMPLETE="complete_bash", **asked).stdout.strip() == told
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -99,13 +134,13 @@ def test_a_usage_error_is_2_on_standard_error(arguments: list[str]) -> None:
     assert told.stderr
 
 
-@pytest.mark.parametrize("command", [*PASSED_ON, "one-that-is-newer-than-us"])
+@pytest.mark.parametrize("command", [*sorted(set(PASSED_ON) - set(HOST_FILES)), "one-that-is-newer-than-us"])
 def test_dry_run_prints_what_would_run_and_needs_no_docker(command: str, tmp_path: Path) -> None:
-    told = wrapper("-w", tmp_path, "--dry-run", command, "-h", "--", "x y", "--", PATH=str(WRAPPER.parent))
+    told = wrapper("-w", tmp_path, "--dry-run", command, "-q", "--", "x y", "--", PATH=str(WRAPPER.parent))
     words = shlex.split(told.stdout)
     assert told.returncode == 0
     assert words[:2] == ["docker", "run"]
-    assert words[-5:] == [command, "-h", "--", "x y", "--"]
+    assert words[-5:] == [command, "-q", "--", "x y", "--"]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def test_the_whole_command_is_what_the_documentation_says(tmp_path: Path) -> Non
         *FLAGS,
         *("--mount", f"type=bind,src={tmp_path},dst=/src"),
         *("--env", f"BRANCHING_HOST_WORKSPACE={tmp_path}"),
+        *("--env", f"BRANCHING_COMMAND_NAME=branching-docker -w {tmp_path}"),
         *("branching", "run", "--", "make", "test"),
     ]
 
@@ -87,6 +88,7 @@ def test_arguments_reach_the_container_untouched(tmp_path: Path, arguments: list
         ({"env": ("A=1", "B"), "env_file": ("f",)}, ["--env-file", "f", "--env", "A=1", "--env", "B"]),
         ({"root": True}, ["--env", "BRANCHING_ROOT=1"]),
         ({"driver": "overlay"}, ["--env", "BRANCHFS_DRIVER=overlay"]),
+        ({"policy": "snapshot"}, ["--env", "BRANCHFS_POLICY=snapshot"]),
         ({"name": "mine"}, ["--name", "mine"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -188,6 +190,12 @@ def test_a_volume_that_is_not_there_is_not_left_to_docker_which_would_make_it_as
     assert refused.value.hint == f"mkdir -p '{tmp_path}/a b'"
 
 
+def test_a_volume_without_a_place_is_not_left_to_docker_which_would_make_an_empty_one(tmp_path: Path) -> None:
+    with pytest.raises(WorkspaceError, match="does not say where in the container") as refused:
+        plan(tmp_path, "run", settings=Settings(volume=("/data",)))
+    assert refused.value.hint == "-v /data:/data"
+
+
 def test_a_warm_container_has_the_same_surroundings_and_waits(tmp_path: Path) -> None:
     settings = Settings(network="none", idle="2m", env=("A=1",))
     run, warm = (
@@ -197,7 +205,8 @@ def test_a_warm_container_has_the_same_surroundings_and_waits(tmp_path: Path) ->
     assert warm[-2:] == ["--warm", "120"]
     assert "--interactive" not in warm
     between = slice(warm.index("--device"), warm.index("branching"))
-    assert warm[between] == run[run.index("--device") : run.index("branching")]
+    command_name = ["--env", f"BRANCHING_COMMAND_NAME=branching-docker -w {tmp_path}"]
+    assert warm[between] + command_name == run[run.index("--device") : run.index("branching")]
 
 
 def test_a_warm_containers_name_follows_from_its_directory(tmp_path: Path) -> None:
@@ -278,7 +287,8 @@ def test_only_a_terminal_gets_a_terminal(tmp_path: Path, tty: bool) -> None:
 
 def test_only_variables_about_presentation_are_passed_on(tmp_path: Path) -> None:
     environ = {"NO_COLOR": "1", "AWS_SECRET_ACCESS_KEY": "secret", "PATH": "/bin", "COLUMNS": "100"}
-    assert sorted(plan(tmp_path, "run", environ=environ).environment) == ["COLUMNS=100", "NO_COLOR=1"]
+    variables = sorted(plan(tmp_path, "run", environ=environ).environment)
+    assert variables == [f"BRANCHING_COMMAND_NAME=branching-docker -w {tmp_path}", "COLUMNS=100", "NO_COLOR=1"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import secrets
+import shlex
 import signal
 import subprocess
 import time
@@ -340,6 +341,29 @@ def test_the_critique_reaches_the_next_attempt(wrapper: Wrapper, project: Projec
 def test_status_tells_about_the_workspace(wrapper: Wrapper, project: Project) -> None:
     told = json.loads(wrapper(project, "status", "--json").stdout)
     assert (told["workspace"], told["fstype"], told["branches"]) == ("/workspace", "overlay", [])
+    assert told["host_workspace"] == str(project.root)
+    assert f"workspace: {project.root}\n" in wrapper(project, "status").stdout
+
+
+@pytest.mark.parametrize("is_warm", [False, True], ids=["", "warm"])
+def test_messages_name_the_directory_and_the_command_of_the_host(
+    wrapper: Wrapper, make_project: Callable[..., Project], is_warm: bool
+) -> None:
+    """Of what the user's own command prints nothing is changed."""
+    project = make_project("it's mine")
+    name = f"branching-docker -w {shlex.quote(str(project.root))}"
+    if is_warm:
+        assert wrapper(project, "up").returncode == 0
+    try:
+        refused = wrapper(project, "commit", "none")
+        assert refused.stderr == f"error: no branch 'none' is open in {project.root}\nHint: {name} ls lists them\n"
+        done = wrapper(project, "run", "--", "sh", "-c", "pwd; echo branching ls /src")
+        assert done.stdout == "/workspace\nbranching ls /src\n"
+        assert done.stderr.endswith(f", workspace: {project.root}\n")
+        assert wrapper(project, "commit").stderr.startswith(f"Usage: {name} commit ")
+    finally:
+        if is_warm:
+            wrapper(project, "down")
 
 
 @pytest.mark.parametrize(

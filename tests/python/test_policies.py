@@ -153,3 +153,42 @@ class TestCommit:
             done = branching(root, "speculate", "--json", *words)
             assert [change["path"] for change in done.document["changes"]] == ["a1", "a2"]
             assert sorted(path.name for path in root.iterdir()) == ["a1", "a2", NAME_FROM]
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_a_command_mounts_with_the_policy_that_was_asked_for(base: Path, how: str) -> None:
+    """Branches that wrote other paths than the first winner can be committed."""
+    options = ("--policy", "snapshot") if how == "option" else ()
+    environment = {} if how == "option" else {"BRANCHFS_POLICY": "snapshot"}
+    keep = ("run", "--on-success", "keep", "-b")
+    for name in ("a", "b"):
+        done = branching(base, *options, *keep, name, "--", "touch", name, **environment)
+        assert done.code == 0, done.err
+    for name in ("a", "b"):
+        done = branching(base, *options, "commit", name, **environment)
+        assert done.code == 0, done.err
+    assert {"a", "b"} <= {path.name for path in base.iterdir()}
+
+
+def test_a_command_mounts_with_the_driver_that_was_asked_for(base: Path) -> None:
+    done = branching(base, "--driver", "fuse", "status", "--json")
+    assert done.document["fstype"] == "branchfs"
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (("--policy", "snapshot"), "policy snapshot (it has first-winner)"),
+        (("--driver", "overlay"), "driver overlay (it has fuse)"),
+    ],
+)
+def test_a_mount_with_another_policy_or_driver_is_not_taken_silently(
+    first_winner: Workspace, base: Path, options: tuple[str, ...], wanted: str
+) -> None:
+    for words in ((), ("-w", str(base))):
+        at = base if not words else base.parent
+        done = branching(at, *options, "run", *words, "--", "touch", "made")
+        assert done.code == 125
+        assert f"is mounted already, not with the {wanted}" in done.err
+        assert "Hint: wait for the other commands on it, or unmount it" in done.err
+    assert not (base / "made").exists()

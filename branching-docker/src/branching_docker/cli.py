@@ -10,7 +10,7 @@ import shlex
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,15 +20,17 @@ import typer
 from branching_docker.errors import SettingsError, WorkspaceError, WrapperError
 from branching_docker.facts import EngineFacts
 from branching_docker.front import Given, connect, front
+from branching_docker.host_files import taken
 from branching_docker.image import require_image
-from branching_docker.names import EXEC, RECOVER
+from branching_docker.inner import commands, wants_help
+from branching_docker.names import COMMAND_VARIABLE, EXEC, RECOVER, command_name
 from branching_docker.plan import checked_workspace, enter_options, is_settled, plan_run, plan_warm, refused_changes
 from branching_docker.stamp import stamp
 from branching_docker.store import go_on
 from branching_docker.words import PASSED_ON, Untouched, Words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from branching_docker.engine import Engine, Found
     from branching_docker.settings import Settings
@@ -98,6 +100,9 @@ def pass_on(
     """Runs one of `branching`'s own commands, in the workspace's warm container or in one of its own."""
     given: Given = context.obj
     words = [str(context.command.name), *(arguments or [])]
+    if wants_help(words[0], words[1:]):
+        typer.echo(commands()[words[0]]["help"])
+        return
     if words == ["ls"] and given.workspace is None:
         with reported():
             list_containers(given)
@@ -105,42 +110,68 @@ def pass_on(
     with reported():
         workspace = given.place(words[0])
         settings = given.settings(workspace)
+        if settings.root and (owner := workspace.stat().st_uid) != 0:
+            say(
+                f"--root: commands run as root without capabilities, and {workspace} belongs to user {owner}: they can "
+                "write only where everyone may."
+            )
+        call = taken(words)
+        environ = {**os.environ, **call.variables}
         plan = partial(
             plan_run,
-            words,
+            call.words,
             workspace=workspace,
             name=f"branching-{os.urandom(4).hex()}",
-            environ=os.environ,
-            tty=os.isatty(0) and os.isatty(1),
+            environ=environ,
+            tty=os.isatty(0) and os.isatty(1) and not call.has_stream,
+            variables=tuple(call.variables),
         )
         if given.is_dry_run:
             settings, facts = foreseen(settings, workspace)
-            typer.echo(shlex.join(plan(settings=settings, facts=facts).argv()))
+            typer.echo(" ".join([shlex.join(plan(settings=settings, facts=facts).argv()), *call.shown()]))
             return
         from branching_docker import engine, warm
 
         at = connect(settings)
         found = warm.find_warm(workspace, at_work(workspace, at))
         if found is not None:
-            enter(words, given=given, settings=settings, at=at, found=found)
+            variables = (f"{COMMAND_VARIABLE}={command_name(str(workspace))}", *call.variables)
+            way = Way(given=given, settings=settings, at=at, found=found, environ=environ, variables=variables)
+            raise typer.Exit(call.run(partial(enter, call.words, way)))
         require_image(at, settings)
         settings, facts = place_of_branches(settings, workspace, at)
         if sys.stdout:  # our own standard streams may have been closed
             sys.stdout.flush()
-        engine.become(plan(settings=settings, facts=facts), at, environ=os.environ)
+        settled = plan(settings=settings, facts=facts)
+        if not call.has_stream:
+            engine.become(settled, at, environ=environ)
+        raise typer.Exit(call.run(partial(engine.run, settled, at, environ=environ)))
 
 
 for name, summary in PASSED_ON.items():
-    note = f"Everything after the name goes to it: branching-docker -w . {name} --help"
-    app.command(name, cls=Untouched, add_help_option=False, short_help=summary, help=f"{summary} {note}")(pass_on)
+    app.command(name, cls=Untouched, add_help_option=False, short_help=summary, help=summary)(pass_on)
 
 
-def enter(words: list[str], *, given: Given, settings: Settings, at: Engine, found: Found) -> None:
-    """Runs a command in the warm container, and exits with its code."""
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """The way of one command into a warm container."""
+
+    given: Given
+    settings: Settings
+    at: Engine
+    found: Found
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    variables: tuple[str, ...] = ()
+    """More of the command's environment; a name alone has the value of `environ`."""
+
+
+def enter(words: list[str], way: Way) -> int:
+    """Runs a command in the warm container, and returns its exit code."""
     from branching_docker import entry
     from branching_docker.attach import GONE
 
-    refused = refused_changes(found.warm_settings or "{}", given.flags)
+    found, at = way.found, way.at
+    refused = refused_changes(found.warm_settings or "{}", way.given.flags)
     if refused:
         raise WorkspaceError(
             f"the warm container of {found.workspace} was made without {' '.join(refused)}.",
@@ -153,13 +184,13 @@ def enter(words: list[str], *, given: Given, settings: Settings, at: Engine, fou
         inside,
         docker=at.command,
         container=found.identifier,
-        environ=os.environ,
-        options=enter_options(settings),
+        environ=way.environ,
+        options=enter_options(way.settings, *way.variables),
         at=at.socket_path,
     )
     if code == GONE:
-        settle(Path(found.workspace), settings, at)
-    raise typer.Exit(code)
+        settle(Path(found.workspace), way.settings, at)
+    return code
 
 
 def settle(workspace: Path, settings: Settings, at: Engine) -> None:
@@ -263,7 +294,8 @@ def execute(
             raise WorkspaceError(
                 f"no warm container works on {workspace}.", hint="start one first: branching-docker -w DIR up"
             )
-        enter([EXEC, *(command or [])], given=given, settings=settings, at=at, found=found)
+        way = Way(given=given, settings=settings, at=at, found=found)
+        raise typer.Exit(enter([EXEC, *(command or [])], way))
 
 
 @app.command()

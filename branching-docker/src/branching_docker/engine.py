@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from branching_docker import api
 from branching_docker.endpoint import endpoint
+from branching_docker.entry import IGNORED_BY_PYTHON, PASSED_ON, exit_code
 from branching_docker.errors import EngineError, ImageError
 from branching_docker.facts import EngineFacts, docker_facts, podman_facts
 from branching_docker.names import DIRECTORY_LABEL, JOURNAL, NAME_LABEL, STAGE_LABEL, WARM_LABEL, WORKSPACE_LABEL
@@ -274,12 +276,43 @@ class Podman:
 
 def become(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> NoReturn:
     """Becomes the plan's command, with a watcher."""
+    os.set_inheritable(watch_plan(plan, engine, environ=environ), True)
+    os.execve(engine.command, plan.argv(), environ)
+
+
+def run(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> int:
+    """Runs the plan's command, with a watcher, and returns its exit code; our signals are passed on to it.
+
+    For a command after which something is left to do. It reads no terminal, and has a process group of its own, so that
+    a key at the terminal does not reach it twice.
+    """
+    watch_plan(plan, engine, environ=environ)
+    early: list[int] = []
+    running = 0
+
+    def pass_on(number: int, _frame: object = None) -> None:
+        if running:
+            with suppress(ProcessLookupError):
+                os.kill(running, number)
+        else:
+            early.append(number)
+
+    for number in PASSED_ON:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, pass_on)
+    running = os.posix_spawn(engine.command, plan.argv(), environ, setsigdef=IGNORED_BY_PYTHON, setpgroup=0)
+    for number in early:
+        pass_on(number)
+    return exit_code(os.waitpid(running, 0)[1])
+
+
+def watch_plan(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> int:
+    """Starts the watcher of a plan's container, and returns the descriptor whose end it waits for."""
     from branching_docker.recovery import plan_recovery
 
     made_by_daemon = plan.image if engine.socket_path else ""
     recovery = plan_recovery(plan.workspace, settings=plan.settings, facts=plan.facts)
-    watch(plan.name, image=made_by_daemon, command=engine.command, environ=environ, recovery=recovery)
-    os.execve(engine.command, plan.argv(), environ)
+    return watch(plan.name, image=made_by_daemon, command=engine.command, environ=environ, recovery=recovery)
 
 
 def build_context(source: Path | None) -> Path:
@@ -347,15 +380,14 @@ def watch(
     command: str,
     environ: Mapping[str, str],
     recovery: ContainerPlan | None = None,
-) -> None:
-    """Starts the watcher of the container `name`, and leaves its pipe open in this process for what it will become.
+) -> int:
+    """Starts the watcher of the container `name`, and returns its pipe, which closes when this process ends.
 
     `image` is whose container it is, if a daemon makes it. `recovery` runs if the container was killed in a commit.
     """
     journal = str(recovery.workspace / JOURNAL) if recovery else ""
     again = [command, *recovery.argv()[1:]] if recovery else []
     reading, writing = os.pipe()
-    os.set_inheritable(writing, True)
     # A session of its own: what kills this process's group or closes its terminal must not reach it.
     subprocess.Popen(
         ["/bin/sh", "-c", WATCHER, name, command, image, str(int(time.time())), journal, *again],
@@ -367,3 +399,4 @@ def watch(
         env=environ,
     )
     os.close(reading)
+    return writing

@@ -137,7 +137,11 @@ def by_command(argv: list[str], *, environ: Mapping[str, str], tty: bool) -> int
     if feed:
         os.close(feed[0])
         forward_input(feed[1])
-    status = os.waitpid(running, 0)[1]
+    return exit_code(os.waitpid(running, 0)[1])
+
+
+def exit_code(status: int) -> int:
+    """Returns the exit code that a shell has for a process's wait status."""
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from branching_docker.plan import checked_workspace
-from branching_docker.settings import DRIVERS, ENGINES, IMAGE_DEFAULT, PULLS, Settings, gather
+from branching_docker.settings import DRIVERS, ENGINES, IMAGE_DEFAULT, POLICIES, PULLS, Settings, gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,6 +109,14 @@ def front(
         str | None,
         option("--driver", value="|".join(DRIVERS), text="What presents a branch as a directory.  [default: auto]"),
     ] = None,
+    policy: Annotated[
+        str | None,
+        option(
+            "--policy",
+            value="|".join(POLICIES),
+            text="What a commit means for the siblings of the branch.  [default: first-winner]",
+        ),
+    ] = None,
     idle: Annotated[
         str | None, option("--idle", value="TIME", text="End a warm container that idles so long.  [default: 30m]")
     ] = None,
@@ -138,6 +146,7 @@ def front(
         "pull": pull,
         "name": name,
         "driver": driver,
+        "policy": policy,
         "idle": idle,
         "engine": engine,
     }

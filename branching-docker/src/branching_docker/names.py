@@ -36,9 +36,20 @@ SETTINGS_FILE = "branching-docker.toml"
 ROOT_VARIABLE = "BRANCHING_ROOT"
 HOST_VARIABLE = "BRANCHING_HOST_WORKSPACE"
 """Tells the container what its directory is called here: clients outside speak of it by that name."""
+COMMAND_VARIABLE = "BRANCHING_COMMAND_NAME"
+"""Tells the container how its commands are called here: what it suggests can be typed as it is."""
 EXEC = "exec"
 RECOVER = "recover"
 JOURNAL = ".branching/journal"
 """In a directory: empty unless a commit goes on, or was interrupted."""
 OURS = ("up", EXEC, "down", RECOVER, "build", "pull", "doctor", "completion")
 """Commands of the wrapper itself. Every other word is `branching`'s affair."""
+PLAIN_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_")
+"""Of a word that a shell takes as it is; `shlex` would be right, and takes longer to load than a warm command may."""
+
+
+def command_name(workspace: str) -> str:
+    """Returns the beginning of a command line for the directory, to be typed in a shell."""
+    is_plain = workspace and PLAIN_CHARACTERS.issuperset(workspace)
+    quoted = workspace if is_plain else "'" + workspace.replace("'", "'\"'\"'") + "'"
+    return f"branching-docker -w {quoted}"

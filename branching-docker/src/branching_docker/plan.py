@@ -36,8 +36,10 @@ from typing import TYPE_CHECKING
 from branching_docker.entry import presentation
 from branching_docker.errors import WorkspaceError
 from branching_docker.facts import EngineFacts
+from branching_docker.git_links import repository
 from branching_docker.names import (
     BASE_IN_CONTAINER,
+    COMMAND_VARIABLE,
     DIRECTORY_LABEL,
     HOST_VARIABLE,
     PROBE_WORD,
@@ -48,6 +50,7 @@ from branching_docker.names import (
     WARM_LABEL,
     WARM_WORD,
     WORKSPACE_LABEL,
+    command_name,
 )
 from branching_docker.settings import Settings, idle_seconds
 from branching_docker.stamp import identity
@@ -76,6 +79,8 @@ class ContainerPlan:
     is_warm: bool = False
     stamp: str = ""
     """Of a warm one that has all that its configuration files set: which files."""
+    repository: Path | None = None
+    """Of a directory that is a git worktree or submodule: its repository, which lies outside of it."""
 
     @property
     def image(self) -> str:
@@ -100,6 +105,8 @@ class ContainerPlan:
             command += ["--label", f"{STAMP_LABEL}={self.stamp}"]
         command += privileges(settings, self.facts)
         command += ["--mount", bind(self.workspace, BASE_IN_CONTAINER)]
+        if self.repository is not None:
+            command += ["--mount", csv_line(*bind_fields(self.repository, str(self.repository)), "readonly")]
         command += ["--env", f"{HOST_VARIABLE}={self.workspace}"]
         if volume := store_volume(self.workspace, settings, self.facts):
             # Inside, every directory is /src: whose branches they are, and in which volume, their path says.
@@ -127,8 +134,12 @@ def plan_run(
     settings: Settings | None = None,
     facts: EngineFacts | None = None,
     tty: bool = False,
+    variables: Sequence[str] = (),
 ) -> ContainerPlan:
-    """Decides on the container that runs `branching` with these arguments on a checked directory."""
+    """Decides on the container that runs `branching` with these arguments on a checked directory.
+
+    `variables` are more of its environment: a name alone has the value of `environ`.
+    """
     settings = settings or Settings()
     checked_volumes(settings.volume)
     return ContainerPlan(
@@ -138,7 +149,14 @@ def plan_run(
         settings=settings,
         facts=facts or EngineFacts(),
         tty=tty,
-        environment=(*driver_environment(settings), *root_environment(settings), *presentation(environ, tty=tty)),
+        environment=(
+            *driver_environment(settings),
+            *root_environment(settings),
+            *presentation(environ, tty=tty),
+            f"{COMMAND_VARIABLE}={command_name(str(workspace))}",
+            *variables,
+        ),
+        repository=repository(workspace),
     )
 
 
@@ -159,6 +177,7 @@ def plan_warm(
         environment=driver_environment(settings),
         is_warm=True,
         stamp=stamp,
+        repository=repository(workspace),
     )
 
 
@@ -193,10 +212,10 @@ def probe_argv(settings: Settings, workspace: Path | None, *, docker: str, facts
     return [docker, "run", "--rm", *init(facts), *privileges(settings, facts), *place, settings.image, PROBE_WORD]
 
 
-def enter_options(settings: Settings) -> list[str]:
-    """Returns what docker exec is told for one command in a warm container."""
+def enter_options(settings: Settings, *variables: str) -> list[str]:
+    """Returns docker exec's options for one command in a warm container, with more variables of its environment."""
     user = ["--user", settings.user] if settings.user else []
-    return [*user, *environment_options(settings, root_environment(settings))]
+    return [*user, *environment_options(settings, [*root_environment(settings), *variables])]
 
 
 def environment_options(settings: Settings, more: Sequence[str]) -> list[str]:
@@ -206,8 +225,9 @@ def environment_options(settings: Settings, more: Sequence[str]) -> list[str]:
 
 
 def driver_environment(settings: Settings) -> tuple[str, ...]:
-    """Returns what the container's mount is told."""
-    return () if settings.driver == "auto" else (f"BRANCHFS_DRIVER={settings.driver}",)
+    """Returns the variables with the options of the container's mount."""
+    driver = () if settings.driver == "auto" else (f"BRANCHFS_DRIVER={settings.driver}",)
+    return driver if settings.policy == Settings().policy else (*driver, f"BRANCHFS_POLICY={settings.policy}")
 
 
 def root_environment(settings: Settings) -> tuple[str, ...]:
@@ -272,13 +292,24 @@ def checked_workspace(directory: Path) -> Path:
 
 def bind(source: Path, destination: str) -> str:
     """Returns the value of `--mount` for a bind."""
-    return csv_line("type=bind", f"src={source}", f"dst={destination}")
+    return csv_line(*bind_fields(source, destination))
+
+
+def bind_fields(source: Path, destination: str) -> tuple[str, ...]:
+    """Returns the fields of `--mount` for a bind."""
+    return "type=bind", f"src={source}", f"dst={destination}"
 
 
 def checked_volumes(volumes: Sequence[str]) -> None:
-    """Raises WorkspaceError for a directory that is not there: docker would make it, and as root."""
+    """Raises WorkspaceError for a directory that is not there, which docker would make, and as root; and for one
+    without a place in the container, for which docker would make an empty volume that nobody finds again.
+    """
     for volume in volumes:
         source, colon, _ = volume.partition(":")
+        if not colon:
+            raise WorkspaceError(
+                f"-v {volume}: it does not say where in the container.", hint=f"-v {shlex.quote(f'{volume}:{volume}')}"
+            )
         if colon and source.startswith(("/", ".")) and not os.path.lexists(source):
             raise WorkspaceError(f"-v {volume}: {source} is not there.", hint=f"mkdir -p {shlex.quote(source)}")
 

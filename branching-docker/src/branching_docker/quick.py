@@ -12,6 +12,7 @@ import os
 import os.path as path
 
 from branching_docker.names import (
+    COMMAND_VARIABLE,
     DIRECTORY_LABEL,
     EXEC,
     JOURNAL,
@@ -20,6 +21,7 @@ from branching_docker.names import (
     STAMP_LABEL,
     WARM_LABEL,
     WORKSPACE_LABEL,
+    command_name,
 )
 from branching_docker.stamp import identity, stamp
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SHORT = {"-w": "w", "--workspace": "w", "-e": "e", "--env": "e", "-u": "u", "--user": "u"}
+NAMES_HOST_FILES = ("export", "load", "mcp")
+"""A test compares them with `host_files`, which takes too long to load."""
 CHANGES_A_COMMAND = ("BRANCHING_ENGINE", "BRANCHING_ROOT", "BRANCHING_USER")
 
 
@@ -40,6 +44,8 @@ def quick(words: Sequence[str], environ: Mapping[str, str]) -> int | None:
     if len(given["w"]) != 1 or not words or words[0].startswith("-") or "" in (*given["w"], *given["u"]):
         return None
     if (words[0] in OURS and words[0] != EXEC) or any(environ.get(name) for name in CHANGES_A_COMMAND):
+        return None
+    if words[0] in NAMES_HOST_FILES or (words[0] != EXEC and words[1:2] in (["-h"], ["--help"])):
         return None
     try:
         workspace = path.realpath(given["w"][0])
@@ -59,6 +65,8 @@ def quick(words: Sequence[str], environ: Mapping[str, str]) -> int | None:
         return None
     options = [word for user in given["u"][-1:] for word in ("--user", user)]
     options += [word for assignment in given["e"] for word in ("--env", assignment)]
+    if words[0] != EXEC:
+        options += ["--env", f"{COMMAND_VARIABLE}={command_name(workspace)}"]
     code = enter(inside, docker=docker, container=found[0], environ=environ, options=options, at=found[1])
     if code == GONE:
         recover(workspace, environ)

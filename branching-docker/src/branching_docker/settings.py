@@ -36,9 +36,10 @@ FILE_BYTES_MAX = 1 << 20
 VARIABLE_PREFIX = "BRANCHING_"
 IMAGE_DEFAULT = "branching"
 DRIVERS = ("auto", "fuse", "overlay")
+POLICIES = ("first-winner", "snapshot", "serializable")
 ENGINES = ("docker", "podman")
 PULLS = ("always", "missing", "never")
-CHOICES = {"driver": DRIVERS, "engine": ENGINES, "pull": PULLS}
+CHOICES = {"driver": DRIVERS, "policy": POLICIES, "engine": ENGINES, "pull": PULLS}
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 # Docker would judge these too, but not say where a wrong one stands; and none may be taken for an option of docker's.
 SHAPES = {
@@ -68,6 +69,7 @@ class Settings:
     image: str = IMAGE_DEFAULT
     engine: str | None = None
     driver: str = "auto"
+    policy: str = "first-winner"
     network: str | None = None
     env: tuple[str, ...] = ()
     env_file: tuple[str, ...] = ()

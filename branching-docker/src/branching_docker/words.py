@@ -1,39 +1,58 @@
 """Which words are commands.
 
 What follows the name of one of `branching`'s own commands is that command's affair and reaches it untouched, whatever
-it looks like: options, `-h`, and every `--`. A name we do not know is the image's affair too: it may have newer ones.
+it looks like: options and every `--`. Two things are done here: its help is shown, which needs no image, and a file of
+the host that it names is opened (`host_files`). A name we do not know is the image's affair too, which may be newer.
 """
 
 from __future__ import annotations
 
 import copy
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-PASSED_ON = {
-    "run": "Run a command in a branch; commit when it succeeds.",
-    "speculate": "Race several commands; commit the first that succeeds.",
-    "best-of-n": "Run a command N times; commit the best score.",
-    "reflexion": "Try again with the critique of the failed attempt.",
-    "status": "Show the workspace and its branches.",
-    "ls": "List the branches that are kept; without -w, the containers at work.",
-    "diff": "Show what a kept branch changes.",
-    "commit": "Commit a kept branch.",
-    "abort": "Drop a kept branch.",
-    "shell": "Enter a branch with a shell.",
-    "mcp": "Serve branches as tools of an agent.",
-}
+from branching_docker.inner import HELP_OPTIONS, commands, parsed
+from branching_docker.names import OURS
+
+PASSED_ON = {name: about["summary"] for name, about in commands().items() if name not in OURS}
+PASSED_ON["ls"] = PASSED_ON["ls"].removesuffix(".") + "; without -w, the running containers."
 COMMAND_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
+@dataclass(frozen=True)
+class Completion:
+    """One word that could come next, as the shells' scripts are told it."""
+
+    value: str
+    help: str
+    type: str = "plain"
+
+
 class Untouched(TyperCommand):
-    """A command whose arguments are not ours: a `--` of our own in front stops the parser at once."""
+    """A command whose arguments are not ours: a `--` of our own in front stops the parser."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses nothing."""
         return super().parse_args(ctx, ["--", *args])
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Returns the command's options, up to the words of a user's own command."""
+        about = commands().get(str(self.name))
+        given = list(ctx.params.get("arguments") or ())
+        if about is None or "--" in given or is_in_command(str(self.name), given):
+            return []
+        options = [(name, option["help"]) for option in about["options"] for name in option["names"]]
+        options += [(name, "Show this message and exit.") for name in HELP_OPTIONS]
+        return [Completion(name, text) for name, text in options if name.startswith(incomplete)]
+
+
+def is_in_command(name: str, given: list[str]) -> bool:
+    """Returns whether the words of a user's own command have begun."""
+    options = sum(word.place.stop - word.place.start for word in parsed(name, given))
+    return bool(commands()[name]["wraps"]) and options < len(given)
 
 
 class Words(TyperGroup):

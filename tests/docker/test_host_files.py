@@ -1,0 +1,171 @@
+"""Files that a command names are the host's: they are read and written there, by the caller, warm or not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tarfile
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.main import get_command
+
+from branching.cli.app import app as branching
+from branching_docker.errors import WorkspaceError
+from branching_docker.host_files import HOST_FILES, taken
+from branching_docker.quick import NAMES_HOST_FILES
+from conftest import WRAPPER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tree import Project
+
+    Run = Callable[..., subprocess.CompletedProcess[bytes]]
+
+RUN_SECONDS = 180
+
+
+def test_every_parameter_of_the_commands_that_names_a_file_is_known() -> None:
+    """By the placeholder FILE, which a parameter of that kind has in the help."""
+    found: dict[str, tuple[str, ...] | int] = {}
+    for name, command in get_command(branching).commands.items():  # type: ignore[attr-defined]
+        arguments = [each for each in command.params if each.param_type_name == "argument"]
+        for each in command.params:
+            if "FILE" in (each.metavar or ""):
+                is_argument = each.param_type_name == "argument"
+                found[name] = arguments.index(each) if is_argument else tuple(each.opts)
+    assert found == HOST_FILES
+    assert set(NAMES_HOST_FILES) == set(HOST_FILES)
+
+
+@pytest.mark.parametrize(
+    ("words", "inside", "streams"),
+    [
+        ("export b -o fix.tar", "export b", {"writes": "fix.tar"}),
+        ("export -ofix.tar b", "export b", {"writes": "fix.tar"}),
+        ("export --output=../fix.tar b", "export b", {"writes": "../fix.tar"}),
+        ("export b -o one -o two", "export b", {"writes": "two"}),
+        ("export b -o -", "export b -o -", {}),
+        ("export b", "export b", {}),
+        ("export b -o", "export b -o", {}),
+        ("export -- -o x", "export -- -o x", {}),
+        ("load b fix.tar", "load b", {"reads": "fix.tar"}),
+        ("load --force b --json fix.tar", "load --force b --json", {"reads": "fix.tar"}),
+        ("load -w /workspace b fix.tar", "load -w /workspace b", {"reads": "fix.tar"}),
+        ("load -- b -fix.tar", "load -- b", {"reads": "-fix.tar"}),
+        ("load b -", "load b -", {}),
+        ("load b", "load b", {}),
+        ("run -- export b -o fix.tar", "run -- export b -o fix.tar", {}),
+        ("diff b fix.tar", "diff b fix.tar", {}),
+    ],
+)
+def test_the_file_is_taken_out_of_the_containers_words(words: str, inside: str, streams: dict[str, str]) -> None:
+    call = taken(words.split())
+    assert call.words == inside.split()
+    assert {"reads": call.reads, "writes": call.writes, "variables": call.variables} == {
+        "reads": None,
+        "writes": None,
+        "variables": {},
+        **streams,
+    }
+
+
+def test_a_token_is_read_here_and_only_if_nobody_else_can_read_it(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef\n")
+    file.chmod(0o600)
+    call = taken(["mcp", "--http", "0", "--token-file", str(file)])
+    assert (call.words, call.variables) == (["mcp", "--http", "0"], {"BRANCHING_MCP_TOKEN": "0123456789abcdef"})
+    file.chmod(0o640)
+    with pytest.raises(WorkspaceError, match="others may read"):
+        taken(["mcp", "--token-file", str(file)])
+    with pytest.raises(WorkspaceError, match="cannot be used"):
+        taken(["mcp", "--token-file", str(tmp_path / "none")])
+
+
+def test_a_dry_run_prints_the_redirection_and_opens_nothing(tmp_path: Path) -> None:
+    words = ["--dry-run", "export", "b", "-o", f"{tmp_path}/it's.tar"]
+    done = subprocess.run([WRAPPER, "-w", tmp_path, *words], capture_output=True, text=True)
+    assert done.stdout.endswith(f""" export b > '{tmp_path}/it'"'"'s.tar'\n"""), done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(params=["cold", "warm"])
+def run(request: pytest.FixtureRequest, image: str, project: Project, tmp_path: Path) -> Iterator[Run]:
+    """Runs the wrapper in a directory beside the project, which has an open branch `fix`."""
+    beside = tmp_path / "beside"
+    beside.mkdir()
+
+    def call(*arguments: str, content: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        command = [str(WRAPPER), "--image", image, "-w", str(project.root), *arguments]
+        return subprocess.run(command, cwd=beside, capture_output=True, input=content, timeout=RUN_SECONDS)
+
+    if request.param == "warm":
+        assert call("up").returncode == 0
+    made = call("run", "-b", "fix", "--on-success", "keep", "--", "sh", "-c", "echo new >new.txt")
+    assert made.returncode == 0, made.stderr
+    yield call
+    for branch in ("fix", "again"):
+        call("abort", branch)
+    call("down")
+
+
+def test_an_archive_goes_to_a_file_of_the_host_and_comes_from_one(run: Run, project: Project, tmp_path: Path) -> None:
+    beside = tmp_path / "beside"
+    archive = beside / "fix.tar"
+    done = run("export", "fix", "-o", "fix.tar")
+    assert (done.returncode, done.stdout) == (0, b""), done.stderr
+    with tarfile.open(archive) as opened:
+        assert "new.txt" in [name.removeprefix("./") for name in opened.getnames()]
+    assert (archive.stat().st_uid, archive.stat().st_mode & 0o777) == (os.getuid(), 0o666 & ~umask())
+    assert (done := run("load", "again", "./fix.tar")).returncode == 0, done.stderr
+    assert run("diff", "again").stdout.startswith(b"A new.txt")
+    content = archive.read_bytes()
+    done = run("export", "fix", "-o", "-")
+    assert (done.returncode, len(done.stdout)) == (0, len(content))
+    assert run("abort", "again").returncode == 0
+    assert run("load", "again", "-", content=content).returncode == 0
+    assert not (project.root / "-").exists()
+    assert [path.name for path in beside.iterdir()] == ["fix.tar"]
+
+
+def test_a_file_that_is_there_is_not_replaced_and_a_failure_leaves_none(run: Run, tmp_path: Path) -> None:
+    there = tmp_path / "beside" / "there.tar"
+    there.write_text("precious")
+    done = run("export", "fix", "-o", "there.tar")
+    assert (done.returncode, there.read_text()) == (125, "precious")
+    assert b"the file there.tar cannot be used.\nCause: File exists\nHint: name a new file" in done.stderr
+    assert run("export", "no-such-branch", "-o", "none.tar").returncode == 125
+    done = run("load", "again", "nowhere.tar")
+    assert done.returncode == 125
+    assert b"the file nowhere.tar cannot be used.\nCause: No such file" in done.stderr
+    assert [path.name for path in there.parent.iterdir()] == ["there.tar"]
+
+
+def test_a_signal_ends_an_export_and_leaves_no_half_of_a_file(image: str, project: Project, tmp_path: Path) -> None:
+    """A branch too large to be written before the signal comes."""
+    command = [str(WRAPPER), "--image", image, "-w", str(project.root)]
+    keep = [*command, "run", "-b", "fix", "--on-success", "keep", "--", "sh", "-c"]
+    subprocess.run([*keep, "head -c 300000000 /dev/urandom >big"], check=True, capture_output=True)
+    archive = tmp_path / "big.tar"
+    client = subprocess.Popen([*command, "export", "fix", "-o", str(archive)], stderr=subprocess.PIPE)
+    with client:
+        while not (archive.exists() and archive.stat().st_size > 1 << 20):
+            assert client.poll() is None, client.stderr and client.stderr.read()
+        while client.poll() is None:  # of the first one an export may end, as it does outside of a container
+            client.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+    assert client.returncode == 128 + signal.SIGTERM
+    assert not archive.exists()
+    subprocess.run([*command, "abort", "fix"], check=True, capture_output=True)
+
+
+def umask() -> int:
+    """Returns this process's umask."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
