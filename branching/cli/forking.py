@@ -24,6 +24,7 @@ from branching.agent.judge import Panel
 from branching.agent.runtime import BranchRuntime
 from branching.agent.testing import BranchTester, TestRun
 from branching.agent.types import BranchSpec, Budget, MergeOptions, MergeResult, MergeStrategy
+from branching.cli.caller import for_caller
 from branching.cli.display import shown
 from branching.cli.interrupt import interruptible
 from branching.errors import BranchingError
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from branching.fs import Workspace
 
 T = TypeVar("T")
+_RESULT_STATES = {"done": "succeeded", "terminated": "cancelled"}
+"""A fork's words for the states that other commands have, too."""
 NOTICE_SECONDS = 0.1
 """How often the log is brought up to date."""
 CHUNKS_WAITING_MAX = 16
@@ -94,6 +97,7 @@ class Forking:
         self._room = threading.Semaphore(CHUNKS_WAITING_MAX)
         self._branches: list[dict[str, Any]] = []
         self._kept_names: list[str] = []
+        self._branch_names: list[str] = []
         self.timed_out = False
         self.is_left = False
         """The fork is open still, for the next command."""
@@ -312,6 +316,7 @@ class Forking:
         runs = {} if self._tester is None else self._tester.runs
         for branch in coordinator.branches.values():
             run, spent = runs.get(branch.id), branch.cost_tracker
+            self._branch_names.append("" if branch.branch is None else branch.branch.name)
             if branch.keeps() and branch.branch is not None and branch.branch.is_open:
                 self._kept_names.append(branch.branch.name)
             self._branches.append(
@@ -338,12 +343,34 @@ class Forking:
             "fork": None if coordinator is None else coordinator.fork_id,
             "committed": merged is not None,
             "winner": None if merged is None else merged.winner_label,
+            "winner_index": self._winner_index(merged),
+            "candidate_count": len(self._branches),
+            "results": [self._result_facts(index, merged) for index in range(len(self._branches))],
             "branches": self._branches,
             "applied": [] if merged is None else list(merged.applied_paths),
             "deleted": [] if merged is None else list(merged.deleted_paths),
             "conflicts": [] if merged is None else list(merged.conflicts),
             "errors": [] if merged is None else [vars(error) for error in merged.errors],
             "kept": self._kept_names,
+        }
+
+    def _winner_index(self, merged: MergeResult | None) -> int | None:
+        if merged is None:
+            return None
+        return [branch["id"] for branch in self._branches].index(merged.winner_branch_id)
+
+    def _result_facts(self, index: int, merged: MergeResult | None) -> dict[str, Any]:
+        """Returns one entry of `results`, in the words of the commands that try candidates."""
+        branch = self._branches[index]
+        is_winner = index == self._winner_index(merged)
+        state = "won" if is_winner else _RESULT_STATES.get(branch["state"], branch["state"])
+        return {
+            "index": index,
+            "success": state in ("won", "succeeded"),
+            **({"error": branch["error"]} if "error" in branch else {}),
+            "state": state,
+            "label": branch["label"],
+            "branch": self._branch_names[index],
         }
 
     def lines(self, merged: MergeResult | None) -> list[str]:
@@ -357,7 +384,8 @@ class Forking:
             lines.append(f"  [{branch['label']}] {branch['state']}{told}")
         if self._kept_names:
             names = " ".join(self._kept_names)
-            lines.append(f"kept: {names} (branching commit --policy snapshot NAME takes it over)")
+            how = for_caller("branching commit --policy snapshot NAME")
+            lines.append(f"kept: {names} ({how} takes it over)")
         if merged is not None:
             lines += merged.notice.splitlines()[1:]
         elif self.is_left and self.has_failed_tests and self._coordinator is not None:
@@ -369,8 +397,10 @@ class Forking:
         elif self.is_left and self._coordinator is not None:
             fork_id = self._coordinator.fork_id
             lines.append(
-                f"the fork is open: branching fork --resume {fork_id} --rerun runs those again "
-                f"that were cut off, branching fork --drop {fork_id} drops it"
+                for_caller(
+                    f"the fork is open: branching fork --resume {fork_id} --rerun runs those again "
+                    f"that were cut off, branching fork --drop {fork_id} drops it"
+                )
             )
         return lines
 

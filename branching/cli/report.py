@@ -92,6 +92,8 @@ def finish(
             search.command,
             committed=outcome.committed,
             **facts,
+            winner_index=None if outcome.winner is None else outcome.winner.branch_index,
+            candidate_count=len(outcome.all_results),
             action=_action(outcome),
             kept=kept,
             changes=change_facts(outcome.changes),

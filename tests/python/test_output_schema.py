@@ -69,6 +69,7 @@ def test_every_document_is_as_it_says(root: Path, place: Path) -> None:
         assert errors == [], (words, done.document)
         assert done.document["command"] == words[0]
         used.add(words[0])
+        check_uniform_fields(done.document)
         return cast("dict[str, Any]", done.document)
 
     used: set[str] = set()
@@ -90,7 +91,9 @@ def test_every_document_is_as_it_says(root: Path, place: Path) -> None:
     check("tournament", "--judge", "echo a", "-c", "true", "-c", "true", *FAILING)
     check("beam-search", "--expand", "echo true", "-c", "true", "--max-depth", "2")
     check("tree-of-thoughts", "--expand", "echo true", "-c", "true", "--max-depth", "2")
-    check("fork", "-c", "echo 1 > forked", "-c", "exit 3", "--test-command", "test -e forked")
+    candidates = ("-c", "exit 3", "-c", "echo 1 > forked", "-c", "true")
+    forked = check("fork", *candidates, "--test-command", "test -e forked")
+    assert [each["state"] for each in forked["results"]] == ["failed", "won", "succeeded"]
     check("fork", "-c", "false", code=1)
     check("history")
     check("undo", "--force")
@@ -109,6 +112,20 @@ def test_every_document_is_as_it_says(root: Path, place: Path) -> None:
         check("abort", each["name"])
     exported.unlink()
     assert used == set(SCHEMA["properties"]["command"]["enum"])
+
+
+def check_uniform_fields(document: dict[str, Any]) -> None:
+    """The fields that every command with candidates has agree with its older ones."""
+    if "results" not in document:
+        return
+    winner = document["winner"]
+    if isinstance(winner, str):
+        winner = [each["label"] for each in document["results"]].index(winner)
+    elif isinstance(winner, dict):
+        winner = winner["index"]
+    assert document["winner_index"] == winner
+    counts = {document.get(name) for name in ("candidates", "n", "attempts", "candidate_count")}
+    assert counts - {None} == {len(document["results"])}
 
 
 def trying(command: str, script: str) -> list[str]:
