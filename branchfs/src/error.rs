@@ -59,9 +59,7 @@ pub enum Error {
         wanted: String,
     },
     /// The branch has live children.
-    #[error(
-        "branch {name} has live children ({children}): it is frozen until they are committed or aborted"
-    )]
+    #[error("{}", frozen(.name, .children))]
     Frozen {
         /// The frozen branch.
         name: String,
@@ -192,6 +190,16 @@ pub enum Error {
     Corrupt(String),
 }
 
+/// The message for a branch that has children; of main, only undo and redo are refused for that.
+fn frozen(name: &str, children: &str) -> String {
+    if name == "main" {
+        return format!("branches of the directory are open ({children}); nothing was changed");
+    }
+    format!(
+        "branch {name} has live children ({children}): it is frozen until they are committed or aborted"
+    )
+}
+
 /// Whether the disk, or the user's share of it, is full.
 fn is_full(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
@@ -241,6 +249,9 @@ impl Error {
                 return Some(hint.into());
             }
             Self::NothingKept(_) => "see branchfs history for what is kept",
+            Self::Frozen { name, .. } if name == "main" => {
+                "commit or abort them first; --force makes them stale"
+            }
             Self::Frozen { .. } => "commit or abort the children first",
             Self::Busy { .. } => "end the processes that write there, then commit again",
             Self::Written { .. } => "close them, or end the processes that write there",

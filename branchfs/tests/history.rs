@@ -203,7 +203,8 @@ fn an_undo_waits_for_no_branch_unless_forced() {
     let open = mount.create("open");
     mount.create_below("open", "child");
     let said = refusal(&mount.run(&["undo"], &[]));
-    assert!(said.contains("branch main has live children (open, child)"), "{said}");
+    assert!(said.contains("branches of the directory are open (open, child)"), "{said}");
+    assert!(said.contains("--force makes them stale"), "{said}");
     assert!(mount.base().join("one").exists());
     succeed(&mount.run(&["undo", "--force"], &[]));
     assert!(!mount.base().join("one").exists());

@@ -13,12 +13,24 @@ const MODE: u32 = 0o755;
 /// What others must not have of it.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Makes sure that the directory is there and ours.
+/// Makes sure that the directory is there and belongs to this user.
 ///
 /// # Errors
-/// `Unsupported` where somebody else has made it.
+/// `Unsupported` if it belongs to another user.
 pub(super) fn directory() -> Result<PathBuf, Error> {
-    let path = place();
+    let user = rustix::process::geteuid().as_raw();
+    if user != 0 {
+        return prepare(of_user(user));
+    }
+    let outside = fs::read_to_string("/proc/self/uid_map").map_or(0, |map| outside_of_root(&map));
+    match prepare(PathBuf::from("/run/branchfs")) {
+        // In a user namespace /run may be that of the real root, who alone may change it.
+        Err(_) if outside != 0 => prepare(of_user(outside)),
+        prepared => prepared,
+    }
+}
+
+fn prepare(path: PathBuf) -> Result<PathBuf, Error> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).at(parent)?;
     }
@@ -26,16 +38,21 @@ pub(super) fn directory() -> Result<PathBuf, Error> {
     Ok(path)
 }
 
-fn place() -> PathBuf {
-    let user = rustix::process::geteuid();
-    if user.is_root() {
-        return PathBuf::from("/run/branchfs");
-    }
+fn of_user(user: u32) -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(directory) => PathBuf::from(directory).join("branchfs"),
-        // Everybody may write there: the name tells users apart.
-        None => std::env::temp_dir().join(format!("branchfs-{}", user.as_raw())),
+        // Every user may write there: the name tells users apart.
+        None => std::env::temp_dir().join(format!("branchfs-{user}")),
     }
+}
+
+/// Which user root is outside of its user namespace, by the namespace's map; 0 if there is none outside.
+fn outside_of_root(map: &str) -> u32 {
+    let lines = map
+        .lines()
+        .map(|line| line.split_ascii_whitespace().map(str::parse).collect::<Result<Vec<u32>, _>>());
+    let root = lines.flatten().find(|line| line.first() == Some(&0));
+    root.and_then(|line| line.get(1).copied()).unwrap_or(0)
 }
 
 fn own(path: &Path) -> Result<(), Error> {
@@ -68,6 +85,14 @@ mod tests {
         own(&path).unwrap();
         std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
         assert!(own(&path).unwrap_err().to_string().contains("is not a directory of this user"));
+    }
+
+    #[test]
+    fn root_of_a_user_namespace_is_another_user_outside() {
+        assert_eq!(outside_of_root("         0          0 4294967295\n"), 0);
+        assert_eq!(outside_of_root("         0       1000          1\n"), 1000);
+        assert_eq!(outside_of_root("  1000 1000 1\n  0 100000 65536\n"), 100_000);
+        assert_eq!(outside_of_root(""), 0);
     }
 
     #[test]

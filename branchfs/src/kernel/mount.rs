@@ -26,8 +26,12 @@ pub(crate) enum MountError {
     NotPermitted { mountpoint: PathBuf },
     #[error("cannot mount at {}: {errno}", mountpoint.display())]
     Refused { mountpoint: PathBuf, errno: Errno },
-    #[error("mounting without root needs fusermount3 (Debian: apt install fuse3): {0}")]
-    Helper(String),
+    #[error(
+        "mounting without root needs fusermount3, which is not installed (Debian: apt install fuse3)"
+    )]
+    NoHelper,
+    #[error("{said}{}", helper_advice(.said))]
+    Helper { said: String },
 }
 
 /// Mounts at `mountpoint` and returns the connection to the kernel. The mount table shows `source` as the mount's
@@ -64,7 +68,7 @@ fn mount_by_helper(mountpoint: &Path, source: &Path) -> Result<OwnedFd, MountErr
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags,
         SocketType,
     };
-    let failed = |error: io::Error| MountError::Helper(error.to_string());
+    let failed = |error: io::Error| MountError::Helper { said: format!("fusermount3: {error}") };
     let (ours, theirs) = rustix::net::socketpair(
         AddressFamily::UNIX,
         SocketType::STREAM,
@@ -81,10 +85,14 @@ fn mount_by_helper(mountpoint: &Path, source: &Path) -> Result<OwnedFd, MountErr
         .arg(mountpoint)
         .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
         .output()
-        .map_err(failed)?;
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => MountError::NoHelper,
+            _ => failed(error),
+        })?;
     drop(theirs);
     if !output.status.success() {
-        return Err(MountError::Helper(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(MountError::Helper { said });
     }
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -98,7 +106,21 @@ fn mount_by_helper(mountpoint: &Path, source: &Path) -> Result<OwnedFd, MountErr
             RecvAncillaryMessage::ScmRights(mut files) => files.next(),
             _ => None,
         })
-        .ok_or_else(|| MountError::Helper("it sent no descriptor".to_owned()))
+        .ok_or_else(|| MountError::Helper { said: "fusermount3 sent no descriptor".to_owned() })
+}
+
+/// What to do about a refusal of `fusermount3`, by its own words.
+fn helper_advice(said: &str) -> &'static str {
+    let said = said.to_ascii_lowercase();
+    if said.contains("username") {
+        "; fusermount3 mounts only for users with an entry in /etc/passwd: add one, or mount as root"
+    } else if said.contains("/dev/fuse") && said.contains("permission denied") {
+        "; run as root, or give this user read and write access to /dev/fuse"
+    } else if said.contains("/dev/fuse") {
+        "; load the kernel's fuse module, or run the container with --device /dev/fuse"
+    } else {
+        ""
+    }
 }
 
 /// The options for `fusermount3`, which takes a comma after a backslash as part of a value.
@@ -142,5 +164,22 @@ mod tests {
     fn commas_and_backslashes_of_a_source_are_escaped_for_fusermount() {
         let options = helper_options(Path::new("/a,b\\c d"));
         assert_eq!(options, r"fsname=/a\,b\\c d,subtype=branchfs,default_permissions");
+    }
+
+    #[test]
+    fn only_a_missing_helper_is_to_be_installed() {
+        let user = "fusermount3: could not determine username: uid 4321";
+        let device = "fusermount3: failed to open /dev/fuse: Permission denied";
+        let other = "fusermount3: user has no write access to mountpoint /m";
+        for (said, advice) in [
+            (user, "add one, or mount as root"),
+            (device, "give this user read and write access to /dev/fuse"),
+            (other, other),
+        ] {
+            let shown = MountError::Helper { said: said.to_owned() }.to_string();
+            assert!(shown.starts_with(said) && shown.ends_with(advice), "{shown}");
+            assert!(!shown.contains("fuse3)"), "{shown}");
+        }
+        assert!(MountError::NoHelper.to_string().contains("apt install fuse3"));
     }
 }
