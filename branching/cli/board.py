@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from branching.cli.visible import visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.table import Table
 
     from branching.patterns import Event
@@ -97,7 +97,7 @@ class Board:
         console = Console(stderr=True)
         live = Live(
             console=console,
-            get_renderable=lambda: self.table(console),
+            get_renderable=lambda: self.drawing(console),
             refresh_per_second=REFRESHES_PER_SECOND,
         )
         with live:
@@ -131,6 +131,13 @@ class Board:
     def _put(self, row: _Row, state: str) -> None:
         self._steps += 1
         row.state, row.last_step = state, self._steps
+
+    def drawing(self, console: Console) -> Group:
+        """Returns the table, and while it can change an empty line below it for the cursor: where
+        the terminal shows ^C itself, which would break the table's last line in two."""
+        from rich.console import Group
+
+        return Group(self.table(console), *([] if self.is_over else [""]))
 
     def table(self, console: Console) -> Table:
         """Returns it as it is now, as large as the terminal has room for."""

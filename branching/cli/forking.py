@@ -391,8 +391,10 @@ class Forking:
         elif self.is_left and self.has_failed_tests and self._coordinator is not None:
             fork_id = self._coordinator.fork_id
             lines.append(
-                f"the tests failed; the fork is open: branching fork --resume {fork_id} --pick "
-                f"NAME merges a branch all the same, branching fork --drop {fork_id} drops it"
+                for_caller(
+                    f"the tests failed; the fork is open: branching fork --resume {fork_id} --pick "
+                    f"NAME merges a branch all the same, branching fork --drop {fork_id} drops it"
+                )
             )
         elif self.is_left and self._coordinator is not None:
             fork_id = self._coordinator.fork_id

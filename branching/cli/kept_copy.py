@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from branching.cli.advice import READ_ONLY_WORDS
 from branching.patterns.event import Event
 from branching.patterns.logbook import Logbook
 from branching.patterns.program import Blocks
@@ -25,6 +26,8 @@ class KeptCopy:
         self._write = book.and_then(self._notice)
         self._lock = threading.Lock()  # guards the book: each output has a thread of its own
         self._started: Event | None = None
+        self.was_read_only = False
+        """Whether the output says that a write was refused as read-only."""
         self.relay = Relay(self._new_lines, owner=owner, stdout=stdout)
 
     def on_event(self, event: Event) -> None:
@@ -49,6 +52,7 @@ class KeptCopy:
 
     def _keep(self, block: str) -> None:
         with self._lock:
+            self.was_read_only |= any(word in block for word in READ_ONLY_WORDS)
             if self._started is not None:
                 self._write(
                     Event(

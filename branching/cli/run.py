@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from branching.cli.advice import advice
 from branching.cli.failure import EXIT_TIMEOUT, UsageFault, note, reported
 from branching.cli.group import grouped
 from branching.cli.limits import LimitOptions
@@ -138,7 +139,7 @@ def run(
             is_stdout_ours=json,
             is_logged=not no_log,
         )
-        code, action, how, changes, space = _run(plan, workspace)
+        code, action, how, changes, space, hints = _run(plan, workspace)
         note_privileges(changes)
         if json:
             print_json(
@@ -159,6 +160,8 @@ def run(
             if verbose:
                 for line in change_lines(changes, sys.stderr):
                     note(f"  {line}")
+            for hint in hints:
+                note(f"Hint: {hint}")
         raise typer.Exit(code)
 
 
@@ -173,7 +176,13 @@ class _Policy:
     def choose(self, runner: Runner, attempt: Attempt) -> End:
         if self.ask:
             runner.lift_deadline()
-            return End.commit if runner.consult(attempt, _asked) else End.abort
+
+            def ask() -> bool:
+                for line in change_lines(attempt.branch.diff(), sys.stderr):
+                    note(f"  {line}")
+                return _asked()
+
+            return End.commit if runner.consult(attempt, ask) else End.abort
         return self.on_success if attempt.succeeded else self.on_error
 
 
@@ -202,23 +211,36 @@ class _Plan:
     """The command's output goes to stderr, for stdout is for the document."""
     is_logged: bool
 
+    @property
+    def stdout(self) -> int:
+        """The descriptor for the command's standard output."""
+        return 2 if self.is_stdout_ours else 1
 
-def _run(plan: _Plan, path: Path | None) -> tuple[int, str, str | None, list[Change], Path]:
+
+def _run(
+    plan: _Plan, path: Path | None
+) -> tuple[int, str, str | None, list[Change], Path, list[str]]:
     """Returns the exit code, what became of the branch, how the command ended, what was committed,
-    and the workspace."""
+    the workspace, and hints."""
     from branching.cli.interrupt import interruptible
     from branching.cli.kept_copy import kept_copy
     from branching.patterns.logbook import COMMAND_SUFFIX
     from branching.patterns.program import Program, shell
     from branching.patterns.runner import Runner, Stopped
 
-    stdout = 2 if plan.is_stdout_ours else 1
     with owned_workspace(path) as (workspace, owner), ExitStack() as stack:
-        surroundings: dict[str, Any] = {"workspace": workspace.seen_at, "owner": owner}
-        surroundings["tells_output"] = False
-        copy = stack.enter_context(kept_copy(workspace, owner, stdout)) if plan.is_logged else None
+        surroundings: dict[str, Any] = {
+            "workspace": workspace.seen_at,
+            "owner": owner,
+            "tells_output": False,
+        }
+        copy = (
+            stack.enter_context(kept_copy(workspace, owner, plan.stdout))
+            if plan.is_logged
+            else None
+        )
         if copy is None:
-            outputs: dict[str, Any] = {"stdout": stdout}
+            outputs: dict[str, Any] = {"stdout": plan.stdout}
             on_stderr: dict[str, Any] = {"stdout": 2}
         else:
             relay = copy.relay
@@ -280,7 +302,9 @@ def _run(plan: _Plan, path: Path | None) -> tuple[int, str, str | None, list[Cha
         done = interruptible(call, is_done=lambda done: done is not None)
         assert done is not None, "without a value the call was stopped, and that is raised"
         code, end, how, changes = done
-        return code, _ACTIONS[end], how, changes, workspace.seen_at
+        was_refused = copy is not None and copy.was_read_only
+        hints = advice(plan.command, code, workspace.base, was_read_only=was_refused)
+        return code, _ACTIONS[end], how, changes, workspace.seen_at, hints
 
 
 class _Outrun(Exception):

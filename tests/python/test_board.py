@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from typing import Any
 
 import pytest
@@ -130,3 +131,15 @@ class TestOnARealTerminal:
             tmux.press("C-c")
             assert tmux.until_ended() == 130
             assert "nothing was committed" in tmux.screen()
+
+    def test_ctrl_c_leaves_the_table_whole(self, real: Mounted) -> None:
+        """The terminal writes ^C where the cursor is."""
+        candidates = ["-c", "echo one; sleep 600", "-c", "echo two; sleep 600"]
+        command = shlex.join(branching_argv("speculate", *candidates))
+        script = f"echo before; echo before; exec {command}"
+        with Tmux(real.root, ["sh", "-c", script]) as tmux:
+            tmux.until_shown("one", "two", "running")
+            tmux.press("C-c")
+            assert tmux.until_ended() == 130
+            assert tmux.screen().count("last output") == 1, tmux.screen()
+            assert "^C" not in tmux.screen()

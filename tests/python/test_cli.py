@@ -376,6 +376,7 @@ class TestOnATerminal:
             assert (done.code, f"action: {action}" in done.out) == (code, True), done.out
         assert (root / "made").read_text() == "3\n"
         run = OnTerminal(root, ["run", "--ask", "--", "touch", "other"])
+        run.wait_for("A other")
         run.wait_for("[y/n] ")
         run.type("\x04")
         assert "action: aborted" in run.done().out
