@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::error::{Context, Error};
 use crate::no_follow;
-use crate::overlay::parse_redirect;
+use crate::overlay::{Namespace, parse_redirect};
 use crate::tree::{self, Tree, remove_path};
 use crate::view::HIDDEN;
 use crate::workspace::{
@@ -56,7 +56,11 @@ pub fn check(path: &Path, repair: bool) -> Result<Vec<Damage>, Error> {
     let _lock = lock_for_check(&store)?;
     let metadata = fs::metadata(&store).at(&store)?;
     let owner = (metadata.uid(), metadata.gid());
-    let mut check = Check { store, home: home.clone(), owner, repair, damages: Vec::new() };
+    let is_user =
+        fs::read_link(store.join("marks")).is_ok_and(|word| *word == *Namespace::User.word());
+    let namespace = if is_user { Namespace::User } else { Namespace::Trusted };
+    let mut check =
+        Check { store, home: home.clone(), owner, namespace, repair, damages: Vec::new() };
     if text != FORMAT.as_bytes() {
         let write = |path: &Path| no_follow::write(path, FORMAT.as_bytes());
         check.tell(Path::new("format"), "it is missing or cut off", Some(&write))?;
@@ -64,8 +68,14 @@ pub fn check(path: &Path, repair: bool) -> Result<Vec<Damage>, Error> {
     check.all()?;
     let mut damages = check.damages;
     if let Some(home) = home {
-        let mut check =
-            Check { store: home.clone(), home: None, owner, repair, damages: Vec::new() };
+        let mut check = Check {
+            store: home.clone(),
+            home: None,
+            owner,
+            namespace,
+            repair,
+            damages: Vec::new(),
+        };
         check.base_side()?;
         let absolute = |damage: Damage| Damage { path: home.join(&damage.path), ..damage };
         damages.extend(check.damages.into_iter().map(absolute));
@@ -81,6 +91,8 @@ struct Check {
     /// The base's own part, where the store is elsewhere: it has the veils.
     home: Option<PathBuf>,
     owner: (u32, u32),
+    /// Which attributes carry the marks of the layers.
+    namespace: Namespace,
     repair: bool,
     damages: Vec<Damage>,
 }
@@ -368,15 +380,12 @@ impl Check {
     }
 
     fn mark(&mut self, tree: &Tree, path: &Path, shown: &Path) -> Result<(), Error> {
-        for namespace in ["trusted.overlay.", "user.overlay."] {
-            let value =
-                |name: &str| tree.get_xattr(path, OsStr::new(&format!("{namespace}{name}"))).ok();
-            if value("redirect").is_some_and(|to| parse_redirect(&to, path).is_none()) {
-                self.tell(&shown.join(path), "its redirect leads out of the layers", None)?;
-            }
-            if value("opaque").is_some_and(|value| value != b"y" && value != b"x") {
-                self.tell(&shown.join(path), "its opaque mark has no known value", None)?;
-            }
+        let value = |name: &str| tree.get_xattr(path, OsStr::new(name)).ok();
+        if value(self.namespace.redirect()).is_some_and(|to| parse_redirect(&to, path).is_none()) {
+            self.tell(&shown.join(path), "its redirect leads out of the layers", None)?;
+        }
+        if value(self.namespace.opaque()).is_some_and(|value| value != b"y" && value != b"x") {
+            self.tell(&shown.join(path), "its opaque mark has no known value", None)?;
         }
         Ok(())
     }

@@ -81,13 +81,14 @@ pub(crate) fn may_be_whiteout(stat: &Statx) -> bool {
 }
 
 /// Extended attributes that belong to the format: never shown, never copied, never committed. All others are the users',
-/// also those that begin with `user.branchfs.`.
+/// also those that begin with `user.branchfs.`, and with `user.overlay.` where the marks are `trusted` attributes.
 pub(crate) fn is_private_xattr(name: &OsStr) -> bool {
     let name = name.as_bytes();
-    [&b"trusted.overlay."[..], b"user.overlay.", b"trusted.branchfs."]
-        .iter()
-        .any(|prefix| name.starts_with(prefix))
-        || (name == Namespace::User.partial().as_bytes() && HAS_USER_MARKS.load(Ordering::Relaxed))
+    let is_trusted =
+        name.starts_with(b"trusted.overlay.") || name.starts_with(b"trusted.branchfs.");
+    let is_of_user =
+        || name.starts_with(b"user.overlay.") || name == Namespace::User.partial().as_bytes();
+    is_trusted || (HAS_USER_MARKS.load(Ordering::Relaxed) && is_of_user())
 }
 
 /// The path in the lower layers that the redirect of the directory at `path` names; `None` for one that leads out.

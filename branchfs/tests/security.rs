@@ -615,13 +615,12 @@ fn marks_of_the_layer_format_cannot_be_forged() {
         set("trusted.overlay.redirect", format!("/../..{}", outside.path().display()).as_bytes());
     });
     let branch = mount.create("branch");
-    for name in [
-        "trusted.overlay.opaque",
-        "trusted.overlay.redirect",
-        "user.overlay.opaque",
-        "user.overlay.redirect",
-        "trusted.branchfs.device",
-    ] {
+    // Where the marks are `trusted` attributes, these mean nothing.
+    for name in ["user.overlay.opaque", "user.overlay.redirect"] {
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::lsetxattr(branch.join("room"), name, b"y", flags).unwrap();
+    }
+    for name in ["trusted.overlay.opaque", "trusted.overlay.redirect", "trusted.branchfs.device"] {
         for path in ["room", "room/file"] {
             let set = rustix::fs::lsetxattr(
                 branch.join(path),

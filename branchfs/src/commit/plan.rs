@@ -19,7 +19,7 @@ mod rest;
 mod selected;
 mod whole;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -164,6 +164,8 @@ struct Planner<'a> {
     left_out: BTreeSet<PathBuf>,
     /// What is deleted, and what is added and was copied from the base: perhaps one that was renamed.
     renames: Renames,
+    /// Inode numbers of objects of the base of which a layer has a copy.
+    copied: HashSet<u64>,
     pending: Vec<Task>,
     next: usize,
 }
@@ -179,6 +181,7 @@ pub(crate) fn plan(disk: &Disk, request: &Request) -> Result<Plan, Error> {
         metadata: Vec::new(),
         left_out: BTreeSet::new(),
         renames: Renames::default(),
+        copied: request.origins.values().copied().collect(),
         pending: Vec::new(),
         next: 0,
     };
@@ -399,6 +402,9 @@ impl Planner<'_> {
                     self.list_deleted(path, existing, &from)?;
                 }
                 let is_same_kind = kind_of(found) == kind;
+                if is_same_kind {
+                    self.refuse_unseen_attributes(path, existing)?;
+                }
                 self.change(
                     path,
                     if is_same_kind { ChangeKind::Modified } else { ChangeKind::Type },
@@ -429,6 +435,9 @@ impl Planner<'_> {
         let kind = kind_of(found);
         let (from, to) = (Place::Base(path.to_path_buf()), self.aside());
         self.displace(&to, found);
+        if self.copied.contains(&found.stx_ino) {
+            self.refuse_unseen_attributes(path, existing)?; // the branch moved it
+        }
         if kind == FileType::Directory {
             self.list_deleted(path, existing, &to)?;
         }
@@ -458,6 +467,9 @@ impl Planner<'_> {
                 };
                 refuse_immutable(&path, &stat)?;
                 self.check(&place, Some(&stat))?;
+                if self.copied.contains(&stat.stx_ino) {
+                    self.refuse_unseen_attributes(&path, &place)?;
+                }
                 self.displace(&aside.join(&entry.name), &stat);
                 self.deleted(&path, &stat);
                 if kind_of(&stat) == FileType::Directory {

@@ -7,6 +7,7 @@ use rustix::fs::{OFlags, Statx, StatxAttributes};
 use super::Planner;
 use crate::commit::step::{Disk, Place};
 use crate::error::{Context, Error};
+use crate::overlay::may_be_whiteout;
 use crate::seen::{Expected, Identity};
 
 impl Planner<'_> {
@@ -41,6 +42,7 @@ impl Planner<'_> {
 
     pub(super) fn check_present(&mut self, path: &Path, stat: &Statx) -> Result<(), Error> {
         refuse_mount_point(path, stat)?;
+        self.refuse_unseen_device(path, stat)?;
         let found = Identity::of(stat);
         let traces = &self.request.traces;
         let is_as_known = |ctime: i64| {
@@ -72,6 +74,29 @@ impl Planner<'_> {
         if !is_seen && !ctimes.any(|ctime| self.is_of_the_fork(ctime)) {
             self.plan.drift.insert(path.to_path_buf());
         }
+    }
+
+    /// The kernel takes a device 0:0 of the base for a whiteout: nobody in the branch has seen it.
+    fn refuse_unseen_device(&self, path: &Path, stat: &Statx) -> Result<(), Error> {
+        if !(self.request.by_kernel && may_be_whiteout(stat)) {
+            return Ok(());
+        }
+        let path = path.display();
+        Err(Error::Unsupported(format!(
+            "{path} is a device 0:0 in the base, which the overlay driver cannot show in a branch, and the commit would take it away; the branch is still open: commit with --exclude /{path}, or move the device out of the base"
+        )))
+    }
+
+    /// An object of the base may bear attributes that overlay file systems reserve for themselves. A branch does not see
+    /// them, so that its copy of the object is without them.
+    pub(super) fn refuse_unseen_attributes(&self, path: &Path, place: &Place) -> Result<(), Error> {
+        let Place::Base(_) = place else { return Ok(()) };
+        let marks = self.disk.marks(place)?;
+        let Some((name, _)) = marks.first() else { return Ok(()) };
+        let (path, name) = (path.display(), name.to_string_lossy());
+        Err(Error::Unsupported(format!(
+            "{path} has the attribute {name} in the base, which belongs to another overlay file system and which a branch cannot carry: the commit would drop it; the branch is still open: commit with --exclude /{path}, or remove the attribute first (setfattr -x {name})"
+        )))
     }
 
     /// Whether what was last changed at `ctime` is as it was at the fork, but for what our own work did to it.
