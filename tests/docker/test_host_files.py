@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import tarfile
-import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -156,11 +156,12 @@ def test_a_signal_ends_an_export_and_leaves_no_half_of_a_file(image: str, projec
     with client:
         while not (archive.exists() and archive.stat().st_size > 1 << 20):
             assert client.poll() is None, client.stderr and client.stderr.read()
-        while client.poll() is None:  # of the first one an export may end, as it does outside of a container
+        while client.poll() is None:  # the first may end it as it does outside of a container; the second insists
             client.send_signal(signal.SIGTERM)
-            time.sleep(0.1)
-    assert client.returncode == 128 + signal.SIGTERM
-    assert not archive.exists()
+            with suppress(subprocess.TimeoutExpired):
+                client.wait(timeout=2)
+    # With a signal that comes too late the archive is whole, and the exit code says so.
+    assert archive.exists() == (client.returncode == 0)
     subprocess.run([*command, "abort", "fix"], check=True, capture_output=True)
 
 
