@@ -207,7 +207,7 @@ class OpenFork:
         decide(carrier.name)
         force, skip = _own(options)
         try:
-            return carrier.commit(policy=self.place.policy, force=force, skip=skip)
+            return carrier.commit(policy=self.place.policy, force=force, skip=skip, drop_rest=True)
         except BaseException:
             if not self._is_stuck:
                 decide(None)

@@ -7,13 +7,21 @@ from typing import Annotated
 import typer
 
 from branching.cli.failure import UsageFault, reported
-from branching.cli.options import BranchArgument, JsonOption, Policy, WorkspaceOption, not_blank
+from branching.cli.options import (
+    BranchArgument,
+    DropRestOption,
+    JsonOption,
+    Policy,
+    WorkspaceOption,
+    not_blank,
+)
 from branching.cli.place import opened_workspace
 from branching.cli.report import (
     change_facts,
     change_lines,
     note_forgotten,
     note_privileges,
+    note_rest,
     print_json,
     warning_facts,
 )
@@ -27,18 +35,30 @@ def commit(
         typer.Option("--force", help="Where others changed the same paths, take the branch's."),
     ] = False,
     skip: Annotated[
-        bool, typer.Option("--skip", help="Where others changed the same paths, leave theirs.")
+        bool,
+        typer.Option(
+            "--skip",
+            help="Where others changed the same paths, leave theirs; the branch stays open with "
+            "its own version.",
+        ),
     ] = False,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="GLOB", callback=not_blank, help="Commit these paths only. Repeatable."
+            metavar="GLOB",
+            callback=not_blank,
+            help="Commit these paths only; the branch stays open with the rest. Repeatable.",
         ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option(metavar="GLOB", callback=not_blank, help="Leave these paths out. Repeatable."),
+        typer.Option(
+            metavar="GLOB",
+            callback=not_blank,
+            help="Leave these paths out; the branch stays open with them. Repeatable.",
+        ),
     ] = None,
+    drop_rest: DropRestOption = False,
     policy: Annotated[
         Policy | None,
         typer.Option(
@@ -60,7 +80,9 @@ def commit(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Commit a branch that was kept, all or nothing.
+    """Commit a branch that was kept, all or nothing, or some of its paths.
+
+    The branch is closed, unless changed paths remain: it stays open with these.
 
     Example: branching commit run-1a2b3c4d
     """
@@ -74,18 +96,26 @@ def commit(
                 skip=skip,
                 only=only or (),
                 exclude=exclude or (),
+                drop_rest=drop_rest,
                 policy=policy.value if policy else None,
                 rebase=rebase,
                 dry_run=dry_run,
             )
         note_forgotten(branch.forgotten, is_dry_run=dry_run)
         note_privileges(changes)
+        if not dry_run:
+            note_rest(name, branch.remaining)
         action = "none" if dry_run else "committed"
         if json:
             facts = change_facts(changes)
             warnings = warning_facts(changes)
-            print_json("commit", branch=name, action=action, changes=facts, **warnings)
+            remaining = branch.remaining
+            print_json(
+                "commit", branch=name, action=action, changes=facts, remaining=remaining, **warnings
+            )
         else:
             print(f"branch: {name}\naction: {action}")
+            if branch.remaining:
+                print(f"remaining: {branch.remaining}")
             if dry_run:
                 print("".join(f"  {line}\n" for line in change_lines(changes)), end="")

@@ -16,8 +16,8 @@ from branching.cli.options import (
     CandidatesOption,
     CommandArgument,
     JsonOption,
+    MergeSelectOption,
     QuietOption,
-    SelectOption,
     TimeoutOption,
     WorkspaceOption,
 )
@@ -116,7 +116,7 @@ def fork(
         str | None,
         typer.Option(metavar="ID", help="Drop such a fork.", show_default=False),
     ] = None,
-    select: SelectOption = None,
+    select: MergeSelectOption = None,
     timeout: TimeoutOption = None,
     workspace: WorkspaceOption = None,
     quiet: QuietOption = False,

@@ -131,8 +131,27 @@ SelectOption = Annotated[
         "--select",
         metavar="GLOB",
         callback=not_blank,
-        help="Commit these paths only. Repeatable.",
+        help="Commit these paths only; the branch stays open with the rest. Repeatable.",
         show_default=False,
+    ),
+]
+
+MergeSelectOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--select",
+        metavar="GLOB",
+        callback=not_blank,
+        help="Merge these paths of the winner only. Repeatable.",
+        show_default=False,
+    ),
+]
+
+DropRestOption = Annotated[
+    bool,
+    typer.Option(
+        "--drop-rest",
+        help="Drop the changed paths that are not committed, and close the branch.",
     ),
 ]
 

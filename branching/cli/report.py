@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -78,6 +79,16 @@ def warning_facts(changes: Sequence[Change]) -> dict[str, list[str]]:
     return {"warnings": warnings} if warnings else {}
 
 
+def note_rest(branch: str, remaining: int) -> None:
+    """Prints how many changed paths a commit left in its branch, and what to do with them."""
+    if remaining:
+        paths = "1 changed path was" if remaining == 1 else f"{remaining} changed paths were"
+        note(
+            f"branch {branch} stays open: {paths} not committed; see branching diff "
+            f"{shlex.quote(branch)}, then branching commit or branching abort it"
+        )
+
+
 def finish(
     search: Search, outcome: SpeculationOutcome, lines: Sequence[str], facts: dict[str, Any]
 ) -> None:
@@ -87,6 +98,8 @@ def finish(
     """
     kept = _kept(outcome)
     note_privileges(outcome.changes)
+    if outcome.branch is not None:
+        note_rest(outcome.branch.name, outcome.remaining)
     if search.options.json:
         print_json(
             search.command,
@@ -97,6 +110,7 @@ def finish(
             action=_action(outcome),
             kept=kept,
             changes=change_facts(outcome.changes),
+            remaining=outcome.remaining,
             **warning_facts(outcome.changes),
         )
     else:

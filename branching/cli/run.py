@@ -19,6 +19,7 @@ from branching.cli.group import grouped
 from branching.cli.limits import LimitOptions
 from branching.cli.options import (
     CommandArgument,
+    DropRestOption,
     JsonOption,
     SelectOption,
     SetupOption,
@@ -32,12 +33,13 @@ from branching.cli.report import (
     ended_how,
     note_forgotten,
     note_privileges,
+    note_rest,
     print_json,
     warning_facts,
 )
 
 if TYPE_CHECKING:
-    from branching.fs import Change
+    from branching.patterns import SpeculationOutcome
     from branching.patterns.attempt import Attempt
     from branching.patterns.runner import Runner
     from branching.process import ResourceLimits
@@ -90,6 +92,7 @@ def run(
     timeout: TimeoutOption = None,
     setup: SetupOption = None,
     select: SelectOption = None,
+    drop_rest: DropRestOption = False,
     quiet: Annotated[
         bool, typer.Option("-q", "--quiet", help="Do not print the line with the outcome.")
     ] = False,
@@ -135,12 +138,16 @@ def run(
             timeout=timeout,
             setup=setup,
             select=tuple(select or ()),
+            drop_rest=drop_rest,
             limits=limits.limits(),
             is_stdout_ours=json,
             is_logged=not no_log,
         )
-        code, action, how, changes, space, hints = _run(plan, workspace)
+        code, action, how, outcome, space, hints = _run(plan, workspace)
+        changes = outcome.changes
         note_privileges(changes)
+        if outcome.branch is not None:
+            note_rest(outcome.branch.name, outcome.remaining)
         if json:
             print_json(
                 "run",
@@ -149,6 +156,7 @@ def run(
                 action=action,
                 ended=how,
                 changes=change_facts(changes),
+                remaining=outcome.remaining,
                 **warning_facts(changes),
             )
         else:
@@ -206,6 +214,7 @@ class _Plan:
     timeout: float | None
     setup: str | None
     select: tuple[str, ...]
+    drop_rest: bool
     limits: ResourceLimits | None
     is_stdout_ours: bool
     """The command's output goes to stderr, for stdout is for the document."""
@@ -219,8 +228,8 @@ class _Plan:
 
 def _run(
     plan: _Plan, path: Path | None
-) -> tuple[int, str, str | None, list[Change], Path, list[str]]:
-    """Returns the exit code, what became of the branch, how the command ended, what was committed,
+) -> tuple[int, str, str | None, SpeculationOutcome, Path, list[str]]:
+    """Returns the exit code, what became of the branch, how the command ended, what came of it,
     the workspace, and hints."""
     from branching.cli.interrupt import interruptible
     from branching.cli.kept_copy import kept_copy
@@ -251,7 +260,7 @@ def _run(
         if plan.setup:
             setup = Program(shell(plan.setup), **on_stderr, **surroundings)
 
-        def call() -> tuple[int, End, str | None, list[Change]] | None:
+        def call() -> tuple[int, End, str | None, SpeculationOutcome] | None:
             for _ in range(FORKS_MAX - 1):
                 try:
                     return fork_and_run()
@@ -261,7 +270,7 @@ def _run(
 
         def fork_and_run(
             *, is_last: bool = False
-        ) -> tuple[int, End, str | None, list[Change]] | None:
+        ) -> tuple[int, End, str | None, SpeculationOutcome] | None:
             with Runner(
                 workspace,
                 # After a setup the branch that stays is the one the setup was run in.
@@ -271,6 +280,7 @@ def _run(
                 timeout=plan.timeout,
                 setup=setup,
                 only=plan.select,
+                drop_rest=plan.drop_rest,
                 limits=plan.limits,
                 on_event=None if copy is None else copy.on_event,
                 # Commands that run at the same time and change other paths are all committed.
@@ -296,15 +306,15 @@ def _run(
                 elif end is not End.abort:
                     runner.keep(attempt)
                 how = ended_how(attempt.answer.value, attempt.state)
-                return code, end, how, runner.outcome().changes
+                return code, end, how, runner.outcome()
             return None  # stopped by a signal
 
         done = interruptible(call, is_done=lambda done: done is not None)
         assert done is not None, "without a value the call was stopped, and that is raised"
-        code, end, how, changes = done
+        code, end, how, outcome = done
         was_refused = copy is not None and copy.was_read_only
         hints = advice(plan.command, code, workspace.base, was_read_only=was_refused)
-        return code, _ACTIONS[end], how, changes, workspace.seen_at, hints
+        return code, _ACTIONS[end], how, outcome, workspace.seen_at, hints
 
 
 class _Outrun(Exception):

@@ -20,6 +20,7 @@ import typer
 
 from branching.cli.limits import GroupLimitOptions, LimitOptions
 from branching.cli.options import (
+    DropRestOption,
     JsonOption,
     ParallelOption,
     QuietOption,
@@ -64,6 +65,7 @@ class SearchOptions(GroupLimitOptions, LimitOptions):
     parallel: ParallelOption = None
     setup: SetupOption = None
     select: SelectOption = None
+    drop_rest: DropRestOption = False
     on_success: Annotated[
         Success, typer.Option(help="What to do with the winner's branch.", show_choices=True)
     ] = Success.commit
@@ -123,6 +125,7 @@ class Search:
             "max_parallel": options.parallel,
             "commit": options.on_success is Success.commit,
             "only": options.select or (),
+            "drop_rest": options.drop_rest,
             "setup": self.program(options.setup) if options.setup else None,
             "keep_failed": options.on_error is not Failure.abort,
             "on_event": self._listener,

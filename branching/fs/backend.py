@@ -145,6 +145,9 @@ class Committed:
     """The paths that it changed in the parent."""
     forgotten: list[str]
     """Branch names of the earlier commits that can no longer be undone because of it."""
+    remaining: int = 0
+    """How many changed paths were not committed. The branch stays open with them; with 0 it is
+    closed."""
 
 
 class Backend(Protocol):
@@ -187,11 +190,15 @@ class Backend(Protocol):
         skip: bool = False,
         only: Sequence[str] = (),
         exclude: Sequence[str] = (),
+        drop_rest: bool = False,
         policy: Policy | None = None,
         rebase: bool = False,
         dry_run: bool = False,
     ) -> Committed:
-        """Applies the branch to its parent, all or nothing. CommitError or ConflictError if not."""
+        """Applies the branch to its parent, all or nothing. CommitError or ConflictError if not.
+
+        The branch stays open with what `only`, `exclude` and `skip` leave, unless `drop_rest`.
+        """
 
     def rebase(
         self, branch: BranchRecord, *, force: bool = False, dry_run: bool = False

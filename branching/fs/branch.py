@@ -6,6 +6,8 @@ it: committed on a clean exit, aborted on an exception, left open where told so.
     new ── __enter__ ──> open ── commit() ──> committed
                           └───── abort() ───> aborted
 
+A commit of a part leaves the branch open with the rest, also after a clean exit of the `with`.
+
 `async with` does the same without blocking the event loop. A cancelled task aborts the branch, as
 any exception does.
 
@@ -77,6 +79,9 @@ class Branch:
         """It is dropped if this process is killed while it is open: its `with` ends it always."""
         self.forgotten: list[str] = []
         """After a commit: branch names of earlier commits that can no longer be undone."""
+        self.remaining = 0
+        """After a commit: changed paths that were not committed. The branch is open with them."""
+        self._is_rest = False
         self._pid = os.getpid()
 
     @classmethod
@@ -142,11 +147,17 @@ class Branch:
         skip: bool = False,
         only: Sequence[str] = (),
         exclude: Sequence[str] = (),
+        drop_rest: bool = False,
         policy: Policy | None = None,
         rebase: bool = False,
         dry_run: bool = False,
     ) -> list[Change]:
         """Applies the branch to its parent, all or nothing, and closes it; returns what changed.
+
+        If `only`, `exclude` or `skip` leave changed paths, the branch stays open with them, on top
+        of the new content of its parent, and `remaining` is their number. A clean exit of its
+        `with` then leaves it open too: `commit` or `abort` it, now or later. Open files of the
+        branch become stale. `drop_rest` drops these paths and closes the branch.
 
         Where a path of the base was changed by others since the branch depended on it, `force`
         takes the branch's side and `skip` the others'. `only` and `exclude` are patterns of the
@@ -159,7 +170,7 @@ class Branch:
 
         Raises ConflictError when a sibling was committed first, or others changed the same paths,
         and CommitError when the file system refused. Parent and branch are then as before. Raises
-        RecoveryError when the commit was applied but not completed; the branch is then closed.
+        RecoveryError when the commit was applied but not completed; this object is then closed.
         """
         record = self._opened()
         if self._ended is not None:
@@ -171,6 +182,7 @@ class Branch:
                 skip=skip,
                 only=only,
                 exclude=exclude,
+                drop_rest=drop_rest,
                 policy=policy,
                 rebase=rebase,
                 dry_run=dry_run,
@@ -178,7 +190,11 @@ class Branch:
         except RecoveryError:
             self._end("committed")  # an abort at the end of the `with` must not follow
             raise
-        if not dry_run:
+        self.remaining = committed.remaining
+        if self.remaining and not dry_run:
+            self._is_rest = True
+            self.release()  # it is work that was kept
+        elif not dry_run:
             self._end("committed")
         self.forgotten = committed.forgotten
         if record.parent != MAIN_ID:
@@ -299,7 +315,7 @@ class Branch:
         if self._ended is not None or self._pid != os.getpid():
             return  # who was forked in the `with` leaves it too: the branch is our parent's
         with deferred():
-            if kind is None and self._on_success == "commit":
+            if kind is None and self._on_success == "commit" and not self._is_rest:
                 self._commit_at_exit()
             elif kind is not None and self._on_error == "abort":
                 try:

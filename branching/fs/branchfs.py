@@ -125,6 +125,7 @@ class BranchFS:
         skip: bool = False,
         only: Sequence[str] = (),
         exclude: Sequence[str] = (),
+        drop_rest: bool = False,
         policy: Policy | None = None,
         rebase: bool = False,
         dry_run: bool = False,
@@ -133,13 +134,23 @@ class BranchFS:
         fields |= {"rebase": True} if rebase else {}
         fields |= {} if policy is None else {"policy": policy}
         fields |= {"dry_run": True} if dry_run else {}
-        fields |= {"only": list(only), "exclude": list(exclude), "drop_rest": True}
+        fields |= {"only": list(only), "exclude": list(exclude)}
         what = f"branch {branch.name!r} was not committed"
+        if drop_rest:
+            fields["drop_rest"] = True
+        elif (skip or only or exclude) and "drop_rest" not in self._features:
+            raise CommitError(
+                f"{what}: the BranchFS of {self._root} would drop the paths that are not committed",
+                hint="mount it with a newer branchfs, or drop them with drop_rest (--drop-rest)",
+                branch=branch.name,
+            )
         with _translated(CommitError, what, self._root, branch=branch.name):
             done = _patiently(lambda: self._control.request("commit", fields))
         forgotten = cast("list[Fields]", done.get("forgotten", []))
         return Committed(
-            changes=_changes(done), forgotten=[str(entry["branch"]) for entry in forgotten]
+            changes=_changes(done),
+            forgotten=[str(entry["branch"]) for entry in forgotten],
+            remaining=_int(done.get("remaining", 0)),
         )
 
     def rebase(

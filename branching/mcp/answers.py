@@ -102,12 +102,19 @@ class PathChange(Answer):
         return f"{mark} {self.origin} -> {name}" if self.origin else f"{mark} {name}"
 
 
+REST = "still open; changed paths that were not committed"
+
+
 class Changes(Answer):
     """What a branch changed against its parent, or what a commit changed in it."""
 
     branch: str
     action: Literal["none", "committed", "aborted", "kept"] = "none"
     commit: int | None = Field(default=None, description="Id of the commit, for undo")
+    remaining: int = Field(
+        default=0,
+        description="Changed paths that were not committed; the branch stays open with them",
+    )
     summary: str = Field(description="How many paths, by kind of change")
     changes: list[PathChange] = Field(description=f"The first {CHANGES_MAX} of them")
     patch: str | None = Field(None, description="As a patch that git apply takes, if asked for")
@@ -136,10 +143,13 @@ class Changes(Answer):
         done = "" if self.action == "none" else f" {self.action}"
         if self.commit is not None:
             done += f" as commit {self.commit}"
+        rest = []
+        if self.remaining and self.action == "committed":
+            rest = [f"{REST}: {self.remaining}"]
         lines = [f"branch {self.branch}{done}: {self.summary}", *change_lines(self.changes)]
         if self.truncated:
             lines.append(f"... more in branching://branches/{self.branch}/diff")
-        return "\n".join(lines + ([self.patch] if self.patch else []))
+        return "\n".join(lines + rest + ([self.patch] if self.patch else []))
 
 
 class CommandResult(Answer):
@@ -239,7 +249,13 @@ class RaceResult(Answer):
     committed: bool = Field(description="The winner's changes are in the workspace now")
     winner: int | None = Field(description="Index of the winner; null if nothing succeeded")
     branch: str | None = Field(
-        None, description="The winner's branch, if it was not committed: diff, commit or abort it"
+        None,
+        description="The winner's branch, if it was not committed, or not all of it: diff, commit "
+        "or abort it",
+    )
+    remaining: int = Field(
+        default=0,
+        description="Changed paths of the winner that were not committed; its branch is open",
     )
     timed_out: bool = Field(description="The time was over before there was a winner")
     candidates: list[Candidate] = Field(description="In the order they were given")
@@ -253,6 +269,7 @@ class RaceResult(Answer):
             committed=outcome.committed,
             winner=None if outcome.winner is None else outcome.winner.branch_index,
             branch=None if outcome.branch is None else outcome.branch.name,
+            remaining=outcome.remaining,
             timed_out=outcome.timed_out,
             candidates=[
                 Candidate.of(result, raced, scored=scored) for result in outcome.all_results
@@ -267,6 +284,8 @@ class RaceResult(Answer):
             head = "no winner" + (": the time was over" if self.timed_out else "")
         elif self.committed:
             head = f"candidate {self.winner} won and was committed: {self.summary}"
+            if self.remaining:
+                head += f"\nbranch {self.branch}: {REST}: {self.remaining}"
         else:
             head = f"candidate {self.winner} won; its branch {self.branch} is open, not committed"
         return "\n".join(

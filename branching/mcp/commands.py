@@ -123,6 +123,7 @@ async def race(
     seconds: float,
     setup: str | None,
     only: Sequence[str],
+    drop_rest: bool,
     commit: bool,
     candidates: int,
     tell: Tell,
@@ -130,7 +131,7 @@ async def race(
     """Runs the pattern that `make` returns for the options that all patterns have.
 
     The answer has room for a part of the output of each of the `candidates`. The session ends the
-    branch of a winner that is not committed.
+    branch of a winner that is not committed, or not all of it.
     """
     room = min(CANDIDATE_CHARACTERS_MAX, RACE_CHARACTERS_MAX // candidates)
     origin = desk.workspace if parent == MAIN else await desk.find(parent)
@@ -154,6 +155,7 @@ async def race(
                     "timeout": seconds,
                     "commit": commit,
                     "only": only,
+                    "drop_rest": drop_rest,
                     "setup": program(desk, setup) if setup else None,
                     "on_event": logbook.and_then(taking_blocks(listen)),
                     "resource_limits": desk.rules.limits,

@@ -163,11 +163,13 @@ class Desk:
         *,
         only: Sequence[str] = (),
         exclude: Sequence[str] = (),
+        drop_rest: bool = False,
         force: bool = False,
         skip: bool = False,
         dry_run: bool = False,
-    ) -> list[Change]:
-        """Applies a branch in which nothing runs to its parent.
+    ) -> tuple[list[Change], int]:
+        """Applies a branch in which nothing runs to its parent. Returns what changed, and how many
+        changed paths stay in the branch.
 
         Siblings stay open, and a stale branch is rebased first: disjoint work of several agents
         in one directory is committed.
@@ -176,10 +178,11 @@ class Desk:
         if not dry_run:
             self._check_idle(name, "committed")
         with self.running(name, Scope()):  # nothing is started in it, nor committed, meanwhile
-            return await step(
+            changes = await step(
                 lambda: branch.commit(
                     only=only,
                     exclude=exclude,
+                    drop_rest=drop_rest,
                     force=force,
                     skip=skip,
                     policy="snapshot" if self.workspace.policy == "first-winner" else None,
@@ -187,6 +190,7 @@ class Desk:
                     dry_run=dry_run,
                 )
             )
+            return changes, branch.remaining
 
     async def rebase(self, name: str, *, force: bool = False) -> list[str]:
         """Forks a branch anew from its parent's present state, and keeps its changes on top.

@@ -30,6 +30,10 @@ Seconds = Annotated[
     Field(gt=0, description=f"Give up after so many seconds. Default {SECONDS_DEFAULT:.0f}"),
 ]
 Globs = Annotated[list[str], Field(description="Globs of paths: src/**, *.md")]
+DropRest = Annotated[
+    bool,
+    Field(description="Drop the changes that are not committed, and close the branch"),
+]
 Parent = Annotated[
     str,
     Field(

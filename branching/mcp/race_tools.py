@@ -16,6 +16,7 @@ from branching.mcp.parameters import (
     COMMAND_CHARACTERS_MAX,
     Command,
     Commit,
+    DropRest,
     Globs,
     Parent,
     Seconds,
@@ -37,6 +38,7 @@ async def speculate(
     timeout_seconds: Seconds = None,
     setup: Setup = None,
     only: Globs = [],  # noqa: B006
+    drop_rest: DropRest = False,
     commit: Commit = True,
     parent: Parent = MAIN,
 ) -> RaceResult:
@@ -48,7 +50,8 @@ async def speculate(
     def make(options: dict[str, Any]) -> commands.Pattern:
         return Speculate([program(desk, each) for each in candidates], **options)
 
-    options: dict[str, Any] = {"parent": parent, "setup": setup, "only": only, "commit": commit}
+    options: dict[str, Any] = {"parent": parent, "setup": setup, "commit": commit}
+    options |= {"only": only, "drop_rest": drop_rest}
     options["candidates"] = len(candidates)
     return await _raced(desk, ctx, "speculate", make, timeout_seconds, options, scored=False)
 
@@ -79,6 +82,7 @@ async def best_of_n(
     timeout_seconds: Seconds = None,
     setup: Setup = None,
     only: Globs = [],  # noqa: B006
+    drop_rest: DropRest = False,
     commit: Commit = True,
     parent: Parent = MAIN,
 ) -> RaceResult:
@@ -95,7 +99,8 @@ async def best_of_n(
             return BestOfN(programs[0], n or 1, evaluate=judge, **options)
         return BestOfN(programs, evaluate=judge, **options)
 
-    options: dict[str, Any] = {"parent": parent, "setup": setup, "only": only, "commit": commit}
+    options: dict[str, Any] = {"parent": parent, "setup": setup, "commit": commit}
+    options |= {"only": only, "drop_rest": drop_rest}
     options["candidates"] = max(n or 1, len(candidates))
     return await _raced(desk, ctx, "best-of-n", make, timeout_seconds, options, scored=True)
 

@@ -31,6 +31,7 @@ from branching.mcp.file_tools import branch_files, branch_read, branch_write
 from branching.mcp.parameters import (
     BranchName,
     Command,
+    DropRest,
     ForceReversal,
     Globs,
     Parent,
@@ -117,6 +118,7 @@ async def branch_commit(
     branch: BranchName,
     only: Globs = [],  # noqa: B006  (it is read, never changed; the schema shows it)
     exclude: Globs = [],  # noqa: B006
+    drop_rest: DropRest = False,
     force: Annotated[
         bool,
         Field(
@@ -127,18 +129,30 @@ async def branch_commit(
     ] = False,
     skip: Annotated[
         bool,
-        Field(description="Keep the workspace's version of such files, and commit the rest"),
+        Field(
+            description="Leave the workspace's version of such files as it is, and commit all "
+            "others; the branch stays open with its own version"
+        ),
     ] = False,
     dry_run: Annotated[bool, Field(description="Only show what would be committed")] = False,
 ) -> Changes:
     """Apply all changes of a branch to its parent (normally the workspace) in one atomic step, and
-    close the branch. Other branches stay open. A stale branch is rebased onto the workspace first.
-    Review with branch_diff before; revert with undo and the id in `commit`.
+    close the branch. With only, exclude or skip it stays open with the changes that were not
+    committed; their number is in `remaining`. Other branches stay open. A stale branch is rebased
+    onto the workspace first. Review with branch_diff before; revert with undo and the id in
+    `commit`.
     """
-    changes = await desk.commit(
-        branch, only=only, exclude=exclude, force=force, skip=skip, dry_run=dry_run
+    changes, remaining = await desk.commit(
+        branch,
+        only=only,
+        exclude=exclude,
+        drop_rest=drop_rest,
+        force=force,
+        skip=skip,
+        dry_run=dry_run,
     )
     answer = Changes.of(branch, changes, action="none" if dry_run else "committed")
+    answer.remaining = remaining
     if changes and not dry_run:
         answer.commit = await desk.last_commit(branch)
     return answer

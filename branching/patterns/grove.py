@@ -83,12 +83,20 @@ class Grove:
         self.commit(branch)
         return self.between
 
-    def commit(self, branch: Branch, only: Sequence[str] = ()) -> list[Change]:
-        """Commits the branch. If that is refused but could be made later, it is kept."""
+    def commit(
+        self, branch: Branch, only: Sequence[str] = (), *, drop_rest: bool = False
+    ) -> list[Change]:
+        """Commits the branch. If that is refused but could be made later, it is kept; so it is with
+        the paths that `only` leaves, unless `drop_rest`.
+        """
         self.drop_below(branch)
         try:
             is_any_first = self._policy == "snapshot"
-            changes = branch.commit(only=only, policy=self._policy, rebase=is_any_first)
+            changes = branch.commit(
+                only=only, drop_rest=drop_rest, policy=self._policy, rebase=is_any_first
+            )
+            if branch.remaining:
+                self._kept.add(branch)
             self.forgotten += branch.forgotten
             return changes
         except CommitError as error:

@@ -67,9 +67,12 @@ class SpeculationOutcome:
     all_results: list[SpeculationResult] = field(default_factory=list)
     """One result a candidate, in candidate order, whatever order they finished in."""
     branch: Branch | None = None
-    """With `commit=False`: the winner's branch, still open, for the caller to end."""
+    """With `commit=False`: the winner's branch, still open, for the caller to end. So it is where
+    `only` left something of it."""
     changes: list[Change] = field(default_factory=list)
     """What was committed, by path."""
+    remaining: int = 0
+    """How many paths that the winner changed were not committed: `branch` is open with them."""
     timed_out: bool = False
     """The time was over before the call could commit anything."""
 

@@ -36,7 +36,10 @@ class Options(TypedDict, total=False):
     commit: bool
     """False: choose, but leave the winner's branch open; it is the outcome's `branch`."""
     only: Sequence[str]
-    """Globs of the paths to commit; all unless given."""
+    """Globs of the paths to commit; all unless given. The winner's branch stays open with the other
+    paths that it changed; it is the outcome's `branch` then."""
+    drop_rest: bool
+    """Drop what `only` leaves, and close the branch."""
     setup: Callable[[Path], object] | None
     """`setup(path)` runs once before the candidates, in a branch that all of them are forked from.
     What it made is committed with the winner, and with a winner only. SetupError if it returns
@@ -107,6 +110,7 @@ class Pattern:
         hide: Sequence[str] = (),
         commit: bool = True,
         only: Sequence[str] = (),
+        drop_rest: bool = False,
         setup: Callable[[Path], object] | None = None,
         keep_failed: bool = False,
         runner: RunElsewhere | None = None,
@@ -145,6 +149,7 @@ class Pattern:
             raise TypeError(f"setup must be callable, not {setup!r}")
         self._commit = commit
         self._only = tuple(only)
+        self._drop_rest = drop_rest
         self._setup = setup
         self._keep_failed = keep_failed
         self._elsewhere = runner
@@ -178,6 +183,7 @@ class Pattern:
             max_parallel=self._max_parallel,
             commit=self._commit,
             only=self._only,
+            drop_rest=self._drop_rest,
             setup=self._setup,
             keep_failed=self._keep_failed,
             elsewhere=self._elsewhere,

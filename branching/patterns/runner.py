@@ -74,6 +74,7 @@ class Runner:
         max_parallel: int | None = None,
         commit: bool = True,
         only: Sequence[str] = (),
+        drop_rest: bool = False,
         setup: Callable[..., object] | None = None,
         keep_failed: bool = False,
         elsewhere: RunElsewhere | None = None,
@@ -95,6 +96,7 @@ class Runner:
         self._max_parallel = math.inf if max_parallel is None else max_parallel
         self._commits = commit
         self._only = only
+        self._drop_rest = drop_rest
         self._setup = setup
         self._keeps_failed = keep_failed
         is_between = setup is not None
@@ -276,7 +278,7 @@ class Runner:
             attempt.changes = attempt.changes or _summary(branch)
             self._grove.keep(branch)
         else:
-            self._changes = self._grove.commit(branch, only=self._only)
+            self._changes = self._grove.commit(branch, only=self._only, drop_rest=self._drop_rest)
             if branch is attempt.branch:
                 attempt.changes = DiffSummary.of(self._changes)
         attempt.state = "won"
@@ -287,6 +289,13 @@ class Runner:
     def forgotten(self) -> list[str]:
         """Branch names of earlier commits that the call's commit pushed out of the history."""
         return self._grove.forgotten
+
+    @property
+    def remaining(self) -> int:
+        """Changed paths that the call's commit left in the winner's branch."""
+        if not self._commits or self._winning_branch is None:
+            return 0
+        return self._winning_branch.remaining
 
     def lift_deadline(self) -> None:
         """What follows may take as long as it likes: a person is asked."""
@@ -310,7 +319,8 @@ class Runner:
             committed=winner is not None and self._commits,
             winner=winner,
             all_results=results,
-            branch=None if self._commits else self._winning_branch,
+            branch=None if self._commits and not self.remaining else self._winning_branch,
+            remaining=self.remaining,
             changes=self._changes,
             timed_out=self._mailbox.is_out_of_time and winner is None,
         )

@@ -75,7 +75,10 @@ class Deeds:
         branch = self._space.reopen(sight.name)
         changes = branch.commit(force=force, skip=skip)
         parent = branch.branch_path.rpartition("/")[0]
-        return f"{sight.name} is committed to {parent}: {len(changes)} paths changed"
+        rest = ""
+        if branch.remaining:
+            rest = f"; {branch.remaining} changed paths stay in the branch"
+        return f"{sight.name} is committed to {parent}: {len(changes)} paths changed{rest}"
 
     def abort(self, sight: Sight) -> str:
         """Ends what runs in the branch, if it can be reached, and drops it with all it holds."""

@@ -112,7 +112,10 @@ async def test_a_race_of_three_commands(real_workspace: Workspace, mode: str) ->
         winner = raced["candidates"][1]
         assert await agent.text_of(winner["log"]) == "I am it\n"
         await agent.hears("[")
-    assert (raced["committed"], raced["winner"], raced["branch"]) == (True, 1, None)
+        # What was not chosen is open until the session ends.
+        rest = await agent.call("branch_diff", branch=raced["branch"])
+        assert [each["path"] for each in rest["changes"]] == ["go", "prepared"]
+    assert (raced["committed"], raced["winner"], raced["remaining"]) == (True, 1, 2)
     assert [each["state"] for each in raced["candidates"]] == ["cancelled", "won", "cancelled"]
     assert [each["command"] for each in raced["candidates"]] == candidates
     assert (winner["output"], winner["reason"], winner["exit_code"]) == ("I am it", "exit 0", 0)

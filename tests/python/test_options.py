@@ -241,10 +241,22 @@ def test_only_some_paths_can_be_committed(faked: Mounted, make: Callable[..., An
 
     workspace = Workspace(faked.root)
     outcome = make(candidate, only=["ma*"])(workspace)
-    workspace.close()
     assert [(change.path, change.change) for change in outcome.changes] == [("made", "added")]
     assert (faked.root / "made").exists()
     assert not (faked.root / "left-out").exists()
+    assert (outcome.committed, outcome.remaining) == (True, 1)
+    assert outcome.branch
+    assert [change.path for change in outcome.branch.diff()] == ["left-out"]
+    assert [record.name for record in workspace.branches()] == [outcome.branch.name]
+    outcome.branch.commit()
+    assert (faked.root / "left-out").exists()
+    (faked.root / "made").unlink()
+    (faked.root / "left-out").unlink()
+    outcome = make(candidate, only=["ma*"], drop_rest=True)(workspace)
+    assert (outcome.committed, outcome.remaining, outcome.branch) == (True, 0, None)
+    assert not (faked.root / "left-out").exists()
+    assert workspace.branches() == []
+    workspace.close()
 
 
 def test_the_paths_to_commit_are_a_list() -> None:

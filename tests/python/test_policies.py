@@ -127,8 +127,12 @@ class TestCommit:
             for name in ("one", "two", "three"):
                 (branch.path / name).write_text("x")
             changes = branch.commit(only=["t*"], exclude=["three"])
+            assert branch.remaining == 2
         assert [change.path for change in changes] == ["two"]
         assert sorted(path.name for path in first_winner.path.iterdir()) == [NAME_FROM, "two"]
+        first_winner.reopen("a").commit()
+        made = {NAME_FROM, "one", "three", "two"}
+        assert {path.name for path in first_winner.path.iterdir()} == made
 
     def test_the_command_lists_the_conflict_and_takes_a_side(self, base: Path) -> None:
         with mounted(base, base.parent / "mount") as root:
@@ -142,10 +146,17 @@ class TestCommit:
                 assert f"\n  {NAME_FROM}\n" in done.err
                 done = branching(root, "commit", "--dry-run", f"--{side}", "mine")
                 assert (done.code, "action: none" in done.out) == (0, True)
-                assert branching(root, "commit", f"--{side}", "mine").code == 0
+                done = branching(root, "commit", f"--{side}", "mine")
+                assert done.code == 0
+                assert ("remaining: 1\n" in done.out) == (side == "skip")
                 assert (base / f"made-{side}").exists()
                 found = (base / NAME_FROM).read_text()
                 assert ("mine" in found) == (side == "force"), found
+            # What was skipped is still there, and still a conflict.
+            assert branching(root, "diff", "mine").out == f"M {NAME_FROM}\n"
+            assert branching(root, "commit", "mine").code == 125
+            assert branching(root, "commit", "--skip", "--drop-rest", "mine").code == 0
+            assert branching(root, "ls").out.count("mine") == 0
 
     def test_the_command_takes_a_part(self, base: Path) -> None:
         with mounted(base, base.parent / "mount") as root:
@@ -153,6 +164,33 @@ class TestCommit:
             done = branching(root, "speculate", "--json", *words)
             assert [change["path"] for change in done.document["changes"]] == ["a1", "a2"]
             assert sorted(path.name for path in root.iterdir()) == ["a1", "a2", NAME_FROM]
+            (kept,) = done.document["kept"]
+            assert done.document["remaining"] == 1
+            assert branching(root, "diff", kept).out == "A b\n"
+            assert branching(root, "commit", kept).code == 0
+            assert (root / "b").exists()
+            done = branching(root, "speculate", "--select", "a*", "-c", "touch a3 c")
+            assert "stays open: 1 changed path was not committed; see branching diff" in done.err
+            assert not (root / "c").exists()
+
+    def test_a_run_keeps_or_drops_what_it_does_not_select(self, base: Path) -> None:
+        with mounted(base, base.parent / "mount") as root:
+            script = ["--select", "a*", "--", "sh", "-c", "touch $0-a a-$0; mkdir $0-d"]
+            done = branching(root, "run", "-b", "work", *script, "1")
+            assert (done.code, done.out) == (0, "")
+            said = "branch work stays open: 2 changed paths were not committed; see branching diff"
+            assert said in done.err
+            assert branching(root, "commit", "work", "--json").document["remaining"] == 0
+            assert (root / "1-a").exists()
+            done = branching(root, "run", "-b", "work", "--json", "--drop-rest", *script, "2")
+            assert done.document["remaining"] == 0
+            assert (root / "a-2").exists()
+            assert not (root / "2-a").exists()
+            with Workspace(root) as space:
+                assert space.branches() == []
+            words = ["run", "-b", "work", "--setup", "touch prepared", *script, "3"]
+            assert "3 changed paths were not committed" in branching(root, *words).err
+            assert branching(root, "abort", "work").code == 0
 
 
 @pytest.mark.parametrize("how", ["option", "environment"])

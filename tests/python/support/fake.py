@@ -86,7 +86,7 @@ class FakeBranchFS:
             "store": "",
             "driver": "fuse",
             "policy": "first-winner",
-            "features": ["disk_limit"],
+            "features": ["disk_limit", "drop_rest"],
             "pid": os.getpid(),
             "uid": owner.st_uid,
             "gid": owner.st_gid,
@@ -114,29 +114,49 @@ class FakeBranchFS:
         return self._show(branch)
 
     def _commit(
-        self, branch: int, only: list[str], dry_run: bool = False, **_: object
+        self,
+        branch: int,
+        only: list[str],
+        exclude: list[str],
+        dry_run: bool = False,
+        drop_rest: bool = False,
+        **_: object,
     ) -> dict[str, Any]:
         found = self._find(branch)
         if found.state == "stale":
             raise Refusal("conflict", f"a sibling of {found.name} was committed first")
         if self._live_children(branch):
             raise Refusal("frozen", f"{found.name} has live children")
-        changes = self._changes(found)
-        if only:
-            changes = [c for c in changes if any(fnmatch(c["path"], glob) for glob in only)]
+        everything = self._changes(found)
+        changes = [
+            change
+            for change in everything
+            if (not only or any(fnmatch(change["path"], glob) for glob in only))
+            and not any(fnmatch(change["path"], glob) for glob in exclude)
+        ]
+        if found.parent and (only or exclude):
+            raise Refusal("unsupported", "paths can be chosen in a commit into main alone")
+        if everything and not changes:
+            raise Refusal("usage", f"none of the paths that {found.name} changed are chosen")
+        remaining = 0 if drop_rest else len(everything) - len(changes)
+        reply = {"changes": changes, "stale": [], "forgotten": [], "remaining": remaining}
         if dry_run:
-            return {"changes": changes, "stale": [], "forgotten": []}
-        if not changes:
-            self._forget(found)
-            return {"changes": [], "stale": [], "forgotten": []}
+            return reply
         for change in changes:
             _carry(change["path"], found.path, self._directory(found.parent))
-        self._forget(found)
-        stale = [other for other in self.open.values() if other.parent == found.parent]
+        if not remaining:
+            self._forget(found)
+        if not changes:
+            return reply
+        stale = [
+            other
+            for other in self.open.values()
+            if other.parent == found.parent and other is not found
+        ]
         for other in stale:
             self._make_stale(other)
         names = [other.name for other in stale]
-        return {"changes": changes, "stale": names, "forgotten": []}
+        return {**reply, "stale": names}
 
     def _rebase(self, branch: int, force: bool, dry_run: bool) -> dict[str, Any]:
         """A branch that lost has lost its files here: only a live one can be rebased."""
