@@ -7,8 +7,8 @@ arrive, also those of a script or a test module that nobody could import, and th
 fork would have shown them: copies. A lock arrives unlocked.
 
 What cannot be copied (a socket, a generator, a thread) is an error that names the variable. The
-receiver imports the program's own modules that a function names; plain data that it mentions there
-has the value that it has at this moment, other objects are as the module makes them. A file
+receiver imports the program's own modules that a function names, and sets the variables that it
+mentions there to the values that they have at this moment (`_settings`). A file
 object over a pipe is passed on: its descriptor is sent along. No other descriptor is: a number is
 a number, whatever file has it here.
 
@@ -18,6 +18,7 @@ number what was sent by value (`originals`).
 
 from __future__ import annotations
 
+import abc
 import builtins
 import dataclasses
 import dis
@@ -34,7 +35,7 @@ import sysconfig
 import threading
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from branching.errors import ForkError
 
@@ -55,6 +56,8 @@ _FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.TextIOWrapper)
 _STANDARD_STREAMS = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 _DATA_DEPTH_MAX = 20
+SETTING_BYTES_MAX = 16 << 20
+"""Of an object in a variable of an imported module. A larger one is as the module makes it."""
 _NOT_CARRIED = frozenset({"__dict__", "__weakref__", "_abc_impl", "__annotations__"})
 _ENUM_OWN = frozenset(
     {"_member_names_", "_member_map_", "_value2member_map_", "_member_type_", "__new__"}
@@ -130,8 +133,12 @@ def is_own_code(module_name: str | None) -> bool:
 
 
 class _Packer(pickle.Pickler):
-    def __init__(self, buffer: io.BytesIO, *, passes_files: bool = False) -> None:
+    def __init__(
+        self, buffer: io.BytesIO, *, passes_files: bool = False, sends_settings: bool = True
+    ) -> None:
         super().__init__(buffer, protocol=5)
+        self._sends_settings = sends_settings
+        self._sendable = _Sendable()
         self.originals: list[object] = []
         self.files: list[int] = []
         self._passes_files = passes_files
@@ -197,7 +204,7 @@ class _Packer(pickle.Pickler):
             "number": self._numbered(function),
             "variables": variables,
             "modules": modules,
-            "settings": _settings(function),
+            "settings": _settings(function, self._sendable) if self._sends_settings else [],
             "cells": [_content(cell) for cell in cells],
             "defaults": function.__defaults__,
             "keyword_defaults": function.__kwdefaults__,
@@ -279,12 +286,14 @@ def _names_in(code: types.CodeType) -> set[str]:
     return names
 
 
-def _settings(function: types.FunctionType) -> list[tuple[str, str | None, dict[str, Any]]]:
+def _settings(
+    function: types.FunctionType, settings: _Sendable
+) -> list[tuple[str, str | None, dict[str, Any]]]:
     """Lists the values that variables of the program's own modules have at this moment.
 
     The receiver imports such a module, and so has them as the module was written. Sent are those
-    that the function, or a function of such a module that it names, mentions: plain data in a
-    module, in a class, or in an object.
+    that the function, or a function of such a module that it names, mentions, and the attributes of
+    classes in them. Of an object that cannot be copied the attributes are sent that can be.
     """
     found: dict[str, dict[str, Any]] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -304,26 +313,131 @@ def _settings(function: types.FunctionType) -> list[tuple[str, str | None, dict[
             value = vars(module)[name]
             if isinstance(value, types.ModuleType):
                 todo.append((value, names))
-            elif _is_data(value):
-                values[name] = value
-            elif is_own_code(getattr(value, "__module__", None)):
+                continue
+            if is_own_code(getattr(value, "__module__", None)) and not _is_data(value):
                 todo += _mentioned_by(value)
-                content = getattr(value, "__dict__", {})
-                if not isinstance(value, types.FunctionType):
-                    data = {each: content[each] for each in content if each[:2] != "__"}
-                    values |= {f"{name}.{k}": v for k, v in data.items() if _is_data(v)}
+            is_at_home = _is_named(value, module.__name__, name)
+            sent = None if is_at_home else settings.of(value)
+            if sent is not None:
+                values[name] = sent[0]
+                continue
+            for part, content in _parts(value):
+                if (sent := settings.of(content)) is not None:
+                    values[f"{name}.{part}"] = sent[0]
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in found}
     return [(name, files[name], values) for name, values in found.items() if values]
 
 
-def _mentioned_by(value: Any) -> list[tuple[types.ModuleType, frozenset[str]]]:
-    """Lists the module of a function, or of a class's methods, with the names they mention."""
-    kind = value if isinstance(value, type) else type(value)
-    functions = [value] if isinstance(value, types.FunctionType) else list(vars(kind).values())
+class _Setting(NamedTuple):
+    """An object as it is sent: classes and functions of imported modules by their names."""
+
+    data: bytes
+
+
+class _NamingPacker(pickle.Pickler):
+    """Sends what can be imported by its name, though it is the program's own: an object in a module
+    that the receiver imports is to be of that module's class."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, (type, types.FunctionType)) and is_own_code(thing.__module__):
+            module = sys.modules.get(thing.__module__)
+            is_main = module is None or module.__name__ == "__main__"
+            if is_main or not _is_named(thing, thing.__module__, thing.__qualname__):
+                raise pickle.PicklingError(f"{thing!r} cannot be imported")
+            return _named, (thing.__module__, getattr(module, "__file__", None), thing.__qualname__)
+        if isinstance(thing, types.ModuleType):
+            return _module, (thing.__name__, getattr(thing, "__file__", None))
+        return _plain(thing)
+
+
+def _is_named(thing: Any, module: str, qualified: str) -> bool:
+    """Tells whether a class or function is the one of that name in that module."""
+    if not isinstance(thing, (type, types.FunctionType)) or thing.__module__ != module:
+        return False
+    found: Any = sys.modules.get(module)
+    for part in qualified.split("."):
+        found = getattr(found, part, None)
+    return found is thing and thing.__qualname__ == qualified
+
+
+class _Sendable:
+    """In what form values of variables can be sent; each is tried once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[object] | None] = {}
+
+    def of(self, value: Any) -> tuple[object] | None:
+        """Returns what to send; None if the value cannot be sent."""
+        if _is_data(value):
+            return (value,)
+        # A bare object is a mark that is compared by identity, and a workspace means nothing there.
+        if type(value) is object or type(value).__module__.partition(".")[0] == "branching":
+            return None
+        if id(value) not in self._known:
+            self._known[id(value)] = self._tried(value)
+        return self._known[id(value)]
+
+    def _tried(self, value: Any) -> tuple[object] | None:
+        buffer = io.BytesIO()
+        try:
+            _NamingPacker(buffer, protocol=5).dump(value)
+            is_small = buffer.tell() <= SETTING_BYTES_MAX
+            return (_Setting(buffer.getvalue()),) if is_small else None
+        except Exception:
+            pass  # whatever an object's __reduce__ raises
+        # What the script defines, or a function, cannot be imported: it is sent by value.
+        trial = io.BytesIO()
+        try:
+            _Packer(trial, sends_settings=False).dump(value)
+        except Exception:
+            return None
+        return (value,) if trial.tell() <= SETTING_BYTES_MAX else None
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    """Lists the attributes of a class, or an object, that the program may have set."""
+    if isinstance(value, (types.FunctionType, enum.EnumMeta)):
+        return []
+    content = {k: v for k, v in getattr(value, "__dict__", {}).items() if k[:2] != "__"}
+    if not isinstance(value, type):
+        return list(content.items())
+    is_ordinary = type(value) in (type, abc.ABCMeta)
     return [
-        (sys.modules[each.__module__], frozenset(_names_in(each.__code__)))
+        (name, part)
+        for name, part in content.items()
+        if _is_data(part)
+        or (is_ordinary and not _is_of_class(part, f"{value.__qualname__}.{name}"))
+    ]
+
+
+def _is_of_class(part: Any, qualified: str) -> bool:
+    """Whether it is in a class because the class was written so: a method, a property."""
+    if isinstance(part, types.FunctionType):
+        return part.__qualname__ == qualified
+    return hasattr(type(part), "__get__")
+
+
+def _mentioned_by(value: Any) -> list[tuple[types.ModuleType, frozenset[str]]]:
+    """Lists the modules of a function, or of a class's methods, with the names they mention; and
+    of the classes that an object or a class is built upon, with their names.
+    """
+    if isinstance(value, types.FunctionType):
+        functions, kinds = [value], []
+    else:
+        mro = (value if isinstance(value, type) else type(value)).__mro__
+        kinds = [kind for kind in mro if is_own_code(kind.__module__)]
+        functions = [each for kind in kinds for each in vars(kind).values()]
+    named: list[tuple[Any, frozenset[str]]]
+    named = [(kind, frozenset({kind.__name__})) for kind in kinds]
+    named += [
+        (each, frozenset(_names_in(each.__code__)))
         for each in functions
-        if isinstance(each, types.FunctionType) and each.__module__ in sys.modules
+        if isinstance(each, types.FunctionType)
+    ]
+    return [
+        (sys.modules[each.__module__], names)
+        for each, names in named
+        if each.__module__ in sys.modules
     ]
 
 
@@ -376,6 +490,13 @@ def _module(name: str, file: str | None) -> types.ModuleType:
     return module
 
 
+def _named(module: str, file: str | None, qualified: str) -> Any:
+    found: Any = _module(module, file)
+    for part in qualified.split("."):
+        found = getattr(found, part)
+    return found
+
+
 def _set_values(module: str, file: str | None, values: dict[str, Any]) -> None:
     try:
         top = _module(module, file)
@@ -388,14 +509,39 @@ def _set_values(module: str, file: str | None, values: dict[str, Any]) -> None:
             holder = getattr(holder, part, None)
         if not hasattr(holder, "__dict__"):
             continue
+        if isinstance(value, _Setting):
+            try:
+                value = pickle.loads(value.data)  # noqa: PLW2901
+            except Exception:
+                continue  # its class can make no copies: it is as the import has made it
         now = vars(holder).get(name)
         if now is not value and type(now) is type(value) and isinstance(value, (list, dict, set)):
             now.clear()  # others may have imported the object itself
             now.extend(value) if isinstance(value, list) else now.update(value)
+        elif _is_instance_pair(now, value):
+            vars(now).clear()
+            vars(now).update(vars(value))
         elif isinstance(holder, (type, types.ModuleType)):
             setattr(holder, name, value)
         else:
             vars(holder)[name] = value
+
+
+def _is_instance_pair(now: Any, value: Any) -> bool:
+    """Whether they are two objects of one class of the program's own, with attributes alone."""
+    kind = type(value)
+    return (
+        now is not value
+        and type(now) is kind
+        and is_own_code(kind.__module__)
+        and not isinstance(value, (type, types.FunctionType))
+        and hasattr(now, "__dict__")
+        and kind.__basicsize__ == _Attributes.__basicsize__
+    )
+
+
+class _Attributes:
+    """As large as any object that has attributes and nothing else."""
 
 
 def _function_skeleton(code: bytes, space: int, cells: int, name: str) -> types.FunctionType:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 CONF = """
+import threading
 X = "as written"
 LIST = ["as written"]
 class Settings:
@@ -21,15 +22,26 @@ settings = Settings()
 OF_METHOD = "as written"
 INNER = "as written"
 OTHER = object()
+CLIENT = MADE = HOOK = None
+OBJECTS = []
+class Inner:
+    def __init__(self, text="as written"): self.text = text
+class Slotted:
+    __slots__ = ("text",)
+class Busy:
+    def __init__(self): self.lock = threading.Lock(); self.text = "as written"
+class Open:
+    def __init__(self): self.file = open("/dev/null"); self.text = "as written"
+busy, opened, KEPT, PLAIN = Busy(), Open(), Inner(), Inner()
 def helper(): return INNER
 """
 OTHER = """
 import conf
-from conf import LIST
+from conf import LIST, settings
 def read(): return conf.X, LIST
 """
 PROGRAM = """
-import sys
+import datetime, sys
 from pathlib import Path
 import conf, other, package.sub
 from branching import BranchContext
@@ -37,7 +49,33 @@ conf.X = conf.INNER = conf.OF_METHOD = package.sub.Y = "set"
 conf.LIST.append("set")
 conf.Settings.limit = "set"
 conf.settings.debug = "set"
+class Own:
+    def __init__(self, text): self.text = text
+conf.CLIENT, conf.MADE, conf.HOOK = conf.Inner("set"), Own("set"), lambda: "set"
+conf.settings.inner = conf.Inner("set")
+conf.OBJECTS.append(conf.Inner("set"))
+conf.WHEN, conf.PLACE = datetime.date(2026, 1, 2), Path("/set")
+conf.Settings.patched = lambda self: "set"
+conf.Settings.part = conf.Inner("set")
+conf.busy.text = conf.opened.text = conf.KEPT.text = "set"
+conf.SLOTTED = conf.Slotted()
+conf.SLOTTED.text = "set"
+conf.PLAIN = Own("set")
 CASES = {
+    "an object where there was none": lambda path: (
+        conf.CLIENT.text, isinstance(conf.CLIENT, conf.Inner)
+    ),
+    "an object of the script": lambda path: (conf.MADE.text, conf.PLAIN.text),
+    "a function": lambda path: conf.HOOK(),
+    "an object in an object": lambda path: conf.settings.inner.text,
+    "an object in a list": lambda path: [each.text for each in conf.OBJECTS],
+    "objects of the library": lambda path: (conf.WHEN, conf.PLACE.name),
+    "a patched method": lambda path: conf.settings.patched(),
+    "an object in a class": lambda path: (conf.Settings.part.text, conf.settings.text()),
+    "an object with a lock": lambda path: (conf.busy.text, conf.busy.lock.locked()),
+    "an object with a file": lambda path: conf.opened.text,
+    "an object with slots": lambda path: conf.SLOTTED.text,
+    "one object by two names": lambda path: (other.settings is conf.settings, conf.KEPT.text),
     "attribute": lambda path: conf.X,
     "read by a function of the module": lambda path: conf.helper(),
     "read through another module": lambda path: other.read(),
@@ -65,6 +103,10 @@ with BranchContext(CASES[sys.argv[1]], ".") as context:
     [
         "attribute", "read by a function of the module", "read through another module", "object",
         "class", "list", "package", "types stay", "imported inside",
+        "an object where there was none", "an object of the script", "a function",
+        "an object in an object", "an object in a list", "objects of the library",
+        "a patched method", "an object in a class", "an object with a lock",
+        "an object with a file", "an object with slots", "one object by two names",
     ],
 )  # fmt: skip
 def test_a_function_sees_variables_of_modules_as_they_are(tmp_path: Path, case: str) -> None:
