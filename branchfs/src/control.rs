@@ -199,7 +199,7 @@ fn admit(stream: &Arc<UnixStream>, workspace: &Workspace, places: &Places) -> Re
     }
     places.take(peer, stream).ok_or_else(|| {
         Error::Usage(format!(
-            "user {peer} has {CONNECTIONS_MAX} connections with a request under way, more are not taken"
+            "user {peer} has {CONNECTIONS_MAX} connections with a request under way, or as many as the daemon's limit of open files allows; more are not taken"
         ))
     })
 }

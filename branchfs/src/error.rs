@@ -205,6 +205,10 @@ fn is_full(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
 
+fn is_out_of_descriptors(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
 impl Error {
     /// The protocol's word for this kind.
     #[must_use]
@@ -282,6 +286,11 @@ impl Error {
             Self::PathTooLong { .. } => "move or remove what is nested so deeply, then try again",
             Self::Io { source, .. } | Self::Step { source, .. } if is_full(source) => {
                 "make room, then try again; aborting a branch frees what it wrote"
+            }
+            Self::Io { source, .. } | Self::Step { source, .. }
+                if is_out_of_descriptors(source) =>
+            {
+                "close files that are open in branches, or mount under a higher limit of open files (ulimit -Hn)"
             }
             Self::Step { .. } => "see to what stands in its way there, then try again",
             Self::Usage(_)

@@ -108,10 +108,9 @@ impl Layer {
         foreign: bool,
     ) -> std::result::Result<Self, Error> {
         let mut layer = Self::absent(id, directory, namespace, foreign);
-        let upper = directory.join("upper");
-        layer.tree = match Tree::open_root(&upper) {
+        layer.tree = match Tree::reopened(directory, "upper") {
             Err(Errno::NOENT) => return Ok(layer),
-            other => other.at(&upper)?,
+            other => other.at(&directory.join("upper"))?,
         };
         if let Some(own) = &mut layer.own {
             let links = own.links.list().at(directory)?;
@@ -195,21 +194,16 @@ impl Layer {
         let stat = below.stat(root)?;
         copy_metadata((below, root, &stat), (&made, root))?;
         no_follow::rename(&draft, &own.directory.join("upper")).map_err(errno)?;
-        self.be_made(&made)
+        self.adopt()
     }
 
-    /// Takes what is in its directory, where it was made ahead with nothing in it, for this layer.
+    /// Takes what is in its directory, with nothing in it, for this layer.
     pub(crate) fn adopt(&self) -> Result<()> {
-        self.be_made(&Tree::open_root(&self.own().directory.join("upper"))?)
-    }
-
-    fn be_made(&self, made: &Tree) -> Result<()> {
         if let Some(births) = self.own().births.get() {
             let told = births.made(self.id);
             told.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         }
-        self.tree.appear(rustix::io::dup(made.root()?)?);
-        Ok(())
+        self.tree.appear(&self.own().directory, "upper")
     }
 
     /// Notes that the branch read a path of its snapshot. One `write` for the first time, nothing after it.

@@ -10,6 +10,7 @@ mod content;
 mod control;
 mod control_files;
 mod daemon;
+mod descriptors;
 mod difference;
 mod driver;
 mod error;

@@ -8,18 +8,21 @@
 //! (changed after the fork means drift).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ffi::OsString;
-use std::fs::File;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use crate::descriptors::{Kept, Owner, with_room_io};
 use crate::layer::give_as_layer;
 use crate::no_follow;
+use crate::tree::stat_of;
 
 /// What tells one state of an object from another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -87,30 +90,43 @@ enum Record {
     Origin { ino: u64, shown: Option<u64> },
 }
 
-/// A file that is appended to, and made with the first line.
+/// A file that is appended to, and made with the first line. Its descriptor is kept as long as there is room for it.
 #[derive(Debug)]
 struct Log {
     path: PathBuf,
-    file: Option<File>,
+    is_made: bool,
+    kept: Owner,
 }
 
 impl Log {
-    fn open(path: &Path) -> io::Result<Self> {
-        let file = match no_follow::open_file(path, OFlags::WRONLY | OFlags::APPEND) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            other => Some(other?),
-        };
-        Ok(Self { path: path.to_path_buf(), file })
+    /// The log of a new layer.
+    fn new(path: &Path) -> Self {
+        Self { path: path.to_path_buf(), is_made: false, kept: Owner::new() }
     }
 
-    fn append(&mut self) -> io::Result<&mut File> {
-        if self.file.is_none() {
-            let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
-            let file = no_follow::open_file(&self.path, flags)?;
-            give_as_layer(&self.path)?;
-            self.file = Some(file);
+    fn open(path: &Path) -> io::Result<Self> {
+        let mut log = Self::new(path);
+        match no_follow::open_file(path, OFlags::WRONLY | OFlags::APPEND) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => log.is_made = other.map(|_| true)?,
         }
-        Ok(self.file.as_mut().expect("it was opened just now"))
+        Ok(log)
+    }
+
+    fn append(&mut self) -> io::Result<Arc<OwnedFd>> {
+        if let Some(kept) = self.kept.get(OsStr::new("")) {
+            return Ok(kept.file);
+        }
+        let flags = OFlags::WRONLY | OFlags::APPEND;
+        let flags = if self.is_made { flags } else { flags | OFlags::CREATE };
+        let opened = with_room_io(|| no_follow::open_file(&self.path, flags))?;
+        if !self.is_made {
+            give_as_layer(&self.path)?;
+            self.is_made = true;
+        }
+        let file = Arc::new(OwnedFd::from(opened));
+        self.kept.keep(OsStr::new(""), Kept { file: Arc::clone(&file), identity: (0, 0, 0) });
+        Ok(file)
     }
 }
 
@@ -134,19 +150,21 @@ pub(crate) struct Loaded {
 impl WriteSet {
     /// The log of a new layer.
     pub(crate) fn new(path: &Path) -> Self {
-        Self(Log { path: path.to_path_buf(), file: None })
+        Self(Log::new(path))
     }
 
     /// Opens the log for appending. What a crash left behind the last whole line goes: a record appended to it would be
     /// lost, and all that follow it.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        let log = Log::open(path)?;
-        let Some(file) = &log.file else { return Ok(Self(log)) };
+        let mut log = Log::open(path)?;
+        if !log.is_made {
+            return Ok(Self(log));
+        }
         let bytes = no_follow::read(path)?;
         let lines = bytes.split_inclusive(|byte| *byte == b'\n').take_while(|line| is_whole(line));
         let whole = lines.map(<[u8]>::len).sum::<usize>();
         if whole < bytes.len() {
-            file.set_len(whole as u64)?;
+            rustix::fs::ftruncate(&*log.append()?, whole as u64)?;
         }
         Ok(Self(log))
     }
@@ -193,11 +211,10 @@ impl WriteSet {
         &mut self,
         now: impl Fn(&Path) -> Result<Expected, Errno>,
     ) -> Result<(), Errno> {
-        let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
         let path = self.0.path.clone();
         let mut text = match no_follow::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            other => other.map_err(errno)?,
+            other => other.map_err(|error| errno(&error))?,
         };
         let lines: Vec<Record> = text
             .split(|byte| *byte == b'\n')
@@ -225,7 +242,7 @@ impl WriteSet {
             no_follow::rename(&draft, &path)?;
             Log::open(&path)
         };
-        self.0 = written().map_err(errno)?;
+        self.0 = written().map_err(|error| errno(&error))?;
         Ok(())
     }
 
@@ -253,9 +270,11 @@ impl WriteSet {
         self.append(&Record::Origin { ino, shown: None })
     }
 
-    pub(crate) fn sync(&self) -> Result<(), Errno> {
-        let synced = self.0.file.as_ref().map_or(Ok(()), File::sync_data);
-        synced.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    pub(crate) fn sync(&mut self) -> Result<(), Errno> {
+        if !self.0.is_made {
+            return Ok(());
+        }
+        rustix::fs::fdatasync(&*self.0.append().map_err(|error| errno(&error))?)
     }
 
     /// One `write`, so that records of a crash are whole but for the last. A full disk may take half a line: that half
@@ -263,15 +282,25 @@ impl WriteSet {
     fn append(&mut self, record: &Record) -> Result<(), Errno> {
         let mut line = serde_json::to_vec(record).map_err(|_| Errno::IO)?;
         line.push(b'\n');
-        let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-        let file = self.0.append().map_err(errno)?;
-        let before = file.metadata().map_err(errno)?.len();
-        file.write_all(&line).map_err(|error| {
+        let file = self.0.append().map_err(|error| errno(&error))?;
+        let before = stat_of(&*file)?.stx_size;
+        write_all(&file, &line).inspect_err(|_| {
             // Where even that fails, opening the log again does it.
-            let _ = file.set_len(before);
-            errno(error)
+            let _ = rustix::fs::ftruncate(&*file, before);
         })
     }
+}
+
+fn errno(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        let written = rustix::io::retry_on_intr(|| rustix::io::write(file, bytes))?;
+        bytes = &bytes[written..];
+    }
+    Ok(())
 }
 
 /// A line of the log that can be read.
@@ -331,7 +360,7 @@ impl ReadSet {
     fn note_new(&mut self, path: &Path, read: Read) -> io::Result<()> {
         let mut line = serde_json::to_vec(&ReadRecord { path: to_hex(path), read })?;
         line.push(b'\n');
-        self.log.append()?.write_all(&line)?;
+        write_all(&*self.log.append()?, &line)?;
         self.noted.insert((path.to_path_buf(), read));
         Ok(())
     }

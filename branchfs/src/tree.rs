@@ -2,22 +2,22 @@
 //!
 //! Every call resolves the parent directory beneath the root without following a symbolic link (`openat2` with
 //! `RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS`), then acts on the last component alone. So no name, link or race inside the
-//! tree leads out of it. Parent descriptors are cached: a repeated call in one directory costs one system call. A path that is
-//! longer than any of a branch with its prefix in the store answers `ENAMETOOLONG`, in every call but the removal of
+//! tree leads out of it. Parent descriptors are kept ([`crate::descriptors`]): a repeated call in one directory costs one
+//! system call. A path that is longer than any of a branch with its prefix in the store answers `ENAMETOOLONG`, in every call but the removal of
 //! what is below a directory, which walks by descriptors and so reaches any depth.
 //!
 //! The cache is keyed by path, as it is written: taking paths apart costs more than all else here. Whoever renames or removes a
 //! directory tells the tree ([`Tree::forget`]). Where others do so as well, as in the base ([`Tree::shared`]), each use of a
 //! cached descriptor first asks whether the path still leads there: one system call more.
 //!
-//! The root itself may come later ([`Tree::absent`]): until then there is nothing at any path.
+//! The root itself may come later ([`Tree::absent`]): until then there is nothing at any path. That of a layer is opened
+//! again when it is needed ([`Tree::reopened`]): a branch that is not used holds no descriptor.
 
-use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{
     AtFlags, Dev, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Statx, StatxFlags,
@@ -25,10 +25,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::descriptors::{Kept, Owner, shared_directory, with_room};
 use crate::no_follow::{self, Refusal};
-
-/// Parent descriptors kept at most; the cache is emptied when it is full.
-const CACHED_DIRECTORIES_MAX: usize = 512;
 
 /// Longest path that the kernel takes in one call: `PATH_MAX` without the terminating NUL.
 const KERNEL_PATH_BYTES_MAX: usize = 4095;
@@ -54,40 +52,55 @@ pub(crate) struct DirectoryEntry {
 /// A tree below one open directory.
 #[derive(Debug)]
 pub(crate) struct Tree {
-    root: OnceLock<Arc<OwnedFd>>,
+    root: OnceLock<Root>,
     /// Others move and remove directories in it.
     is_shared: bool,
-    /// Leaf lock: nothing else is taken while it is held.
-    parents: Mutex<HashMap<OsString, Parent>>,
+    /// The directories that are kept open, by path. While one is open, no other gets its number.
+    kept: Owner,
 }
 
-/// A directory that is kept open, and what tells it from another one: while it is open, no other gets its number.
-#[derive(Clone, Debug)]
-struct Parent {
-    directory: Arc<OwnedFd>,
-    identity: (u32, u32, u64),
+#[derive(Debug)]
+enum Root {
+    Held(Arc<OwnedFd>),
+    /// Opened again when it is needed, at `path` below `above`; it must still be the same one.
+    Reopened {
+        above: Arc<OwnedFd>,
+        path: PathBuf,
+        identity: (u32, u32, u64),
+    },
 }
+
+/// The name that the root is kept under.
+const ROOT: &str = "";
 
 impl Tree {
     pub(crate) fn new(root: OwnedFd) -> Self {
         let tree = Self::absent();
-        tree.appear(root);
+        let _ = tree.root.set(Root::Held(Arc::new(root))); // it is empty
         tree
     }
 
     /// A tree whose root is not there yet.
     pub(crate) fn absent() -> Self {
-        Self { root: OnceLock::new(), is_shared: false, parents: Mutex::default() }
+        Self { root: OnceLock::new(), is_shared: false, kept: Owner::new() }
     }
 
     /// The same, where others work in it too.
-    pub(crate) fn shared(self) -> Self {
-        Self { is_shared: true, ..self }
+    pub(crate) fn shared(mut self) -> Self {
+        self.is_shared = true;
+        self
     }
 
-    /// The root is there from now on.
-    pub(crate) fn appear(&self, root: OwnedFd) {
-        let _ = self.root.set(Arc::new(root)); // one that came first is the same directory
+    /// The root is there from now on: the directory `name` of the layer in `layer`.
+    pub(crate) fn appear(&self, layer: &Path, name: &str) -> Result<()> {
+        let (parent, layer) = (layer.parent(), layer.file_name());
+        let (Some(parent), Some(layer)) = (parent, layer) else { return Err(Errno::INVAL) };
+        let (above, path) = (shared_directory(parent)?, Path::new(layer).join(name));
+        let opened = open_root_at(&above, &path)?;
+        let identity = identity(&stat_of(&opened)?);
+        let _ = self.root.set(Root::Reopened { above, path, identity }); // one that came first is the same directory
+        self.kept.keep(OsStr::new(ROOT), Kept { file: Arc::new(opened), identity });
+        Ok(())
     }
 
     /// Whether the root is there.
@@ -100,55 +113,67 @@ impl Tree {
         open_directory(path).map(Self::new)
     }
 
+    /// The directory `name` of the layer in `layer`, reached without following a symbolic link.
+    pub(crate) fn reopened(layer: &Path, name: &str) -> Result<Self> {
+        let tree = Self::absent();
+        tree.appear(layer, name)?;
+        Ok(tree)
+    }
+
     /// The root's descriptor.
-    pub(crate) fn root(&self) -> Result<&Arc<OwnedFd>> {
-        self.root.get().ok_or(Errno::NOENT)
+    pub(crate) fn root(&self) -> Result<Arc<OwnedFd>> {
+        match self.root.get().ok_or(Errno::NOENT)? {
+            Root::Held(root) => Ok(Arc::clone(root)),
+            Root::Reopened { above, path, identity: known } => {
+                if let Some(kept) = self.kept.get(OsStr::new(ROOT)) {
+                    return Ok(kept.file);
+                }
+                let file = Arc::new(open_root_at(above, path)?);
+                let identity = identity(&stat_of(&file)?);
+                if identity != *known {
+                    return Err(Errno::STALE);
+                }
+                self.kept.keep(OsStr::new(ROOT), Kept { file: Arc::clone(&file), identity });
+                Ok(file)
+            }
+        }
     }
 
-    /// Drops cached descriptors of `path` and everything below it.
+    /// Closes the kept descriptors of `path` and everything below it.
     pub(crate) fn forget(&self, path: &Path) {
-        let mut parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
-        parents.retain(|cached, _| !is_at_or_below(cached.as_bytes(), path.as_os_str().as_bytes()));
+        let path = path.as_os_str().as_bytes();
+        self.kept.forget(|kept| is_at_or_below(kept.as_bytes(), path));
     }
 
-    /// Drops all cached descriptors.
+    /// Closes all kept descriptors.
     pub(crate) fn forget_all(&self) {
-        self.parents.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.kept.forget(|_| true);
     }
 
     /// The directory at `path`, for use with calls that take a directory descriptor.
     pub(crate) fn directory(&self, path: &Path) -> Result<Arc<OwnedFd>> {
-        let root = self.root()?;
         if path.as_os_str().is_empty() {
-            return Ok(Arc::clone(root));
+            return self.root();
         }
         check_total_length(path)?;
-        let parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = parents.get(path.as_os_str()).cloned();
-        drop(parents);
-        if let Some(known) = known {
+        if let Some(known) = self.kept.get(path.as_os_str()) {
             if !self.is_shared || self.is_still(path, &known)? {
-                return Ok(known.directory);
+                return Ok(known.file);
             }
             self.forget(path);
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = open_beneath(root, path, flags)?;
+        let opened = open_beneath(&*self.root()?, path, flags)?;
         let identity = if self.is_shared { identity(&stat_of(&opened)?) } else { (0, 0, 0) };
         let directory = Arc::new(opened);
-        let mut parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
-        if parents.len() >= CACHED_DIRECTORIES_MAX {
-            parents.clear();
-        }
-        let known = Parent { directory: Arc::clone(&directory), identity };
-        parents.insert(path.as_os_str().to_os_string(), known);
+        self.kept.keep(path.as_os_str(), Kept { file: Arc::clone(&directory), identity });
         Ok(directory)
     }
 
     /// Whether a path leads to a directory that was found there once. A symbolic link on the way that leads to the same
     /// directory changes nothing: it was found beneath the root.
-    fn is_still(&self, path: &Path, known: &Parent) -> Result<bool> {
-        match stat_in(self.root()?, path.as_os_str()) {
+    fn is_still(&self, path: &Path, known: &Kept) -> Result<bool> {
+        match stat_in(&*self.root()?, path.as_os_str()) {
             Ok(stat) => Ok(identity(&stat) == known.identity),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => Ok(false), // opening it tells
             Err(error) => Err(error),
@@ -159,7 +184,7 @@ impl Tree {
         check_total_length(path)?;
         match (path.parent(), path.file_name()) {
             (Some(parent), Some(name)) => Ok((self.directory(parent)?, name)),
-            _ => Ok((Arc::clone(self.root()?), OsStr::new("."))),
+            _ => Ok((self.root()?, OsStr::new("."))),
         }
     }
 
@@ -178,15 +203,11 @@ impl Tree {
         check_total_length(path)?;
         if self.is_shared && !path.as_os_str().is_empty() {
             let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            return open_beneath(self.root()?, path, flags);
+            return open_beneath(&*self.root()?, path, flags);
         }
         let (parent, name) = self.parent(path)?;
-        rustix::fs::openat(
-            &*parent,
-            name,
-            flags | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        with_room(|| rustix::fs::openat(&*parent, name, flags, Mode::empty()))
     }
 
     /// Opens a file of a store: a regular one that has no other hard links ([`crate::no_follow`]).
@@ -208,14 +229,16 @@ impl Tree {
         let (parent, name) = self.parent(path)?;
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::openat(&*parent, name, flags, Mode::from_raw_mode(mode & 0o7777))
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        with_room(|| rustix::fs::openat(&*parent, name, flags, mode))
     }
 
     /// Creates a file without a name in the directory at `path`.
     pub(crate) fn create_unnamed(&self, path: &Path, mode: u32) -> Result<OwnedFd> {
         let directory = self.directory(path)?;
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-        rustix::fs::openat(&*directory, ".", flags, Mode::from_raw_mode(mode & 0o7777))
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        with_room(|| rustix::fs::openat(&*directory, ".", flags, mode))
     }
 
     pub(crate) fn make_directory(&self, path: &Path, mode: u32) -> Result<()> {
@@ -350,10 +373,10 @@ impl Tree {
 }
 
 /// Opens a directory, only to reach what is in it. No component of its path may be a symbolic link.
-fn open_directory(path: &Path) -> Result<OwnedFd> {
+pub(crate) fn open_directory(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve)
+    with_room(|| rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve))
 }
 
 /// Removes the object at `path` with everything below it, at any depth. Absent is success. No directory on the way to it
@@ -382,7 +405,7 @@ struct Emptied {
 /// depth: the way up leads through `..`, and each directory must be the one that was descended from.
 fn remove_below(top: &OwnedFd, name: &OsStr, between: &dyn Fn()) -> Result<()> {
     let mut emptied: Vec<Emptied> = Vec::new();
-    let mut here = rustix::io::fcntl_dupfd_cloexec(top, 0)?;
+    let mut here = with_room(|| rustix::io::fcntl_dupfd_cloexec(top, 0))?;
     let mut next = Some((name.to_os_string(), FileType::Unknown));
     loop {
         if let Some((name, kind)) = next.take() {
@@ -472,11 +495,17 @@ fn check_total_length(path: &Path) -> Result<()> {
     if path.as_os_str().len() > LONGEST { Err(Errno::NAMETOOLONG) } else { Ok(()) }
 }
 
+fn open_root_at(above: &OwnedFd, path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    with_room(|| rustix::fs::openat2(above, path, flags, Mode::empty(), beneath()))
+}
+
 /// Opens a path, one that is longer than the kernel takes in one call in two.
 fn open_beneath(root: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd> {
     let bytes = path.as_os_str().as_bytes();
     let open = |at: &OwnedFd, path: &[u8], flags| {
-        rustix::fs::openat2(at, OsStr::from_bytes(path), flags, Mode::empty(), beneath())
+        let path = OsStr::from_bytes(path);
+        with_room(|| rustix::fs::openat2(at, path, flags, Mode::empty(), beneath()))
     };
     if bytes.len() <= KERNEL_PATH_BYTES_MAX {
         return open(root, bytes, flags);
@@ -592,9 +621,9 @@ mod tests {
             tree.directory(Path::new(path)).unwrap();
         }
         tree.forget(Path::new("a"));
-        assert_eq!(tree.parents.lock().unwrap().keys().collect::<Vec<_>>(), ["ab"]);
+        assert_eq!(tree.kept.names(), ["ab"]);
         tree.forget(Path::new(""));
-        assert!(tree.parents.lock().unwrap().is_empty());
+        assert!(tree.kept.names().is_empty());
     }
 
     #[test]

@@ -10,6 +10,8 @@ mod branches;
 mod choices;
 #[path = "deep_trees.rs"]
 mod deep_trees;
+#[path = "descriptors.rs"]
+mod descriptors;
 #[path = "fail_stop.rs"]
 mod fail_stop;
 #[path = "faults.rs"]

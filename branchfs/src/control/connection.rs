@@ -14,13 +14,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::descriptors::Socket;
+use crate::descriptors::admit_connection;
 use crate::error::Error;
 use crate::peer::Peer;
 
 /// Longest request line in bytes.
 pub(super) const REQUEST_BYTES_MAX: usize = 1 << 20;
 
-/// Connections of one user at a time. At most three users are admitted: root, the daemon's and the owner of the base.
+/// Connections of one user at a time, where the limit of descriptors allows them. At most three users are admitted: root,
+/// the daemon's and the owner of the base.
 pub(super) const CONNECTIONS_MAX: usize = 512;
 
 /// How long a request line may take from its first byte to its last.
@@ -66,7 +68,8 @@ impl Places {
     /// sends from now on fails before any of it is carried out. `None`: all of them are busy.
     pub(super) fn take(&self, uid: u32, stream: &Arc<UnixStream>) -> Option<Place> {
         let mut table = self.table();
-        if table.open.iter().filter(|open| open.uid == uid).count() >= CONNECTIONS_MAX {
+        let taken = table.open.iter().filter(|open| open.uid == uid).count();
+        if taken >= CONNECTIONS_MAX || admit_connection().is_err() {
             let own = table.open.iter().enumerate().filter(|(_, open)| open.uid == uid);
             let idle = own.filter_map(|(index, open)| Some((open.idle_since?, index)));
             let (_, longest) = idle.min()?;

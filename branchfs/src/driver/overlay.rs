@@ -23,6 +23,7 @@ use super::kernel_layer::{Unsettled, WORK, open_directory};
 use super::kernel_mount::{KernelMount, Layers, unmount};
 use super::spares::Spares;
 use super::{Completion, Driver, Ready, mount_table, open_files};
+use crate::descriptors::with_room;
 use crate::error::{Context, Error};
 use crate::layer::times;
 use crate::no_follow;
@@ -332,7 +333,7 @@ fn give_work(work: &Path, owner: &fs::Metadata) -> Result<(), Error> {
 fn make_patiently(layers: Layers<'_>, is_read_only: bool) -> rustix::io::Result<KernelMount> {
     let deadline = Instant::now() + EARLIER_WAIT_MAX;
     loop {
-        match KernelMount::make(layers, is_read_only) {
+        match with_room(|| KernelMount::make(layers, is_read_only)) {
             Err(Errno::BUSY) if Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(5))
             }

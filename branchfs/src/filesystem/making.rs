@@ -7,6 +7,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::{Filesystem, MAIN, Mounted};
+use crate::descriptors::admit_file;
 use crate::kernel::handler::{Answer, Caller, Entry, Handle, NodeId, OpenFlags, Opened};
 use crate::view::{Index, New, OpenedFile, Owner, View};
 
@@ -82,6 +83,7 @@ impl Filesystem {
         (mode, umask): (u32, u32),
         flags: OpenFlags,
     ) -> Answer<(Entry, Opened)> {
+        admit_file()?; // before the file is made
         let (entry, file) = self.make(caller, parent, name, New::File { mode }, umask)?;
         let (mounted, index) = self.at(entry.node.ok_or(Errno::IO)?)?;
         let mut view = mounted.live()?;
@@ -99,6 +101,7 @@ impl Filesystem {
         (mode, umask): (u32, u32),
         flags: OpenFlags,
     ) -> Answer<(Entry, Opened)> {
+        admit_file()?;
         let _pass = self.pass();
         let (mounted, parent) = self.at(parent)?;
         let mut view = mounted.writable()?;

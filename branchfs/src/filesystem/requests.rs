@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::control_file::{CONTROL_HANDLE, CONTROL_INDEX};
 use super::{CONTROL_XATTR, Filesystem, MAIN, Mounted, PRIVATE_XATTR};
+use crate::descriptors::admit_file;
 use crate::kernel::handler::{
     Answer, Attributes, Caller, Capabilities, Changes, DirectorySink, Entry, FOREVER, Handle,
     Handler, NodeId, OpenFlags, Opened, Statfs,
@@ -223,6 +224,7 @@ impl Handler for Filesystem {
                 ..Opened::default()
             });
         }
+        admit_file()?; // before O_TRUNC changes anything
         let wanted = OFlags::from_bits_retain(flags.flags);
         let changes = wanted.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC);
         let mut view = if changes { mounted.writable()? } else { mounted.live()? };

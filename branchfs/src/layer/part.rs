@@ -13,14 +13,15 @@ use crate::tree::{DirectoryEntry, Result, Tree};
 /// The directory, there or not.
 #[derive(Debug)]
 pub(super) struct Part {
-    path: PathBuf,
+    layer: PathBuf,
+    name: &'static str,
     tree: OnceLock<Tree>,
 }
 
 impl Part {
     /// The directory `name` of the layer in `layer`.
-    pub(super) fn new(layer: &Path, name: &str) -> Self {
-        Self { path: layer.join(name), tree: OnceLock::new() }
+    pub(super) fn new(layer: &Path, name: &'static str) -> Self {
+        Self { layer: layer.to_path_buf(), name, tree: OnceLock::new() }
     }
 
     /// The directory, which is there from now on.
@@ -28,14 +29,15 @@ impl Part {
         if let Some(tree) = self.tree.get() {
             return Ok(tree);
         }
-        make_directory(&self.path)?;
-        let tree = Tree::open_root(&self.path)?;
+        make_directory(&self.layer.join(self.name))?;
+        let tree = Tree::reopened(&self.layer, self.name)?;
         Ok(self.tree.get_or_init(|| tree))
     }
 
     /// What is in it; nothing where it was never needed.
     pub(super) fn list(&self) -> Result<Vec<DirectoryEntry>> {
-        if self.tree.get().is_none() && matches!(no_follow::exists(&self.path), Ok(false)) {
+        let path = self.layer.join(self.name);
+        if self.tree.get().is_none() && matches!(no_follow::exists(&path), Ok(false)) {
             return Ok(Vec::new());
         }
         self.tree()?.list(Path::new(""))

@@ -11,6 +11,7 @@ use super::records::Line;
 use super::rest::{Continued, Remainder};
 use super::{BranchId, Committed, Forgotten, Workspace};
 use crate::commit::{self, Decided, Disk, Header, Kind, Plan, Prepared, Woven};
+use crate::descriptors::admit_transaction;
 use crate::error::Error;
 use crate::filesystem::MAIN;
 use crate::layer::Layer;
@@ -29,7 +30,7 @@ impl Workspace {
     /// transaction begins while the guard lives.
     ///
     /// # Errors
-    /// `Stopped`.
+    /// `Stopped`; `Unsupported` where the daemon could not open the files that a transaction needs.
     pub(super) fn begin_transaction(&self) -> Result<MutexGuard<'_, ()>, Error> {
         let turn = self.take_turn();
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
@@ -41,6 +42,7 @@ impl Workspace {
             }
         }
         self.fail_stop.check()?;
+        admit_transaction()?;
         Ok(turn)
     }
 

@@ -279,7 +279,8 @@ pub fn wait_for_the_clock(directory: &Path) {
 }
 
 pub fn succeed(output: &Output) {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
 }
 
 /// The error text of a command that must fail.
