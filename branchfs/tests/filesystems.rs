@@ -180,6 +180,26 @@ fn a_full_disk_fails_the_write_and_nothing_else() {
 }
 
 #[test]
+fn a_full_disk_is_named_as_the_reason_for_fuse_and_the_next_mount_chooses_again() {
+    let disk = small_disk();
+    disk.mount();
+    disk.create("keeps-the-store");
+    let filler = disk.fill(0);
+    disk.unmount();
+    let mount = |driver| disk.run(&["mount", "--driver", driver, "--base"], &[&disk.base()]);
+    let reason = "the probe failed: no space left";
+    assert!(refusal(&mount("overlay")).contains(reason));
+    succeed(&mount("auto"));
+    let chosen = disk.ask("info");
+    assert_eq!(chosen["driver"], "fuse");
+    assert!(chosen["why_not"].as_str().unwrap().contains(reason), "{chosen}");
+    disk.unmount();
+    fs::remove_file(filler).unwrap();
+    succeed(&mount("auto"));
+    assert_eq!(disk.ask("info")["driver"], "overlay");
+}
+
+#[test]
 fn a_full_disk_fails_the_copy_up_and_takes_no_room_with_it() {
     let disk = small_disk();
     disk.mount();

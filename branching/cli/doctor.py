@@ -162,6 +162,8 @@ def _mount() -> str:
                 raise _Fault("a commit did not reach the directory", "please report this")
             workspace.undo()
             driver = workspace.fstype
+            if driver == "branchfs":
+                driver += f", not overlay: {workspace.driver_reason}"
     return f"a directory was mounted, branched, committed and undone ({driver})"
 
 

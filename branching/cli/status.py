@@ -10,6 +10,9 @@ from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.place import opened_workspace
 from branching.cli.report import print_json
 
+_AS_ASKED = "fuse was asked for"
+"""The daemon's reason where the user has chosen the driver."""
+
 
 def status(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
     """Show the workspace and its open branches.
@@ -34,6 +37,7 @@ def status(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
                 workspace=str(space.root),
                 base=str(space.base),
                 fstype=space.fstype,
+                driver_reason=space.driver_reason,
                 policy=space.policy,
                 recovered=was_interrupted,
                 branches=[branch.name for branch in branches],
@@ -42,6 +46,8 @@ def status(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
             return
         print(for_caller(f"workspace: {space.seen_at}"))
         print(f"fstype: {space.fstype}")
+        if space.fstype == "branchfs" and space.driver_reason not in ("", _AS_ASKED):
+            print(f"driver: fuse, not overlay: {space.driver_reason}")
         if was_interrupted:
             print(
                 "recovered: a commit was interrupted, which left old and new files in "

@@ -174,6 +174,10 @@ class Backend(Protocol):
         """What presents the branches: "branchfs", "overlay", "daxfs"."""
 
     @property
+    def driver_reason(self) -> str:
+        """Why that presents them, and not something else."""
+
+    @property
     def owner(self) -> tuple[int, int]:
         """Uid and gid of the base directory's owner."""
 

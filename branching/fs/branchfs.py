@@ -68,6 +68,7 @@ class BranchFS:
         self._store = Path(str(info["store"])) if info.get("store") else None
         self._policy = str(info.get("policy"))
         self._fstype = "overlay" if info.get("driver") == "overlay" else "branchfs"
+        self._driver_reason = str(info.get("why_not") or "")
         self._owner = (_int(info["uid"]), _int(info["gid"]))
         features = info.get("features")
         self._features = features if isinstance(features, list) else []
@@ -96,6 +97,10 @@ class BranchFS:
     @property
     def fstype(self) -> str:
         return self._fstype
+
+    @property
+    def driver_reason(self) -> str:
+        return self._driver_reason
 
     @property
     def owner(self) -> tuple[int, int]:

@@ -199,6 +199,11 @@ class Workspace:
         return self._backend.fstype
 
     @property
+    def driver_reason(self) -> str:
+        """Why this driver presents the branches: for FUSE, why overlayfs cannot."""
+        return self._backend.driver_reason
+
+    @property
     def owner(self) -> tuple[int, int]:
         """Uid and gid of the base directory's owner, to whom all files should belong."""
         return self._backend.owner

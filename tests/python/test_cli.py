@@ -616,12 +616,19 @@ class TestStatus:
                 "base": str(root.parent / "base"),
                 "policy": "first-winner",
                 "fstype": "branchfs",
+                "driver_reason": "fuse was asked for",
                 "recovered": False,
                 "branches": ["one", "two"],
             }
             one.abort()
             two.abort()
         space.close()
+
+    def test_it_says_why_the_driver_is_not_overlay(self, place: Path) -> None:
+        (place / "base").mkdir()
+        with Workspace.mount(place / "base", policy="snapshot") as space:
+            out = branching(space.root, "status").out
+            assert "driver: fuse, not overlay: it serves the policy first-winner alone\n" in out
 
 
 class TestKeptBranches:

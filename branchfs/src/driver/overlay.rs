@@ -369,16 +369,24 @@ fn make_directory(path: &Path, owner: &fs::Metadata) -> Result<(), Error> {
 }
 
 /// Whether the kernel gives all that is asked for over this base and store: it is tried, at the mountpoint that is still
-/// an ordinary directory, and read back from the table of mounts. The reason where not.
+/// an ordinary directory, and read back from the table of mounts. The reason where not. On a full file system nothing can
+/// be found out: the kernel then gives less than it could.
 pub(crate) fn probe(base: &Path, store: &Path, mountpoint: &Path) -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("only root may mount it".to_owned());
     }
     let scratch = store.join(SCRATCH);
-    let tried = try_options(base, &scratch, mountpoint);
+    let tried =
+        try_options(base, &scratch, mountpoint).and_then(|options| refuse_missing(&options));
+    let is_full = tried.is_err() && !has_room(&scratch);
     let removed = remove_path(&scratch).at(&scratch).map_err(|error| error.to_string());
-    let options = tried?;
-    removed?;
+    if is_full {
+        return Err("the probe failed: no space left on the store's file system; make room, and the next mount tries it again".to_owned());
+    }
+    tried.and(removed)
+}
+
+fn refuse_missing(options: &str) -> Result<(), String> {
     let lacks = |option: &&str| !options.split(',').any(|given| given == *option);
     let missing: Vec<_> =
         ["index=on", "redirect_dir=on", "metacopy=on"].into_iter().filter(lacks).collect();
@@ -391,6 +399,13 @@ pub(crate) fn probe(base: &Path, store: &Path, mountpoint: &Path) -> Result<(), 
         "the capability DAC_READ_SEARCH is missing: docker run --cap-add DAC_READ_SEARCH"
     };
     Err(format!("the kernel gives no {} here ({capability})", missing.join(", ")))
+}
+
+/// Whether a directory and a file with content can be made in a directory that may not be there yet.
+fn has_room(scratch: &Path) -> bool {
+    let room = scratch.join("room");
+    let made = fs::create_dir_all(&room).and_then(|()| fs::write(room.join("file"), [0; 4096]));
+    !made.is_err_and(|error| matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)))
 }
 
 fn try_options(base: &Path, scratch: &Path, mountpoint: &Path) -> Result<String, String> {
