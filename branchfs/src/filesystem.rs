@@ -142,7 +142,8 @@ impl Filesystem {
         self.gate.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pass(&self) -> RwLockReadGuard<'_, ()> {
+    /// Keeps the gate open.
+    pub(crate) fn pass(&self) -> RwLockReadGuard<'_, ()> {
         self.gate.read().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -67,6 +67,7 @@ pub(crate) struct View {
     mapped: HashSet<Index>,
     /// Big files may be copied up in part.
     pub(crate) copies_in_part: Arc<AtomicBool>,
+    pending: Option<Pending>,
 }
 
 /// Why a view gets another stack of layers.
@@ -75,7 +76,16 @@ pub(crate) enum Restacking<'w> {
     /// A child was committed into the branch: its layers are the top.
     Committed,
     /// Layers below changed, and the view shows the same as before: only at these paths of the base if some are given.
-    Same(Option<&'w Woven>),
+    Same(Option<&'w [Arc<Woven>]>),
+}
+
+/// A change of the layers below that is carried out when the view is used next: a commit costs the same however many
+/// siblings live on.
+#[derive(Debug)]
+struct Pending {
+    layers: Vec<Arc<Layer>>,
+    /// As in [`Restacking::Same`].
+    changed: Option<Vec<Arc<Woven>>>,
 }
 
 /// A node, and one of its names, that the kernel may hold an outdated answer for.
@@ -104,6 +114,7 @@ impl View {
             offsets: RandomState::new(),
             mapped: HashSet::new(),
             copies_in_part: Arc::default(),
+            pending: None,
         }
     }
 
@@ -356,6 +367,23 @@ impl View {
         node.handles.iter().find_map(|handle| self.handles.file(*handle).ok())
     }
 
+    /// Replaces the stack of layers before the view is used next ([`Self::catch_up`]). It shows the same as before.
+    pub(crate) fn restack_later(&mut self, layers: Vec<Arc<Layer>>, changed: Option<&Arc<Woven>>) {
+        let before = self.pending.take().map_or(Some(Vec::new()), |pending| pending.changed);
+        let changed = before.zip(changed).map(|(mut before, changed)| {
+            before.push(Arc::clone(changed));
+            before
+        });
+        self.pending = Some(Pending { layers, changed });
+    }
+
+    /// Carries out what [`Self::restack_later`] has left.
+    pub(crate) fn catch_up(&mut self) {
+        if let Some(Pending { layers, changed }) = self.pending.take() {
+            self.restack(layers, Restacking::Same(changed.as_deref()));
+        }
+    }
+
     /// Replaces the stack of layers. Returns the nodes and names that were looked up again: the kernel may hold outdated
     /// answers for them. A name that means another object than before gets a new node when it is looked up next.
     pub(crate) fn restack(
@@ -421,8 +449,9 @@ impl View {
     }
 
     /// Whether a node shows something of the base at a path where that has changed.
-    fn is_over(&self, index: Index, changed: &Woven) -> bool {
-        let is_changed = |at: &At| at.layer.is_base() && changed.changes(&at.path);
+    fn is_over(&self, index: Index, changed: &[Arc<Woven>]) -> bool {
+        let is_changed =
+            |at: &At| at.layer.is_base() && changed.iter().any(|changed| changed.changes(&at.path));
         match self.nodes.get(index).map(|node| &node.place) {
             Ok(Place::Directory { lowers, .. }) => lowers.iter().any(is_changed),
             Ok(Place::Lower(at)) => is_changed(at),

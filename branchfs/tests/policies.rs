@@ -42,6 +42,8 @@ fn siblings_live_on_and_go_on_seeing_their_own_snapshot() {
     let early = mount.create("early");
     let fresh = mount.create("fresh"); // nothing of it is known to the kernel before the commit
     let before = seen(&early);
+    let idle = mount.create("idle"); // used before the commits, and not between them
+    assert_same(&seen(&idle), &before, "before the commits");
     let numbers = fs::metadata(early.join("moved/inner/file")).unwrap().ino();
     shell(&mount.create("one"), CHANGES);
     mount.commit("one");
@@ -59,6 +61,7 @@ fn siblings_live_on_and_go_on_seeing_their_own_snapshot() {
     assert_same(&seen(&early), &before, "after the second commit");
     assert_same(&seen(&fresh), &before, "after the second commit");
     assert_same(&seen(&middle), &between, "after the second commit");
+    assert_same(&seen(&idle), &before, "after both commits");
     mount.unmount();
     mount.mount_with(&["--policy", "snapshot"]);
     assert_same(&seen(&early), &before, "after a remount");

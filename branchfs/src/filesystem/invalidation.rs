@@ -20,7 +20,7 @@ impl Filesystem {
         for (root, name) in mounted.places() {
             let _ = kernel.invalidate_entry(root, &name);
         }
-        let nodes: Vec<_> = mounted.lock().nodes.all().map(|(index, _)| index).collect();
+        let nodes: Vec<_> = mounted.lock_as_it_is().nodes.all().map(|(index, _)| index).collect();
         for index in nodes {
             let _ = kernel.invalidate_node(NodeId(mounted.slot << INDEX_BITS | index));
         }
@@ -32,7 +32,7 @@ impl Filesystem {
     pub(crate) fn invalidate_in_steps(&self, mounted: &Mounted) {
         if let Some(kernel) = self.kernel.get() {
             let mut known: Vec<_> = {
-                let view = mounted.lock();
+                let view = mounted.lock_as_it_is();
                 view.nodes.all().map(|(index, node)| (index, node.names.clone())).collect()
             };
             // What is below something was mostly looked up after it.

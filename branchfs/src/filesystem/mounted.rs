@@ -51,8 +51,16 @@ impl Mounted {
         }
     }
 
-    /// The view, whatever its state.
+    /// The view, whatever its state, with the layers that it has now. For requests, and for verbs in their turn: the base
+    /// must not be changing.
     pub(crate) fn lock(&self) -> MutexGuard<'_, View> {
+        let mut view = self.lock_as_it_is();
+        view.catch_up();
+        view
+    }
+
+    /// The view with the layers that it had when it was last used: for what concerns its nodes and handles alone.
+    pub(crate) fn lock_as_it_is(&self) -> MutexGuard<'_, View> {
         // A request that panicked may have left the node table behind the layers; the layers themselves are sound, and
         // lookups bring the table in line again.
         self.view.lock().unwrap_or_else(PoisonError::into_inner)

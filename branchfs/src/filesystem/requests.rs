@@ -63,7 +63,7 @@ impl Handler for Filesystem {
         let _pass = self.pass();
         if let Ok((mounted, index)) = self.at(node) {
             if index != ROOT {
-                mounted.lock().nodes.forget(index, count);
+                mounted.lock_as_it_is().nodes.forget(index, count);
             }
         }
     }

@@ -17,7 +17,10 @@ impl Workspace {
         let branch = &held.branch;
         self.driver().settle(branch.record.id)?;
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
+        // Not while a transaction changes the base.
+        let pass = self.filesystem.pass();
         let mut view = mounted.lock();
+        drop(pass);
         view.join_all_links().at(&self.base_path)?;
         let (own, below) = branch.stack.split_at(branch.record.layers.len());
         for layer in own {

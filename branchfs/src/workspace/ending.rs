@@ -116,7 +116,7 @@ impl Workspace {
     pub(super) fn outdate(&self, mounted: Arc<Mounted>) {
         /// So many nodes take well under a millisecond.
         const NODES_AT_ONCE_MAX: usize = 64;
-        if mounted.lock().nodes.len() <= NODES_AT_ONCE_MAX {
+        if mounted.lock_as_it_is().nodes.len() <= NODES_AT_ONCE_MAX {
             return self.filesystem.invalidate(&mounted);
         }
         self.filesystem.expire(&mounted);

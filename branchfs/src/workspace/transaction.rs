@@ -22,7 +22,7 @@ pub(super) struct Happened<'w> {
     gate: RwLockWriteGuard<'w, ()>,
     decided: Decided,
     /// What others go on seeing the base through.
-    veil: Option<(Arc<Layer>, Woven)>,
+    veil: Option<(Arc<Layer>, Arc<Woven>)>,
 }
 
 impl Workspace {
@@ -224,7 +224,7 @@ impl Workspace {
         &self,
         disk: &Disk,
         decided: &Decided,
-    ) -> Result<Option<(Arc<Layer>, Woven)>, Error> {
+    ) -> Result<Option<(Arc<Layer>, Arc<Woven>)>, Error> {
         decided.apply(disk)?;
         let Some(id) = decided.header.veil else { return Ok(None) };
         self.weave(disk, decided, id).map(Some).map_err(|error| {

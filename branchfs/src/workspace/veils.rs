@@ -19,7 +19,6 @@ use crate::layer::{Layer, LayerId};
 use crate::no_follow;
 use crate::seen::{Read, ReadSet};
 use crate::tree::remove_path;
-use crate::view::Restacking;
 
 /// What a transaction on main means to the branches that are open.
 #[derive(Debug, Default)]
@@ -72,7 +71,7 @@ impl Workspace {
         disk: &Disk,
         decided: &Decided,
         id: u64,
-    ) -> Result<(Arc<Layer>, Woven), Error> {
+    ) -> Result<(Arc<Layer>, Arc<Woven>), Error> {
         let path = self.home_layer_path(id);
         remove_path(&path).at(&path)?;
         for directory in ["", "upper"] {
@@ -85,7 +84,7 @@ impl Workspace {
             .map_err(|error| Error::Corrupt(error.to_string()))?;
         write_private(&changes, &text)?;
         give(&changes, self.owner)?;
-        Ok((Arc::new(layer), woven))
+        Ok((Arc::new(layer), Arc::new(woven)))
     }
 
     /// Under the gate: everybody forked before goes on seeing what was.
@@ -93,7 +92,7 @@ impl Workspace {
         &self,
         branches: &mut Branches,
         header: &Header,
-        veil: Option<&(Arc<Layer>, Woven)>,
+        veil: Option<&(Arc<Layer>, Arc<Woven>)>,
     ) {
         for id in &header.observers {
             let (Some(branch), Some((layer, woven))) = (branches.get_mut(id), veil) else {
@@ -103,7 +102,7 @@ impl Workspace {
             let lowest = branch.stack.len() - 1;
             branch.stack.insert(lowest, Arc::clone(layer));
             if let Ok(mounted) = self.filesystem.mounted(branch.slot) {
-                mounted.lock().restack(branch.stack.clone(), Restacking::Same(Some(woven)));
+                mounted.lock_as_it_is().restack_later(branch.stack.clone(), Some(woven));
             }
         }
         for id in &header.unveiled {
@@ -113,7 +112,7 @@ impl Workspace {
             branch.record.below.retain(|layer| *layer != lifted);
             branch.stack.retain(|layer| layer.id.0 != lifted);
             if let Ok(mounted) = self.filesystem.mounted(branch.slot) {
-                mounted.lock().restack(branch.stack.clone(), Restacking::Same(None));
+                mounted.lock_as_it_is().restack_later(branch.stack.clone(), None);
             }
         }
     }

@@ -58,7 +58,7 @@ impl Workspace {
         drop(branches);
         let frozen = Frozen::new(mounted);
         let deadline = Instant::now() + WRITERS_WAIT_MAX;
-        while Instant::now() < deadline && !files(&mut frozen.0.lock()).is_empty() {
+        while Instant::now() < deadline && !files(&mut frozen.0.lock_as_it_is()).is_empty() {
             thread::sleep(Duration::from_millis(1));
         }
         Ok(Some(frozen))
@@ -66,7 +66,7 @@ impl Workspace {
 
     pub(super) fn refuse_writers(&self, branch: &Branch) -> Result<(), Error> {
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
-        let paths = mounted.lock().written();
+        let paths = mounted.lock_as_it_is().written();
         if paths.is_empty() {
             return Ok(());
         }
@@ -78,7 +78,7 @@ impl Workspace {
     pub(super) fn freeze_for_fork(&self, slot: Slot) -> Result<(), Error> {
         let mounted = self.filesystem.mounted(slot).at(&self.base_path)?;
         mounted.freeze();
-        let paths = mounted.lock().written_by_kernel();
+        let paths = mounted.lock_as_it_is().written_by_kernel();
         if paths.is_empty() {
             return Ok(());
         }
