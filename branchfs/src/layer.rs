@@ -110,7 +110,7 @@ impl Layer {
         let mut layer = Self::absent(id, directory, namespace, foreign);
         layer.tree = match Tree::reopened(directory, "upper") {
             Err(Errno::NOENT) => return Ok(layer),
-            other => other.at(&directory.join("upper"))?,
+            other => other.at(directory.join("upper"))?,
         };
         if let Some(own) = &mut layer.own {
             let links = own.links.list().at(directory)?;

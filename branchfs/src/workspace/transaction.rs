@@ -9,8 +9,9 @@ use std::sync::{Arc, MutexGuard, PoisonError, RwLockWriteGuard};
 use super::branches::Branches;
 use super::records::Line;
 use super::rest::{Continued, Remainder};
+use super::veils::Veil;
 use super::{BranchId, Committed, Forgotten, Workspace};
-use crate::commit::{self, Decided, Disk, Header, Kind, Plan, Prepared, Woven};
+use crate::commit::{self, Decided, Disk, Header, Kind, Plan, Prepared};
 use crate::descriptors::admit_transaction;
 use crate::error::Error;
 use crate::filesystem::MAIN;
@@ -22,7 +23,7 @@ pub(super) struct Happened<'w> {
     gate: RwLockWriteGuard<'w, ()>,
     decided: Decided,
     /// What others go on seeing the base through.
-    veil: Option<(Arc<Layer>, Arc<Woven>)>,
+    veil: Option<Veil>,
 }
 
 impl Workspace {
@@ -220,11 +221,7 @@ impl Workspace {
     }
 
     /// Under the gate: the steps, and the veil over them. When either fails, all is taken back.
-    fn carry_out(
-        &self,
-        disk: &Disk,
-        decided: &Decided,
-    ) -> Result<Option<(Arc<Layer>, Arc<Woven>)>, Error> {
+    fn carry_out(&self, disk: &Disk, decided: &Decided) -> Result<Option<Veil>, Error> {
         decided.apply(disk)?;
         let Some(id) = decided.header.veil else { return Ok(None) };
         self.weave(disk, decided, id).map(Some).map_err(|error| {

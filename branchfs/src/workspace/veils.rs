@@ -20,6 +20,9 @@ use crate::no_follow;
 use crate::seen::{Read, ReadSet};
 use crate::tree::remove_path;
 
+/// The layer that a transaction has made, and where a view changes with it.
+pub(super) type Veil = (Arc<Layer>, Arc<Woven>);
+
 /// What a transaction on main means to the branches that are open.
 #[derive(Debug, Default)]
 pub(super) struct Audience {
@@ -66,12 +69,7 @@ impl Workspace {
     }
 
     /// Makes the layer `id` the veil over a transaction that has been carried out. What a crash left of it goes first.
-    pub(super) fn weave(
-        &self,
-        disk: &Disk,
-        decided: &Decided,
-        id: u64,
-    ) -> Result<(Arc<Layer>, Arc<Woven>), Error> {
+    pub(super) fn weave(&self, disk: &Disk, decided: &Decided, id: u64) -> Result<Veil, Error> {
         let path = self.home_layer_path(id);
         remove_path(&path).at(&path)?;
         for directory in ["", "upper"] {
@@ -88,12 +86,7 @@ impl Workspace {
     }
 
     /// Under the gate: everybody forked before goes on seeing what was.
-    pub(super) fn veil(
-        &self,
-        branches: &mut Branches,
-        header: &Header,
-        veil: Option<&(Arc<Layer>, Arc<Woven>)>,
-    ) {
+    pub(super) fn veil(&self, branches: &mut Branches, header: &Header, veil: Option<&Veil>) {
         for id in &header.observers {
             let (Some(branch), Some((layer, woven))) = (branches.get_mut(id), veil) else {
                 continue;
