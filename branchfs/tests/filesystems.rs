@@ -132,7 +132,7 @@ fn what_a_file_system_cannot_do_is_found_out_before_anything_depends_on_it() {
         ("renameat2", 4, 1, libc::EINVAL, "cannot rename without replacing (RENAME_NOREPLACE)"),
         ("mknodat", 0, 0, libc::EPERM, "cannot hold whiteouts"),
         ("linkat", 0, 0, libc::EPERM, "has no hard links"),
-        ("openat2", 0, 0, libc::ENOSYS, "openat2 is not to be had here"),
+        ("openat2", 0, 0, libc::ENOSYS, "openat2 is not available"),
     ] {
         let mount = Mount::unmounted(|base| fs::write(base.join("file"), "content").unwrap());
         let before = snapshot(&mount.base());

@@ -536,7 +536,7 @@ fn siblings_live_on_when_a_commit_asks_for_the_policy_snapshot() {
         mount.mount();
     }
     assert_eq!(fs::read_to_string(three.join("f")).unwrap(), "old\n", "its snapshot");
-    succeed(&mount.run(&["commit", "--policy", "snapshot", "--skip", "three"], &[]));
+    succeed(&mount.run(&["commit", "--policy", "snapshot", "--skip", "--drop-rest", "three"], &[]));
     shell(
         &mount.base(),
         "test \"$(cat d/g d/h moved new/one new2/two)\" = $'one\\ntwo\\nmore\\nold\\none\\ntwo'

@@ -53,7 +53,7 @@ fn committed(options: &[&str], check: &str) -> Mount {
         assert_same(&outline(&mount.branch("work")), &shown, turn);
         if turn == "after it was undone" {
             let said = refusal(&mount.run(&["undo"], &[]));
-            assert!(said.contains("main has live children (work)"), "{said}");
+            assert!(said.contains("branches of the directory are open (work)"), "{said}");
             succeed(&mount.run(&["undo", "--force"], &[]));
             succeed(&mount.run(&["redo"], &[]));
             succeed(&mount.run(&["rebase", "work"], &[]));
