@@ -56,8 +56,8 @@ pub fn check(path: &Path, repair: bool) -> Result<Vec<Damage>, Error> {
     let _lock = lock_for_check(&store)?;
     let metadata = fs::metadata(&store).at(&store)?;
     let owner = (metadata.uid(), metadata.gid());
-    let is_user =
-        fs::read_link(store.join("marks")).is_ok_and(|word| *word == *Namespace::User.word());
+    let is_user = fs::read_link(store.join("marks"))
+        .is_ok_and(|word| word.as_os_str() == Namespace::User.word());
     let namespace = if is_user { Namespace::User } else { Namespace::Trusted };
     let mut check =
         Check { store, home: home.clone(), owner, namespace, repair, damages: Vec::new() };

@@ -202,6 +202,7 @@ class TestRun:
             "action": "committed",
             "ended": "exit",
             "changes": [],
+            "remaining": 0,
         }
         assert done.err == "noise\n"
 
