@@ -20,7 +20,7 @@ use crate::workspace::BranchId;
 
 pub(crate) use fuse::Fuse;
 pub(crate) use kernel_layer::{drop_index, is_by_kernel, make_plain, seen, settle_alone};
-pub(crate) use mount_table::{clear_dead, covers, is_root_of_mount, users_elsewhere};
+pub(crate) use mount_table::{clear_dead, covers, is_in_mount, is_root_of_mount, users_elsewhere};
 pub(crate) use overlay::Overlay;
 #[cfg(test)]
 pub(crate) use overlay::write_for_tests;

@@ -76,6 +76,16 @@ pub(crate) fn is_root_of_mount(mountpoint: &Path) -> Result<bool, Error> {
     Ok(last.is_some_and(|entry| entry.kind == "fuse.branchfs" && entry.root == Path::new("/")))
 }
 
+/// Whether a directory lies in a BranchFS mount.
+pub(crate) fn is_in_mount(directory: &Path) -> Result<bool, Error> {
+    let place = place_of(directory)?;
+    let entries = read()?;
+    // Of several mounts at one place the last one counts.
+    let around = entries.iter().filter(|entry| place.starts_with(&entry.point));
+    let nearest = around.max_by_key(|entry| entry.point.as_os_str().len());
+    Ok(nearest.is_some_and(|entry| entry.kind == "fuse.branchfs"))
+}
+
 /// The path of a mountpoint without symbolic links, also where the daemon is gone.
 fn place_of(mountpoint: &Path) -> Result<PathBuf, Error> {
     match std::fs::canonicalize(mountpoint) {

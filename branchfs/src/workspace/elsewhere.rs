@@ -8,6 +8,7 @@
 //! on it is a commit like any other. What is staged and not decided goes at the end, or at the next mount.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
@@ -22,7 +23,7 @@ use super::{BranchId, Workspace};
 use crate::error::{Context, Error};
 use crate::layer::{copy_content, copy_metadata};
 use crate::no_follow;
-use crate::overlay::is_private_xattr;
+use crate::overlay::{Namespace, is_private_xattr};
 use crate::tree::remove_path;
 use crate::tree::{Tree, xattr_names};
 use crate::view::HIDDEN;
@@ -338,7 +339,7 @@ pub(super) fn copy_object(
         }
         FileType::Symlink => {
             let target = from.read_link(path)?;
-            to.make_symlink(new, std::ffi::OsStr::from_bytes(&target))?;
+            to.make_symlink(new, OsStr::from_bytes(&target))?;
         }
         _ => {
             let device = rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
@@ -357,7 +358,11 @@ fn describe(
         Err(rustix::io::Errno::OPNOTSUPP) => Vec::new(),
         other => other?,
     };
-    for name in xattr_names(&list).filter(|name| is_private_xattr(name)) {
+    // A partial copy has been completed by now: its copy is a file like others.
+    let is_partial = |name: &OsStr| {
+        [Namespace::Trusted, Namespace::User].iter().any(|one| name == one.partial())
+    };
+    for name in xattr_names(&list).filter(|name| is_private_xattr(name) && !is_partial(name)) {
         let value = from.get_xattr(path, name)?;
         to.set_xattr(new, name, &value, XattrFlags::empty())?;
     }
