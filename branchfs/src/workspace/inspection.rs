@@ -21,8 +21,7 @@ use crate::no_follow::{self, Refusal};
 const OWN_LINKS: [&str; 3] = ["marks", "store", "base"];
 
 /// Files of a transaction, and its directories that hold such files.
-const TRANSACTION: [&str; 7] =
-    ["plan", "plan.new", "rollback", "finished", "redone", "undone", "joined"];
+const TRANSACTION: [&str; 6] = ["plan", "plan.new", "rollback", "finished", "redone", "undone"];
 
 /// A directory of the store, by what may be in it.
 #[derive(Clone, Copy, PartialEq, Eq)]
