@@ -251,22 +251,22 @@ impl Workspace {
         probe::require_openat2(&base_path)?;
         let owner = (base_metadata.uid(), base_metadata.gid());
         let places = Places::of(&base_path, store)?;
-        let keep = KeptTimes::of(&base_path)?;
         let mut directories = vec![&places.store];
         directories.extend(Some(&places.home).filter(|_| places.is_elsewhere()));
         let made: Vec<&PathBuf> =
             directories.iter().copied().filter(|path| !path.exists()).collect();
         let waits = !settings.is_recovery;
-        let claim = |path: &&PathBuf| store::claim(path, owner, waits).map_err(probe::explain);
+        let claim =
+            |path: &&PathBuf| store::claim(path, &base_path, owner, waits).map_err(probe::explain);
         let opened =
             directories.iter().map(claim).collect::<Result<Vec<Lock>, Error>>().and_then(|locks| {
-                keep.restore()?;
                 Self::open_store(&base_path, places.clone(), owner, settings, locks)
             });
         if opened.is_err() {
             // A mount that is refused leaves nothing behind; the error that is told is the first one.
             for path in made {
-                let _ = discard(path).and_then(|()| keep.restore());
+                let _ = KeptTimes::of(&base_path)
+                    .and_then(|keep| discard(path).and_then(|()| keep.restore()));
             }
         }
         opened

@@ -77,7 +77,11 @@ class Workspace:
                 directory cannot be mounted, or it is mounted with another policy or driver.
         """
         place = Path(directory)
-        if not place.is_dir():
+        try:
+            is_directory = place.is_dir()
+        except OSError:  # a mount whose daemon is gone: opening it says so, with what to do
+            is_directory = True
+        if not is_directory:
             raise MountError(f"{place} is not a directory", path=str(place))
         if find_mount(place) is not None:
             workspace = cls(place)

@@ -172,16 +172,13 @@ impl Probe<'_> {
 
     /// On the store itself: its inode has room for a mark even where the disk has none.
     fn namespace(&self) -> Result<Namespace, Error> {
-        if crate::driver::is_in_mount(self.store)? {
-            // A branch takes user.overlay attributes as the user's own, but no whiteouts.
-            return Err(
-                self.lacks("is a branch, and has no extended attributes for the marks of layers")
-            );
-        }
         for namespace in [Namespace::Trusted, Namespace::User] {
             let (path, name) = (self.store, namespace.opaque());
             if rustix::fs::lsetxattr(path, name, b"n", XattrFlags::empty()).is_ok() {
                 rustix::fs::lremovexattr(path, name).at(path)?;
+                if namespace == Namespace::User && crate::driver::is_in_mount(path)? {
+                    break; // a branch takes these as the user's own, but no whiteouts
+                }
                 return Ok(namespace);
             }
         }

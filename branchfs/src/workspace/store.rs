@@ -242,12 +242,28 @@ pub(crate) fn store_at(path: &Path) -> Result<PathBuf, Error> {
 
 /// Makes a store where there is none, and locks it. A mount that ends may remove the store meanwhile, and its lock with it: then
 /// it is made again. `waits` for a process that recovers without a mount.
-pub(super) fn claim(store: &Path, owner: (u32, u32), waits: bool) -> Result<Lock, Error> {
+///
+/// The base keeps the times that it has when its store is made. A store that is there changes none, and they are left alone:
+/// a recovery that is waited for may set them.
+pub(super) fn claim(
+    store: &Path,
+    base: &Path,
+    owner: (u32, u32),
+    waits: bool,
+) -> Result<Lock, Error> {
     const ATTEMPTS_MAX: usize = 100;
+    let make = || match store.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let keep = KeptTimes::of(base)?;
+            make_store(store, owner)?;
+            keep.restore()
+        }
+        _ => make_store(store, owner),
+    };
     for _ in 0..ATTEMPTS_MAX {
-        match make_store(store, owner).and_then(|()| lock_store(store, waits)) {
+        match make().and_then(|()| lock_store(store, waits)) {
             Ok(lock) if lock.is_of(store)? => {
-                make_store(store, owner)?; // some of it may have been removed while it was made
+                make()?; // some of it may have been removed while it was made
                 return Ok(lock);
             }
             Ok(_) => {}
@@ -477,7 +493,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let store = base.path().join(HIDDEN);
         let owner = fs::metadata(base.path()).map(|found| (found.uid(), found.gid())).unwrap();
-        let lock = claim(&store, owner, true).unwrap();
+        let lock = claim(&store, base.path(), owner, true).unwrap();
         // Nothing can be removed from this directory.
         let trash = store.join("trash");
         fs::create_dir(trash.join("kept")).unwrap();
@@ -496,10 +512,10 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let store = base.path().join(HIDDEN);
         let owner = fs::metadata(base.path()).map(|found| (found.uid(), found.gid())).unwrap();
-        let lock = claim(&store, owner, true).unwrap();
+        let lock = claim(&store, base.path(), owner, true).unwrap();
         let recovering = Recovering::begin(base.path(), Some(&store)).unwrap().unwrap();
         std::thread::scope(|scope| {
-            let mount = scope.spawn(|| claim(&store, owner, true));
+            let mount = scope.spawn(|| claim(&store, base.path(), owner, true));
             std::thread::sleep(std::time::Duration::from_millis(100));
             assert!(!mount.is_finished(), "it waits");
             remove(&store).unwrap();
