@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use crate::commit::Change;
 use crate::error::{Context, Error};
-use crate::injected_panics::panic_on_request;
+use crate::injected_panics::panic_if_listed;
 use crate::selection::Selection;
 use connection::{CONNECTIONS_MAX, Connection, Line, Place, Places, REQUEST_BYTES_MAX, Refused};
 
@@ -257,7 +257,7 @@ fn answer(
     let verb = request.verb.clone();
     let branch = request.branch.clone().map_or(String::new(), |branch| format!(" {branch}"));
     let carry_out = || {
-        panic_on_request(&verb);
+        panic_if_listed(&verb);
         carry_out(request, workspace, info, connection)
     };
     let outcome = catch_unwind(AssertUnwindSafe(carry_out)).unwrap_or_else(|_| {

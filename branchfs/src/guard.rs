@@ -48,7 +48,7 @@ pub fn recover(options: &RecoverOptions) -> Result<Vec<String>, Error> {
     let Some(_recovering) = Recovering::begin(&options.base, store)? else {
         return Ok(Vec::new()); // there is no store
     };
-    if !is_interrupted(&options.base, store) {
+    if !is_interrupted(&options.base, store)? {
         return Ok(Vec::new());
     }
     log::begin(options.log_level);

@@ -1,8 +1,9 @@
 //! Injected panics, for tests: `BRANCHFS_PANIC_ON` in the environment of a daemon that was built with debug assertions
-//! lists, separated by commas, the requests that panic: FUSE requests (`mkdir`), verbs (`history`), and `background`.
+//! lists, separated by commas, the points that panic: FUSE requests (`mkdir`), verbs (`history`), `background`, and the
+//! phases of a transaction (`transaction-applied`).
 
-/// Panics if this request is listed.
-pub(crate) fn panic_on_request(name: &str) {
+/// Panics if this point is listed.
+pub(crate) fn panic_if_listed(name: &str) {
     #[cfg(debug_assertions)]
     {
         static LISTED: std::sync::OnceLock<String> = std::sync::OnceLock::new();

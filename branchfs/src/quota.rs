@@ -194,7 +194,7 @@ impl Ledger {
             for entry in layer.tree.list(&directory)? {
                 let path = directory.join(&entry.name);
                 let stat = layer.tree.stat(&path)?;
-                if layer.is_whiteout(&path, &stat) {
+                if layer.is_whiteout(&path, &stat)? {
                     continue;
                 }
                 let kind = FileType::from_raw_mode(u32::from(stat.stx_mode));
@@ -266,7 +266,7 @@ impl Ledger {
             Err(Errno::NOENT) => return Ok(None),
             Err(error) => return Err(error),
         };
-        if layer.is_whiteout(path, &stat) {
+        if layer.is_whiteout(path, &stat)? {
             return Ok(None);
         }
         Ok(Some(Leaving {

@@ -350,6 +350,15 @@ impl Tree {
         read_growing(|buffer| rustix::fs::lgetxattr(&through, name, buffer))
     }
 
+    /// As [`Self::get_xattr`]; `None` where the object does not have the attribute. Any other error says nothing about that.
+    pub(crate) fn find_xattr(&self, path: &Path, name: &OsStr) -> Result<Option<Vec<u8>>> {
+        match self.get_xattr(path, name) {
+            Ok(value) => Ok(Some(value)),
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     pub(crate) fn list_xattrs(&self, path: &Path) -> Result<Vec<u8>> {
         let (_parent, through) = self.named(path)?;
         read_growing(|buffer| rustix::fs::llistxattr(&through, buffer))

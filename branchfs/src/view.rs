@@ -256,7 +256,7 @@ impl View {
                 Err(Errno::NOENT | Errno::NOTDIR) => continue,
                 Err(error) => return Err(error),
             };
-            if layer.is_whiteout(&path, &stat) {
+            if layer.is_whiteout(&path, &stat)? {
                 break;
             }
             let kind = FileType::from_raw_mode(u32::from(stat.stx_mode));
@@ -272,7 +272,7 @@ impl View {
             let (opaque, redirect) = if layer.is_base() || self.is_lowest(layer) {
                 (true, None)
             } else {
-                (layer.is_opaque(&at.path), layer.redirect(&at.path)?)
+                (layer.is_opaque(&at.path)?, layer.redirect(&at.path)?)
             };
             match &mut merged {
                 None => merged = Some(Merged::new(at.clone(), &stat, is_top)),

@@ -33,7 +33,7 @@ fn check_recovery(mount: &Mount, request: &str) {
     succeed(&mount.run(&["list"], &[]));
     let log = fs::read_to_string(mount.store().join("branchfs.log")).unwrap();
     assert!(log.contains(&format!("injected panic: {request}")), "{log}");
-    assert!(log.contains("panic_on_request"), "a backtrace: {log}");
+    assert!(log.contains("panic_if_listed"), "a backtrace: {log}");
     mount.unmount();
     mount.mount();
     mount.commit("a");

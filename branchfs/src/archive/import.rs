@@ -520,7 +520,7 @@ impl Import<'_> {
 
     fn grant_directory(&mut self, path: &Path) -> Result<(), Error> {
         self.layer.tree.make_directory(path, 0o755).at(path)?;
-        drop_inherited_acls(&self.layer.tree, path, |_| false).at(path)?;
+        drop_inherited_acls(&self.layer.tree, path, |_| Ok(false)).at(path)?;
         self.layer.tree.set_mode(path, 0o755).at(path)?;
         self.unpacked.granted.insert(path.to_path_buf());
         let (uid, gid) = match self.rights {
@@ -616,7 +616,7 @@ impl Import<'_> {
         };
         tree.set_owner(path, Some(uid), Some(gid)).at(path)?;
         drop_inherited_acls(tree, path, |name| {
-            member.xattrs.iter().any(|(given, _)| given == name.as_bytes())
+            Ok(member.xattrs.iter().any(|(given, _)| given == name.as_bytes()))
         })
         .at(path)?;
         for (name, value) in &member.xattrs {

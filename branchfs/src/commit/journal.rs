@@ -25,6 +25,7 @@ use super::traces::Interval;
 use super::watch::{Displaced, Watch};
 use super::{Change, Plan, Step};
 use crate::error::{Context, Error};
+use crate::injected_panics::panic_if_listed;
 
 pub(super) const JOURNAL: &str = "journal";
 pub(super) const HISTORY: &str = "history";
@@ -262,6 +263,9 @@ impl Decided {
         let mut done = 0;
         let mut run_all = || {
             for step in &self.steps {
+                if done == self.steps.len() / 2 {
+                    panic_if_listed("transaction-half-applied");
+                }
                 watch.before(step)?;
                 step.run(disk, Direction::Forward).map_err(|error| step.named(error))?;
                 done += 1;

@@ -218,12 +218,13 @@ impl Planner<'_> {
         Place::Store(directory_of(self.request.transaction).join(self.next.to_string()))
     }
 
-    fn is_opaque(&self, place: &Place) -> bool {
-        self.disk.xattr(place, self.request.namespace.opaque()).is_some_and(|value| value == b"y")
+    fn is_opaque(&self, place: &Place) -> Result<bool, Error> {
+        let value = self.disk.xattr(place, self.request.namespace.opaque())?;
+        Ok(value.is_some_and(|value| value == b"y"))
     }
 
-    fn is_whiteout(&self, place: &Place, stat: &Statx) -> bool {
-        may_be_whiteout(stat) && self.disk.xattr(place, DEVICE_XATTR).is_none()
+    fn is_whiteout(&self, place: &Place, stat: &Statx) -> Result<bool, Error> {
+        Ok(may_be_whiteout(stat) && self.disk.xattr(place, DEVICE_XATTR)?.is_none())
     }
 
     /// Plans a directory that exists in the base's final tree: `existing` is where its present entries are now, `path`
@@ -288,7 +289,7 @@ impl Planner<'_> {
             return Ok(());
         };
         let found = self.existing(existing)?;
-        if self.is_whiteout(&now, &stat) {
+        if self.is_whiteout(&now, &stat)? {
             return match found {
                 Some(found) => self.remove_taken(path, existing, &found),
                 None if !self.takes(path) => Ok(()),
@@ -306,7 +307,7 @@ impl Planner<'_> {
             }
             self.refuse_partial(path, existing, found.as_ref())?;
             self.check(existing, found.as_ref())?;
-            if self.is_attributes_alone(&now, kind) {
+            if self.is_attributes_alone(&now, kind)? {
                 return self.plan_attributes(path, &now, existing, found.as_ref());
             }
             self.strip_marks(&now, path, kind)?;

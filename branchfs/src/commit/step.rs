@@ -163,8 +163,8 @@ impl Disk {
         self.tree(place).list(place.path()).at(place.path())
     }
 
-    pub(crate) fn xattr(&self, place: &Place, name: &str) -> Option<Vec<u8>> {
-        self.tree(place).get_xattr(place.path(), OsStr::new(name)).ok()
+    pub(crate) fn xattr(&self, place: &Place, name: &str) -> Result<Option<Vec<u8>>, Error> {
+        self.tree(place).find_xattr(place.path(), OsStr::new(name)).at(place.path())
     }
 
     /// The marks of the overlay format that the object at `place` bears.

@@ -101,7 +101,7 @@ impl<'s> Stack<'s> {
                 return Ok(None);
             }
             let Some(stat) = stat(layer, &place)? else { continue };
-            if layer.is_whiteout(&place, &stat) {
+            if layer.is_whiteout(&place, &stat).at(&place)? {
                 return made(pieces, None);
             }
             if FileType::from_raw_mode(u32::from(stat.stx_mode)) != FileType::Directory {
@@ -120,7 +120,7 @@ impl<'s> Stack<'s> {
                 return made(pieces, None);
             }
             pieces.push(Piece { layer: piece.layer, path: place.clone() });
-            if layer.is_opaque(&place) {
+            if layer.is_opaque(&place).at(&place)? {
                 return made(pieces, None);
             }
             if let Some(redirect) = layer.redirect_text(&place).at(&place)? {
@@ -190,7 +190,7 @@ impl<'s> Stack<'s> {
         place: &Path,
     ) -> Result<Option<Box<Side>>, Error> {
         let layer = &self.layers[directory.pieces[position].layer];
-        if !layer.is_without_content(place) {
+        if !layer.is_without_content(place).at(place)? {
             return Ok(None);
         }
         let redirect = layer.redirect_text(place).at(place)?;

@@ -44,8 +44,12 @@ const DETACHED_WAIT_MAX: Duration = Duration::from_secs(5);
 pub(crate) const WORK: &str = "overlay";
 
 /// Whether the kernel writes the layer in `directory`.
-pub(crate) fn is_by_kernel(directory: &Path) -> bool {
-    no_follow::open_directory(&directory.join(WORK)).is_ok()
+///
+/// # Errors
+/// `Io`.
+pub(crate) fn is_by_kernel(directory: &Path) -> std::result::Result<bool, Error> {
+    let work = directory.join(WORK);
+    no_follow::exists(&work).at(work)
 }
 
 /// Brings a layer into the form that others read although no mount of it is there: one is made for the while.
@@ -88,14 +92,48 @@ pub(crate) fn settle_alone(
 /// each object.
 pub(crate) fn drop_index(directory: &Path) -> std::result::Result<(), Error> {
     let work = directory.join(WORK);
-    if is_by_kernel(directory) {
-        // Nobody but the kernel needs to be told that the store is hidden, and that is no change of the directory.
+    if is_by_kernel(directory)? {
         let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
-        let before = upper.stat(Path::new("")).at(directory)?;
-        unless_gone(upper.remove_file(Path::new(HIDDEN))).at(directory)?;
-        upper.set_times(Path::new(""), &times(&before)).at(directory)?;
+        show_store(&upper).at(directory)?;
     }
     remove_path(&work).at(&work)
+}
+
+/// Hides the store's name in a layer of the kernel's.
+pub(super) fn hide_store(upper: &Tree) -> Result<()> {
+    match upper.stat(Path::new(HIDDEN)) {
+        Err(Errno::NOENT) => {}
+        other => return other.map(drop),
+    }
+    let restore = times_of_root(upper)?;
+    add_hidden(upper)?;
+    restore().inspect_err(|_| {
+        // The next attempt finds it as it was. The first error is the one to report.
+        let _ = upper.remove_file(Path::new(HIDDEN)).and_then(|()| restore());
+    })
+}
+
+/// Nobody but the kernel needs to be told that the store is hidden.
+fn show_store(upper: &Tree) -> Result<()> {
+    let restore = times_of_root(upper)?;
+    match upper.remove_file(Path::new(HIDDEN)) {
+        Err(Errno::NOENT) => return Ok(()),
+        other => other?,
+    }
+    restore().inspect_err(|_| {
+        let _ = add_hidden(upper).and_then(|()| restore()); // as above
+    })
+}
+
+fn add_hidden(upper: &Tree) -> Result<()> {
+    const WHITEOUT_MODE: u32 = 0o020_000;
+    upper.make_node(Path::new(HIDDEN), WHITEOUT_MODE, 0)
+}
+
+/// Restores the times of a layer's root as they are now: that a name is hidden is no change of the directory.
+fn times_of_root(upper: &Tree) -> Result<impl Fn() -> Result<()>> {
+    let before = times(&upper.stat(Path::new(""))?);
+    Ok(move || upper.set_times(Path::new(""), &before))
 }
 
 /// An object of the layer.
@@ -145,10 +183,9 @@ fn redirect(upper: &Tree, path: &Path, kind: FileType) -> Result<Option<Vec<u8>>
 }
 
 fn mark(tree: &Tree, path: &Path, name: &str) -> Result<Option<Vec<u8>>> {
-    match tree.get_xattr(path, OsStr::new(name)) {
-        Ok(value) => Ok(Some(value)),
-        Err(Errno::NODATA | Errno::NOENT | Errno::OPNOTSUPP) => Ok(None),
-        Err(error) => Err(error),
+    match tree.find_xattr(path, OsStr::new(name)) {
+        Err(Errno::NOENT) => Ok(None),
+        other => other,
     }
 }
 
@@ -222,7 +259,10 @@ impl Unsettled {
                 continue;
             };
             let is_incomplete = mark(&tree, name, METACOPY_XATTR).at(index)?.is_some();
-            let Ok(lower) = open_origin(base, &origin) else { continue };
+            let lower = match open_origin(base, &origin) {
+                Err(Errno::STALE | Errno::NODATA) => continue, // removed from the base since
+                other => other.at(index)?,
+            };
             let below = crate::tree::stat_of(&lower).at(index)?;
             let here = tree.stat(name).at(index)?.stx_nlink;
             let links = shown_links(&links, here, below.stx_nlink);

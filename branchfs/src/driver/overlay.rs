@@ -16,16 +16,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode};
 use rustix::io::Errno;
 
-use super::kernel_layer::{Unsettled, WORK, open_directory};
+use super::kernel_layer::{Unsettled, WORK, hide_store, open_directory};
 use super::kernel_mount::{KernelMount, Layers, unmount};
 use super::spares::Spares;
 use super::{Completion, Driver, Ready, mount_table, open_files};
 use crate::descriptors::with_room;
 use crate::error::{Context, Error};
-use crate::layer::times;
 use crate::no_follow;
 use crate::scheduling::{let_answer_go, stand_back};
 use crate::tree::{Tree, remove_path};
@@ -126,6 +124,21 @@ impl Overlay {
         mount.set_read_only(false).at(&layer)?;
         unsettled.settle(&layer, &tree_of(mount).at(&layer)?)?;
         Ok(false)
+    }
+
+    /// Takes a mount away that nothing is to be read through any more: what it covers would not be seen.
+    fn uncover(&self, name: &str) {
+        const ATTEMPTS_MAX: usize = 3;
+        let directory = self.directory(name);
+        for _ in 0..ATTEMPTS_MAX {
+            match unmount(&directory, true) {
+                // The kernel may have taken it away already, with the name in the mount.
+                Ok(()) | Err(Errno::INVAL | Errno::NOENT) => return,
+                Err(error) => {
+                    tracing::error!("{} cannot be unmounted: {error}", directory.display());
+                }
+            }
+        }
     }
 
     fn refuse_own_store(&self, branch: BranchId) -> Result<(), Error> {
@@ -229,8 +242,7 @@ impl Driver for Overlay {
 
     fn detach(&self, branch: BranchId) {
         let Some(presented) = self.table().remove(&branch) else { return };
-        // The kernel may have taken it away already, with the name in the mount.
-        let _ = unmount(&self.directory(&presented.name), true);
+        self.uncover(&presented.name);
         // The last descriptor ends the file system, which syncs: nobody waits for that.
         let end = move || {
             stand_back();
@@ -292,7 +304,7 @@ pub(super) fn mount_over(
     is_read_only: bool,
 ) -> Result<KernelMount, Error> {
     let (upper, work) = (layer.join("upper"), layer.join(WORK));
-    hide_store(&upper)?;
+    Tree::open_root(&upper).and_then(|upper| hide_store(&upper)).at(&upper)?;
     let owner = no_follow::open_directory(layer).and_then(|layer| layer.metadata()).at(layer)?;
     make_directory(&work, &owner)?;
     let mount = make_patiently(Layers { lower: base, upper: &upper, work: &work }, is_read_only)
@@ -340,20 +352,6 @@ fn make_patiently(layers: Layers<'_>, is_read_only: bool) -> rustix::io::Result<
             other => return other,
         }
     }
-}
-
-/// The store's name is hidden in every branch.
-fn hide_store(upper: &Path) -> Result<(), Error> {
-    let hidden = upper.join(HIDDEN);
-    let tree = Tree::open_root(upper).at(upper)?;
-    let root = Path::new("");
-    let before = tree.stat(root).at(upper)?;
-    match rustix::fs::mknodat(CWD, &hidden, FileType::CharacterDevice, Mode::empty(), 0) {
-        Err(Errno::EXIST) => return Ok(()),
-        other => other.at(&hidden)?,
-    }
-    // That the name is hidden is no change of the directory.
-    rustix::fs::utimensat(CWD, upper, &times(&before), AtFlags::empty()).at(upper)
 }
 
 fn is_character_device(found: &fs::Metadata) -> bool {

@@ -21,7 +21,7 @@ use super::mount::{self, MountError};
 use super::notifier::Notifier;
 use super::requests::{Requests, name};
 use super::wire::{IN_HEADER_BYTES, Input, Output, opcode};
-use crate::injected_panics::panic_on_request;
+use crate::injected_panics::panic_if_listed;
 use dispatch::Given;
 
 /// Largest write, and largest read, in one request.
@@ -168,7 +168,7 @@ impl Worker {
     /// Runs part of a request; `None` after a panic, which the panic hook has logged.
     fn catch<T>(&self, header: &Header, work: impl FnOnce() -> T) -> Option<T> {
         let work = || {
-            panic_on_request(name(header.opcode));
+            panic_if_listed(name(header.opcode));
             work()
         };
         // What a panic may leave half-done in memory is in doubt: the handler stops transactions.

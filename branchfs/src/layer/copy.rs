@@ -33,7 +33,7 @@ pub(crate) fn copy_attributes(from: (&Tree, &Path), to: (&Tree, &Path)) -> Resul
 /// As [`copy_metadata`], to an object that may have extended attributes already: those that `from` has not go.
 pub(crate) fn match_attributes(from: (&Tree, &Path, &Statx), to: (&Tree, &Path)) -> Result<()> {
     for name in xattr_names(&to.0.list_xattrs(to.1)?) {
-        if !overlay::is_private_xattr(name) && from.0.get_xattr(from.1, name).is_err() {
+        if !overlay::is_private_xattr(name) && from.0.find_xattr(from.1, name)?.is_none() {
             to.0.remove_xattr(to.1, name)?;
         }
     }
@@ -44,14 +44,14 @@ pub(crate) fn match_attributes(from: (&Tree, &Path, &Statx), to: (&Tree, &Path))
 pub(crate) fn drop_inherited_acls(
     tree: &Tree,
     path: &Path,
-    is_kept: impl Fn(&OsStr) -> bool,
+    is_kept: impl Fn(&OsStr) -> Result<bool>,
 ) -> Result<()> {
     let list = match tree.list_xattrs(path) {
         Err(Errno::OPNOTSUPP) => return Ok(()),
         other => other?,
     };
     for name in xattr_names(&list) {
-        if name.as_bytes().starts_with(b"system.posix_acl_") && !is_kept(name) {
+        if name.as_bytes().starts_with(b"system.posix_acl_") && !is_kept(name)? {
             tree.remove_xattr(path, name)?;
         }
     }
@@ -68,7 +68,7 @@ pub(crate) fn copy_metadata(from: (&Tree, &Path, &Statx), to: (&Tree, &Path)) ->
     if (made.stx_uid, made.stx_gid) != (stat.stx_uid, stat.stx_gid) {
         target.set_owner(new, Some(stat.stx_uid), Some(stat.stx_gid))?;
     }
-    drop_inherited_acls(target, new, |name| source.get_xattr(path, name).is_ok())?;
+    drop_inherited_acls(target, new, |name| Ok(source.find_xattr(path, name)?.is_some()))?;
     match source.list_xattrs(path) {
         Ok(list) => {
             for name in xattr_names(&list).filter(|name| !overlay::is_private_xattr(name)) {

@@ -12,20 +12,20 @@ use crate::tree::{Result, Tree};
 
 impl Layer {
     /// True where `stat` of `path` shows a whiteout.
-    pub(crate) fn is_whiteout(&self, path: &Path, stat: &Statx) -> bool {
+    pub(crate) fn is_whiteout(&self, path: &Path, stat: &Statx) -> Result<bool> {
         if self.own.is_none() || !overlay::may_be_whiteout(stat) {
-            return false;
+            return Ok(false);
         }
-        self.tree.get_xattr(path, OsStr::new(overlay::DEVICE_XATTR)).is_err()
+        Ok(self.tree.find_xattr(path, OsStr::new(overlay::DEVICE_XATTR))?.is_none())
     }
 
     /// True where the directory at `path` hides what lower layers have there.
-    pub(crate) fn is_opaque(&self, path: &Path) -> bool {
-        self.own.as_ref().is_some_and(|own| {
-            self.tree
-                .get_xattr(path, OsStr::new(own.namespace.opaque()))
-                .is_ok_and(|value| value == b"y")
-        })
+    pub(crate) fn is_opaque(&self, path: &Path) -> Result<bool> {
+        let Some(own) = &self.own else {
+            return Ok(false);
+        };
+        let value = self.tree.find_xattr(path, OsStr::new(own.namespace.opaque()))?;
+        Ok(value.is_some_and(|value| value == b"y"))
     }
 
     /// The redirect of the object at `path` as it is written.
@@ -33,27 +33,20 @@ impl Layer {
         let Some(own) = &self.own else {
             return Ok(None);
         };
-        match self.tree.get_xattr(path, OsStr::new(own.namespace.redirect())) {
-            Ok(value) => Ok(Some(value)),
-            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.tree.find_xattr(path, OsStr::new(own.namespace.redirect()))
     }
 
     /// True where the file at `path` is without its content, which a lower layer has (the kernel's layers only).
-    pub(crate) fn is_without_content(&self, path: &Path) -> bool {
-        self.own.is_some() && self.tree.get_xattr(path, OsStr::new(overlay::METACOPY_XATTR)).is_ok()
+    pub(crate) fn is_without_content(&self, path: &Path) -> Result<bool> {
+        let metacopy = OsStr::new(overlay::METACOPY_XATTR);
+        Ok(self.own.is_some() && self.tree.find_xattr(path, metacopy)?.is_some())
     }
 
     /// Where the directory at `path` came from, if it was renamed over lower layers.
     pub(crate) fn redirect(&self, path: &Path) -> Result<Option<PathBuf>> {
-        let Some(own) = &self.own else {
-            return Ok(None);
-        };
-        match self.tree.get_xattr(path, OsStr::new(own.namespace.redirect())) {
-            Ok(value) => overlay::parse_redirect(&value, path).map(Some).ok_or(Errno::IO),
-            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
-            Err(error) => Err(error),
+        match self.redirect_text(path)? {
+            Some(value) => overlay::parse_redirect(&value, path).map(Some).ok_or(Errno::IO),
+            None => Ok(None),
         }
     }
 

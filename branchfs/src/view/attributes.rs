@@ -244,8 +244,8 @@ pub(crate) fn kill_privileges_of(file: impl AsFd, set_id: bool) -> Result<bool> 
     if let Some(mode) = mode {
         rustix::fs::fchmod(file, Mode::from_raw_mode(mode & 0o7777))?;
     }
-    if rustix::fs::fgetxattr(file, CAPABILITY, &mut [0_u8; 0]).is_err() {
-        return Ok(mode.is_some()); // none, as nearly always: cheaper to ask than to remove
+    if rustix::fs::fgetxattr(file, CAPABILITY, &mut [0_u8; 0]) == Err(Errno::NODATA) {
+        return Ok(mode.is_some()); // as nearly always: cheaper to ask than to remove
     }
     match rustix::fs::fremovexattr(file, CAPABILITY) {
         Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM) => Ok(mode.is_some()),

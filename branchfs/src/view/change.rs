@@ -94,7 +94,7 @@ impl View {
 
     fn above(&self, top: &Layer, path: &Path) -> Result<Above> {
         match top.tree.stat(path) {
-            Ok(stat) if top.is_whiteout(path, &stat) => Ok(Above::Whiteout),
+            Ok(stat) if top.is_whiteout(path, &stat)? => Ok(Above::Whiteout),
             Ok(stat) => Ok(Above::Object(FileType::from_raw_mode(u32::from(stat.stx_mode)))),
             Err(Errno::NOENT) => Ok(Above::Nothing),
             Err(error) => Err(error),

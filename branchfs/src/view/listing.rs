@@ -6,6 +6,7 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use rustix::fs::FileType;
+use rustix::io::Errno;
 
 use super::{Index, View, is_hidden};
 use crate::seen::Read;
@@ -76,7 +77,7 @@ impl View {
                 if merges && !seen.insert(entry.name.clone()) {
                     continue;
                 }
-                if self.is_whiteout(source, &entry) {
+                if Self::is_whiteout(source, &entry)? {
                     continue;
                 }
                 entry.ino = match entry.kind {
@@ -93,12 +94,16 @@ impl View {
         Ok(entries)
     }
 
-    fn is_whiteout(&self, source: &super::At, entry: &DirectoryEntry) -> bool {
+    fn is_whiteout(source: &super::At, entry: &DirectoryEntry) -> Result<bool> {
         if source.layer.is_base() || entry.kind != FileType::CharacterDevice {
-            return false;
+            return Ok(false);
         }
         let path = source.path.join(&entry.name);
-        source.layer.tree.stat(&path).is_ok_and(|stat| source.layer.is_whiteout(&path, &stat))
+        match source.layer.tree.stat(&path) {
+            Ok(stat) => source.layer.is_whiteout(&path, &stat),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Whether a directory has no entries.

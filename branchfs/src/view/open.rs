@@ -351,5 +351,8 @@ impl View {
 /// Whether a write by somebody else would have to take rights away from the file.
 fn has_privileges(file: &OwnedFd, stat: &Statx) -> bool {
     stat.stx_mode & SET_ID != 0
-        || rustix::fs::fgetxattr(file, "security.capability", &mut [0_u8; 0]).is_ok()
+        || !matches!(
+            rustix::fs::fgetxattr(file, "security.capability", &mut [0_u8; 0]),
+            Err(Errno::NODATA | Errno::OPNOTSUPP)
+        )
 }

@@ -9,7 +9,7 @@ use std::thread;
 use super::FailStop;
 use super::traces::Unlinker;
 use crate::filesystem::{Filesystem, Mounted};
-use crate::injected_panics::panic_on_request;
+use crate::injected_panics::panic_if_listed;
 use crate::scheduling::{let_answer_go, stand_back};
 use crate::tree::Tree;
 
@@ -25,7 +25,7 @@ impl Job {
     /// A panic stops transactions; the thread continues with the next job.
     fn run(self, fail_stop: &FailStop) {
         let job = || {
-            panic_on_request("background");
+            panic_if_listed("background");
             self.work();
         };
         if catch_unwind(AssertUnwindSafe(job)).is_err() {

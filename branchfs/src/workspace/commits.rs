@@ -202,7 +202,7 @@ impl Workspace {
         branch: &Branch,
         options: &CommitOptions,
     ) -> Result<(), Error> {
-        if !options.keeps_rest() || !self.is_by_kernel(branch) {
+        if !options.keeps_rest() || !self.is_by_kernel(branch)? {
             return Ok(());
         }
         let staged = self.stage(branch.record.id, &branch.record)?;

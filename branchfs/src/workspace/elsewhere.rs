@@ -44,7 +44,7 @@ impl Places {
     /// `Unsupported` where the base names a store that is not there.
     pub(super) fn of(base: &Path, store: Option<&Path>) -> Result<Self, Error> {
         let home = base.join(HIDDEN);
-        let named = fs::read_link(home.join("store")).ok();
+        let named = super::store::named_in(&home)?;
         let store = match (store, named) {
             (Some(store), _) => resolved(store)?,
             (None, Some(named)) if named.exists() => Located::at(base)?.store,
@@ -136,7 +136,7 @@ impl Located {
             Err(error) => return Err(error).at(&inner),
         };
         let here = if is_base { inner } else { path };
-        if let Ok(store) = fs::read_link(here.join("store")) {
+        if let Some(store) = super::store::named_in(&here)? {
             let base = here.parent().unwrap_or(&here);
             agree((&store, "base"), base, &here.join("store"))?;
             return Ok(Self { store, home: Some(here) });

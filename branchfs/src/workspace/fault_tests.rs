@@ -354,7 +354,8 @@ impl State {
     }
 }
 
-/// Every call fails once in `scripts/test --soak`; otherwise every `stride`th, beginning at another one each day.
+/// Every call fails once with every error in `scripts/test --soak`; otherwise every `stride`th, with one error after the
+/// other. `BRANCHFS_SEED` shifts both by that number; without it each run tries the same calls.
 fn sweep(verb: Verb, stride: usize) {
     for store in [Store::Inside, Store::Elsewhere] {
         sweep_store(verb, store, stride);
@@ -396,16 +397,14 @@ fn sweep_store(verb: Verb, store: Store, stride: usize) {
     }
     drop(case);
     let is_soak = std::env::var_os("BRANCHFS_SOAK").is_some();
-    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let seed = std::env::var("BRANCHFS_SEED").ok().and_then(|seed| seed.parse::<usize>().ok());
-    let seed = seed.unwrap_or(usize::try_from(seconds.as_secs() / 86_400).unwrap());
-    let (stride, errors) =
-        if is_soak { (1, &ERRORS[..]) } else { (stride, &ERRORS[seed % 4..][..1]) };
+    let seed = std::env::var("BRANCHFS_SEED").map_or(0, |seed| seed.parse::<usize>().unwrap());
+    let (stride, rounds) = if is_soak { (1, ERRORS.len()) } else { (stride, 1) };
     let (mut hits, mut late) = (0, 0);
-    for error in errors {
+    for round in 0..rounds {
         for at in (1 + seed % stride..=calls).step_by(stride) {
+            let error = ERRORS[(at / stride + seed + round) % ERRORS.len()];
             let case = Case::new(verb, store);
-            let (outcome, fault, _) = case.run_with_fault(at, *error, handed());
+            let (outcome, fault, _) = case.run_with_fault(at, error, handed());
             let Some(fault) = fault else { continue }; // the background did more the last time
             let when = format!(
                 "BRANCHFS_SEED={seed}, {verb:?}, store {store:?}, call {at} of {calls} ({fault:?}) fails with {error}: {outcome:?}"

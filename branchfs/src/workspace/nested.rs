@@ -18,6 +18,7 @@ use super::{Branch, CommitOptions, Committed, Policy, Workspace, below};
 use crate::commit::{Change, ChangeKind};
 use crate::difference::{Moves, Pair, Side, Walked, rename_by_inode, walk};
 use crate::error::{Context, Error};
+use crate::injected_panics::panic_if_listed;
 use crate::layer::{Layer, copy_attributes};
 use crate::tree::{Tree, xattr_names};
 use crate::view::Restacking;
@@ -90,11 +91,13 @@ impl Workspace {
         let mut record = above.record.clone();
         record.layers = child.record.layers.iter().chain(&record.layers).copied().collect();
         record.absorbed = Some(Absorbed { child: id, stale: stale.clone() });
+        panic_if_listed("nested-commit-locked");
         self.records.append(&[Line::of(&record)])?; // the commit point
         let synced = self.records.sync();
         let slot = above.slot;
         let gate = self.filesystem.close_gate();
         self.settle_stale(&mut branches, &stale);
+        panic_if_listed("nested-commit-decided");
         let outdated = mounted.lock().restack(stack.clone(), Restacking::Committed);
         drop(gate);
         let names = names_of(&branches, &stale);
@@ -116,6 +119,7 @@ impl Workspace {
         let concerned = stale.iter().chain([&parent]).filter_map(|id| branches.get(id));
         let lines = concerned.map(|branch| Line::of(&branch.record));
         let lines: Vec<Line> = std::iter::once(Line::Gone { gone: id }).chain(lines).collect();
+        panic_if_listed("nested-commit-visible");
         let completed = synced.and_then(|()| self.records.append(&lines));
         self.filesystem.invalidate_outdated(slot, &outdated);
         self.tell_stale(&branches, &stale);

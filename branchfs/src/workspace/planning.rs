@@ -83,8 +83,9 @@ impl Workspace {
                 let Some(stat) = disk.stat(&place)? else { continue };
                 let is_directory =
                     FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::Directory;
-                let has = |name: &str| disk.xattr(&place, name).is_some();
-                if !is_directory || has(self.namespace.opaque()) || has(self.namespace.redirect()) {
+                let has = |name: &str| Ok::<bool, Error>(disk.xattr(&place, name)?.is_some());
+                if !is_directory || has(self.namespace.opaque())? || has(self.namespace.redirect())?
+                {
                     return Ok(true);
                 }
             }
@@ -183,7 +184,7 @@ impl Workspace {
             namespace: self.namespace,
             seen,
             forked: branch.record.created,
-            by_kernel: self.is_by_kernel(branch),
+            by_kernel: self.is_by_kernel(branch)?,
             veils: self.veils_of(&branch.record),
             attributes_at_fork,
             selection,

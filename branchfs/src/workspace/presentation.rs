@@ -32,7 +32,7 @@ impl Workspace {
         let branches = self.lock();
         let _ = self.driver.set(driver); // set once, at start
         for branch in branches.values().filter(|branch| !branch.record.is_stale) {
-            let is_by_kernel = self.is_by_kernel(branch);
+            let is_by_kernel = self.is_by_kernel(branch)?;
             if self.is_presented(branch, is_by_kernel) {
                 self.driver().attach(branch.record.id, &branch.record.name, None)?;
             } else if is_by_kernel {
@@ -67,8 +67,13 @@ impl Workspace {
     }
 
     /// Whether the kernel wrote the branch's layer.
-    pub(super) fn is_by_kernel(&self, branch: &Branch) -> bool {
-        branch.record.layers.iter().any(|layer| driver::is_by_kernel(&self.layer_path(*layer)))
+    pub(super) fn is_by_kernel(&self, branch: &Branch) -> Result<bool, Error> {
+        for layer in &branch.record.layers {
+            if driver::is_by_kernel(&self.layer_path(*layer))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Lets the FUSE view go on with a branch that the kernel wrote.
@@ -79,7 +84,7 @@ impl Workspace {
         let is_as_forked = |found: &Identity| is_as_forked(found, record.created, &traces);
         for layer in &branch.stack {
             let directory = self.layer_path(layer.id.0);
-            if record.layers.contains(&layer.id.0) && driver::is_by_kernel(&directory) {
+            if record.layers.contains(&layer.id.0) && driver::is_by_kernel(&directory)? {
                 driver::settle_alone(&directory, &self.base_path, &record.name)?;
                 driver::make_plain(&directory, &self.base_path, &is_as_forked, layer)?;
             }
@@ -134,7 +139,7 @@ impl Workspace {
     ) -> Result<(), Error> {
         let is_as_forked = |found: &Identity| is_as_forked(found, branch.record.created, traces);
         for layer in branch.record.layers.iter().rev().map(|layer| self.layer_path(*layer)) {
-            if driver::is_by_kernel(&layer) {
+            if driver::is_by_kernel(&layer)? {
                 let found = driver::seen(&layer, &self.base_path, &is_as_forked)?;
                 for (path, expected) in found {
                     seen.entry(path).or_insert(expected);

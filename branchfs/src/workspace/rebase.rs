@@ -86,7 +86,7 @@ impl Workspace {
         if !branch.record.is_stale {
             self.refuse_writers(branch)?;
             self.driver().freeze(branch.record.id, Completion::Whole)?;
-        } else if self.is_by_kernel(branch) {
+        } else if self.is_by_kernel(branch)? {
             self.leave_to_fuse(branch)?;
         }
         let mounted = self.filesystem.mounted(branch.slot).at(&self.base_path)?;
@@ -173,7 +173,7 @@ impl Workspace {
         parent: Option<&Branch>,
         left: &BTreeSet<PathBuf>,
     ) -> Result<(), Error> {
-        if !branch.record.is_stale && self.is_by_kernel(branch) {
+        if !branch.record.is_stale && self.is_by_kernel(branch)? {
             self.leave_to_fuse(branch)?; // the kernel has the old fork mounted
         }
         if let Some(parent) = parent {
@@ -189,6 +189,7 @@ impl Workspace {
         record.below = parent.map_or(Vec::new(), |parent| {
             [&parent.record.layers[..], &parent.record.below].concat()
         });
+        let base = parent.is_none().then(|| self.disk()).transpose()?;
         self.sync_store()?; // what the record stands for
         let mut branches = self.lock();
         self.records.append(&[Line::of(&record)])?; // the commit point
@@ -200,8 +201,7 @@ impl Workspace {
         if let Some(old) = old {
             self.outdate(old);
         }
-        if parent.is_none() {
-            let disk = self.disk()?;
+        if let Some(disk) = base {
             for (layer, number) in own.iter().zip(&branch.record.layers) {
                 let path = self.layer_path(*number);
                 let never = Expected::Present(Identity::NEVER);

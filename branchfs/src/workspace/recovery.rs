@@ -121,13 +121,17 @@ impl Workspace {
     /// Takes those out of the records whose layer was there and is not, with those below them.
     fn give_up_damaged(&self, loaded: &mut Loaded, done: &mut Vec<String>) -> Result<(), Error> {
         let Loaded { records, made, gone, .. } = loaded;
-        let is_lost = |layer: &&u64| {
-            made.contains(layer) && !no_follow::exists(&self.layer_path(**layer)).unwrap_or(true)
-        };
+        let mut missing = BTreeSet::new();
+        for layer in records.values().flat_map(|record| &record.layers) {
+            let path = self.layer_path(*layer);
+            if made.contains(layer) && !no_follow::exists(&path).at(path)? {
+                missing.insert(*layer);
+            }
+        }
         let mut given_up = BTreeSet::new();
         // Parents come before their children.
         for record in records.values() {
-            let lost = record.layers.iter().find(is_lost);
+            let lost = record.layers.iter().find(|layer| missing.contains(layer));
             if lost.is_some() || given_up.contains(&record.parent) {
                 given_up.insert(record.id);
             }

@@ -240,6 +240,20 @@ pub(crate) fn store_at(path: &Path) -> Result<PathBuf, Error> {
     Err(Error::Usage(format!("there is no store at {}", path.display())))
 }
 
+/// The store that the home of a base names, where it is elsewhere.
+pub(super) fn named_in(home: &Path) -> Result<Option<PathBuf>, Error> {
+    let link = home.join("store");
+    match fs::read_link(&link) {
+        Ok(store) => Ok(Some(store)),
+        Err(error) if is_absent(&error) || error.kind() == io::ErrorKind::InvalidInput => Ok(None),
+        Err(error) => Err(error).at(&link),
+    }
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
 /// Makes a store where there is none, and locks it. A mount that ends may remove the store meanwhile, and its lock with it: then
 /// it is made again. `waits` for a process that recovers without a mount.
 ///
@@ -362,13 +376,25 @@ impl Recovering {
 }
 
 /// Whether a journal holds a transaction: one that goes on, or, without a daemon, one that was interrupted.
-pub(crate) fn is_interrupted(base: &Path, store: Option<&Path>) -> bool {
-    let store = store.and_then(|store| resolved(store).ok());
-    let home = resolved(&base.join(HIDDEN)).ok();
-    [store, home]
-        .into_iter()
-        .flatten()
-        .any(|place| no_follow::names(&place.join("journal")).is_ok_and(|names| !names.is_empty()))
+///
+/// # Errors
+/// `Io`.
+pub(crate) fn is_interrupted(base: &Path, store: Option<&Path>) -> Result<bool, Error> {
+    let home = base.join(HIDDEN);
+    for place in [store, Some(&home)].into_iter().flatten() {
+        let place = match resolved(place) {
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => continue,
+            other => other?,
+        };
+        let journal = place.join("journal");
+        match no_follow::names(&journal) {
+            Ok(names) if names.is_empty() => {}
+            Ok(_) => return Ok(true),
+            Err(error) if is_absent(&error) => {}
+            Err(error) => return Err(error).at(&journal),
+        }
+    }
+    Ok(false)
 }
 
 /// Removes a store that was made a moment ago, unless another mount has begun to use it.

@@ -15,6 +15,7 @@ use crate::commit::{self, Decided, Disk, Header, Kind, Plan, Prepared};
 use crate::descriptors::admit_transaction;
 use crate::error::Error;
 use crate::filesystem::MAIN;
+use crate::injected_panics::panic_if_listed;
 use crate::layer::Layer;
 
 /// A transaction that was applied, and that nobody has seen yet.
@@ -85,14 +86,18 @@ impl Workspace {
     ) -> Result<Happened<'_>, Error> {
         let number = plan.transaction;
         self.refuse_unfinished(disk)?;
+        panic_if_listed("transaction-planned");
         let prepared = Prepared::new(disk, plan).inspect_err(|_| self.drop_journal(number))?;
+        panic_if_listed("transaction-prepared");
         let branches = self.lock();
+        panic_if_listed("transaction-locked");
         let header = address(&branches).inspect_err(|_| self.drop_journal(number))?;
         // What fails here may have left a plan that the next mount would carry out.
         let decided = prepared.decide(disk, header).map_err(|error| {
             let discarded = commit::discard(disk, number, &self.trash_name("failed", number));
             self.after_rollback(error, discarded)
         })?;
+        panic_if_listed("transaction-decided");
         let gate = self.filesystem.close_gate();
         match self.carry_out(disk, &decided) {
             Ok(veil) => Ok(Happened { branches, gate, decided, veil }),
@@ -166,6 +171,7 @@ impl Workspace {
         if let (Kind::Commit { branch }, Some(rest)) = (header.kind, rest) {
             continued = self.go_on_with(&mut branches, branch, rest);
         }
+        panic_if_listed("transaction-visible");
         drop(gate);
         let stale = names_of(&branches, &header.stale);
         match header.kind {
@@ -210,19 +216,24 @@ impl Workspace {
         let concerned = concerned.filter_map(|id| branches.get(id));
         let lines = committed.into_iter().chain(concerned.map(|branch| Line::of(&branch.record)));
         self.records.append(&lines.collect::<Vec<_>>())?;
+        panic_if_listed("transaction-recorded");
         drop(branches);
         // Together with the base, where they are on one file system. The journal entry stays until then.
         Decided::sync(disk)?;
         if self.is_elsewhere() {
             self.records.sync()?;
         }
+        panic_if_listed("transaction-synced");
         self.drop_lifted(&self.lock(), header)?;
-        self.keep(disk, decided, self.oldest_fork())
+        let forgotten = self.keep(disk, decided, self.oldest_fork())?;
+        panic_if_listed("transaction-kept");
+        Ok(forgotten)
     }
 
     /// Under the gate: the steps, and the veil over them. When either fails, all is taken back.
     fn carry_out(&self, disk: &Disk, decided: &Decided) -> Result<Option<Veil>, Error> {
         decided.apply(disk)?;
+        panic_if_listed("transaction-applied");
         let Some(id) = decided.header.veil else { return Ok(None) };
         self.weave(disk, decided, id).map(Some).map_err(|error| {
             self.throw_away(&self.home_layer_path(id), "veil");

@@ -97,18 +97,20 @@ impl Mount {
 
     /// Mounts with more options.
     pub fn mount_with(&self, options: &[&str]) {
-        let first = ["mount", "--driver", driver()];
-        let store: Option<PathBuf> =
-            self.elsewhere.as_ref().map(|place| place.path().join("store"));
-        let store = store.as_ref().map(|path| ["--store", path.to_str().unwrap()]);
-        let words: Vec<&str> = first
-            .iter()
-            .chain(store.iter().flatten())
-            .chain(options)
-            .chain(&["--base"])
-            .copied()
-            .collect();
-        succeed(&self.run(&words, &[&self.base()]));
+        let words = self.mount_words(options);
+        let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
+        succeed(&self.run(&words, &[]));
+    }
+
+    /// The words with which `branchfs` mounts, but for the mountpoint.
+    pub fn mount_words(&self, options: &[&str]) -> Vec<OsString> {
+        let mut words: Vec<OsString> = vec!["mount".into(), "--driver".into(), driver().into()];
+        if self.elsewhere.is_some() {
+            words.extend(["--store".into(), self.store().into_os_string()]);
+        }
+        words.extend(options.iter().map(OsString::from));
+        words.extend(["--base".into(), self.base().into_os_string()]);
+        words
     }
 
     /// Unmounts. A process that another test of this program is about to start has copies of our open files for a

@@ -48,11 +48,11 @@ impl Planner<'_> {
 
     /// A file of which the branch changed the attributes alone: the layer has it without its content, which the base has
     /// under the same name.
-    pub(super) fn is_attributes_alone(&self, now: &Place, kind: FileType) -> bool {
-        kind == FileType::RegularFile
+    pub(super) fn is_attributes_alone(&self, now: &Place, kind: FileType) -> Result<bool, Error> {
+        Ok(kind == FileType::RegularFile
             && self.request.by_kernel
-            && self.disk.xattr(now, METACOPY_XATTR).is_some()
-            && self.disk.xattr(now, self.request.namespace.redirect()).is_none()
+            && self.disk.xattr(now, METACOPY_XATTR)?.is_some()
+            && self.disk.xattr(now, self.request.namespace.redirect())?.is_none())
     }
 
     pub(super) fn plan_attributes(

@@ -16,7 +16,7 @@ impl Planner<'_> {
         for veil in &self.request.veils {
             let place = Place::Store(veil.join(path));
             if let Some(stat) = self.disk.stat(&place)? {
-                return Ok(self.is_whiteout(&place, &stat));
+                return self.is_whiteout(&place, &stat);
             }
         }
         Ok(false)

@@ -82,7 +82,7 @@ impl Planner<'_> {
     }
 
     pub(super) fn redirect(&self, place: &Place, path: &Path) -> Result<Option<PathBuf>, Error> {
-        let Some(value) = self.disk.xattr(place, self.request.namespace.redirect()) else {
+        let Some(value) = self.disk.xattr(place, self.request.namespace.redirect())? else {
             return Ok(None);
         };
         let origin = parse_redirect(&value, path);
@@ -106,7 +106,7 @@ impl Planner<'_> {
                 return Ok(made); // a whiteout, or hidden by what is above
             }
             made.chain.push(Source { now: now.clone(), then, layer: source.layer });
-            if self.is_opaque(&now) {
+            if self.is_opaque(&now)? {
                 return Ok(made);
             }
             if let Some(redirect) = self.redirect(&now, Path::new(name))? {

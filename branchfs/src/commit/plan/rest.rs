@@ -158,7 +158,7 @@ impl Comparison<'_, '_> {
         };
         let sources = &directory.sources[first..];
         let now = sources[0].now.join(name);
-        if self.planner.is_whiteout(&now, &stat) {
+        if self.planner.is_whiteout(&now, &stat)? {
             // A snapshot layer may show what the base has not.
             let is_needed = !self.planner.request.veils.is_empty() && !self.planner.takes(&path);
             if below.is_some() || is_needed {
@@ -209,8 +209,11 @@ impl Comparison<'_, '_> {
             (None, Some(_)) => here.filter(|here| self.moves.touches(&Place::Base(here.clone()))),
             (None, None) => None,
         };
-        let is_opaque = below.is_none()
-            && (found.is_some() || made.chain.iter().any(|one| self.planner.is_opaque(&one.now)));
+        let mut is_opaque = false;
+        for one in &made.chain {
+            is_opaque |= self.planner.is_opaque(&one.now)?;
+        }
+        let is_opaque = below.is_none() && (found.is_some() || is_opaque);
         let attributes = made.chain[0].now.clone();
         let is_on_the_way = match &below {
             Some(below) if redirect.is_none() => {
@@ -268,7 +271,7 @@ impl Comparison<'_, '_> {
             return Ok(Some(Found { place, kind: FileType::Directory, stat: None }));
         }
         let Some(stat) = self.planner.disk.stat(&place)? else { return Ok(None) };
-        if matches!(place, Place::Store(_)) && self.planner.is_whiteout(&place, &stat) {
+        if matches!(place, Place::Store(_)) && self.planner.is_whiteout(&place, &stat)? {
             return Ok(None); // it is removed from the directory that it would come with
         }
         Ok(Some(Found { place, kind: kind_of(&stat), stat: Some(stat) }))

@@ -54,7 +54,7 @@ impl Planner<'_> {
             let is_directory = kind_of(&stat) == FileType::Directory;
             // What the base has there goes with whatever the branch has in its place.
             let is_hiding =
-                matches!(place, Place::Store(_)) && (!is_directory || self.is_opaque(&place));
+                matches!(place, Place::Store(_)) && (!is_directory || self.is_opaque(&place)?);
             if is_hiding {
                 pending.push((path.clone(), Place::Base(path.clone())));
             }
@@ -277,8 +277,10 @@ impl Planner<'_> {
         let own = match sources.first() {
             Some(source) => {
                 let now = source.now.join(name);
-                let stat = self.disk.stat(&now)?;
-                stat.filter(|stat| !self.is_whiteout(&now, stat))
+                match self.disk.stat(&now)? {
+                    Some(stat) if self.is_whiteout(&now, &stat)? => None,
+                    stat => stat,
+                }
             }
             None => None,
         };
@@ -306,7 +308,7 @@ impl Planner<'_> {
             let (now, then) = (source.now.join(name), source.then.join(name));
             match self.disk.stat(&now)? {
                 Some(stat) if kind_of(&stat) == FileType::Directory => {
-                    let is_opaque = self.is_opaque(&now);
+                    let is_opaque = self.is_opaque(&now)?;
                     inner.push(Source { now, then, layer: source.layer });
                     if is_opaque {
                         break;

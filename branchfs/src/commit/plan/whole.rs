@@ -36,7 +36,7 @@ impl Planner<'_> {
         let apart = self.purify(only, path)?;
         self.strip_marks(&only.now, path, FileType::Directory)?;
         self.put(path, only.then.clone(), Object::of(&stat), existing, found)?;
-        if self.is_opaque(&only.now) {
+        if self.is_opaque(&only.now)? {
             let name = self.request.namespace.opaque().to_owned();
             self.plan.steps.push(Step::Strip {
                 place: Place::Base(path.to_path_buf()),
@@ -96,7 +96,7 @@ impl Planner<'_> {
         let is_directory = entry.kind == FileType::Directory;
         if entry.kind == FileType::CharacterDevice {
             if let Some(stat) = self.disk.stat(now)? {
-                if self.is_whiteout(now, &stat) {
+                if self.is_whiteout(now, &stat)? {
                     self.plan.litter.push(now.clone());
                     return Ok(Purified::Stays);
                 }
@@ -111,7 +111,7 @@ impl Planner<'_> {
             let part = Source { now: now.clone(), then: to, layer: *layer };
             return Ok(if is_taken { Purified::Apart(part) } else { Purified::Stays });
         }
-        if is_directory && self.is_opaque(now) {
+        if is_directory && self.is_opaque(now)? {
             let name = self.request.namespace.opaque().to_owned();
             let (place, value) = (Place::Base(path.to_path_buf()), Mark(b"y".to_vec()));
             self.metadata.push(Step::Strip { place, name, value });

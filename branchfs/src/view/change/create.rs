@@ -186,8 +186,8 @@ impl View {
             return Ok(known);
         }
         let at = self.locate(parent)?;
-        let known =
-            at.layer.tree.get_xattr(&at.path, OsStr::new("system.posix_acl_default")).is_ok();
+        let acl = at.layer.tree.find_xattr(&at.path, OsStr::new("system.posix_acl_default"))?;
+        let known = acl.is_some();
         self.nodes.get_mut(parent)?.default_acl = Some(known);
         Ok(known)
     }
