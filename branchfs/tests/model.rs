@@ -50,7 +50,12 @@ fn run(seed: u64, rounds: usize, steps: usize) {
     let mount = Mount::over(fill);
     shell(
         reference.path(),
-        &format!("cp -a {} mirror; rm -rf mirror/.branching", mount.base().display()),
+        // Not the store: the daemon goes on working in it.
+        &format!(
+            "mkdir mirror; find '{0}' -mindepth 1 -maxdepth 1 ! -name .branching -exec cp -a -t mirror {{}} +
+             chown --reference='{0}' mirror; chmod --reference='{0}' mirror; touch -r '{0}' mirror",
+            mount.base().display()
+        ),
     );
     for round in 0..rounds {
         let branch = mount.create(&format!("round-{round}"));
