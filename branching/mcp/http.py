@@ -18,6 +18,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import AnyHttpUrl
 
 from branching.mcp.desk import Desk
+from branching.mcp.disconnect import watched
 from branching.mcp.server import make_server
 from branching.patterns.scope import Scope
 
@@ -50,7 +51,10 @@ def serve_http(desk: Desk, *, port: int, token: str | None) -> None:
             ),
         )
         config = uvicorn.Config(
-            app, log_level="warning", timeout_graceful_shutdown=STOP_SECONDS_MAX, lifespan="on"
+            watched(app),
+            log_level="warning",
+            timeout_graceful_shutdown=STOP_SECONDS_MAX,
+            lifespan="on",
         )
         serving = uvicorn.Server(config)
         scope = Scope.current()

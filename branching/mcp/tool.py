@@ -12,6 +12,7 @@ from mcp_types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import ConfigDict, ValidationError
 
 from branching.mcp.answers import Answer, printable
+from branching.mcp.disconnect import cancelled_when_gone
 from branching.mcp.failure import UNKNOWN_OUTCOME, argument_words, error_words
 
 
@@ -51,7 +52,8 @@ class StrictTool(Tool):
             UnexpectedToolError: A fault of this program. The call may have taken effect.
         """
         try:
-            result = await super().run(arguments, context)
+            async with cancelled_when_gone(context):
+                result = await super().run(arguments, context)
             if not convert_result:
                 return result
             if isinstance(result, Answer):

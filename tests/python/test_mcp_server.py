@@ -365,22 +365,53 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 from support.tools import connected
 
 async def main():
-    async with create_mcp_http_client(headers={{"Authorization": "Bearer {token}"}}) as carrier:
-        transport = streamable_http_client("http://127.0.0.1:{port}/mcp", http_client=carrier)
-        async with connected(transport) as agent:
-            await agent.call("speculate", candidates=["exec sleep 62{mark}"])
+    async with create_mcp_http_client(headers={headers!r}) as carrier:
+        transport = streamable_http_client({url!r}, http_client=carrier)
+        async with connected(transport, mode={mode!r}) as agent:
+            await agent.call({tool!r}, **{arguments!r})
 
 anyio.run(main)
 """
+OLD_HTTP_CLIENT = """
+import anyio
+from importlib.metadata import version
+from mcp import ClientSession
+from mcp.client.streamable_http import streamablehttp_client
+
+assert version("mcp") == {mode!r}
+
+async def main():
+    async with streamablehttp_client({url!r}, headers={headers!r}) as (reads, writes, _):
+        async with ClientSession(reads, writes) as session:
+            await session.initialize()
+            await session.call_tool({tool!r}, {arguments!r})
+
+anyio.run(main)
+"""
+"""For version 1 of the protocol's library, which `scripts/setup` installs."""
+OLD_VERSION = "1.30.0"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+OLD_PYTHON = CACHE / "branching-tools" / f"mcp-{OLD_VERSION}" / "bin" / "python"
 
 
-def test_a_race_ends_when_its_http_client_is_killed(project: Path) -> None:
-    """One of today's: before 2026 a connection that was lost could be taken up again."""
+@pytest.mark.parametrize("mode", ["auto", "legacy", OLD_VERSION])
+def test_a_race_ends_when_its_http_client_is_killed(project: Path, mode: str) -> None:
+    """With each generation of the protocol, and of its library."""
+    is_old = mode == OLD_VERSION
+    assert not is_old or OLD_PYTHON.exists(), "scripts/setup installs it"
     mark = str(os.getpid())
-    path = [entry for entry in sys.path if entry.endswith("tests/python")]
+    command = f"touch landed; exec sleep 62{mark}"
     with over_http(project) as (port, token):
-        script = HTTP_CLIENT.format(path=path, token=token, port=port, mark=mark)
-        client = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+        script = (OLD_HTTP_CLIENT if is_old else HTTP_CLIENT).format(
+            path=[entry for entry in sys.path if entry.endswith("tests/python")],
+            headers={"Authorization": f"Bearer {token}"},
+            url=f"http://127.0.0.1:{port}/mcp",
+            mode=mode,
+            tool="speculate",
+            arguments={"candidates": [command]},
+        )
+        python = str(OLD_PYTHON) if is_old else sys.executable
+        client = subprocess.Popen([python, "-c", script])
         try:
             until(
                 lambda: processes_with(f"sleep\x0062{mark}") or client.poll() is not None,
@@ -391,8 +422,10 @@ def test_a_race_ends_when_its_http_client_is_killed(project: Path) -> None:
             client.kill()
             client.wait()
         until(lambda: not processes_with(f"sleep\x0062{mark}"), "the end of the candidate")
+        until(lambda: not ls(project), "the end of its branch")
         with request(port) as response:  # the server is there for others
             assert response.status != 401
+    assert not (project / "landed").exists()
 
 
 @pytest.mark.parametrize(
