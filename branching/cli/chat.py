@@ -25,14 +25,16 @@ def chat(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="PROVIDER:MODEL", help="Its model, in the place of its own.", show_default=False
+            metavar="PROVIDER:MODEL",
+            help="The agent's model. `test` is a demo that needs no key and no network.",
+            show_default=False,
         ),
     ] = None,
     judge_model: Annotated[
         str | None,
         typer.Option(
             metavar="PROVIDER:MODEL",
-            help="The model that chooses among branches. [default: a cheap one of Anthropic's]",
+            help="The model that chooses among branches. [default: the agent's model]",
             show_default=False,
         ),
     ] = None,
@@ -43,13 +45,13 @@ def chat(
         ),
     ] = None,
 ) -> None:
-    """Talk with an agent that works in the workspace, and fork the talk: branches of conversation,
-    files and budget side by side, of which one wins.
+    """Talk with an agent that works in the workspace, and fork the conversation into branches, each
+    with its own files and budget. One of them wins.
 
-    /fork makes branches, Tab goes through them, `>>label text` speaks to one, /merge chooses the
-    winner, Escape stops; /help lists the rest. It needs the extras `tui` and `agent`.
+    /fork creates branches, Tab switches between them, `>>label text` sends a message to one, /merge
+    chooses the winner, Escape stops; /help lists the rest. It needs the extras `tui` and `agent`.
 
-    Example: branching chat --model anthropic:claude-sonnet-4-5
+    Example: branching chat --model test
     """
     import asyncio
 

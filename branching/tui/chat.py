@@ -20,7 +20,7 @@ from rich.text import Text
 from textual import events, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Input, RichLog, Static
+from textual.widgets import Input, Static
 
 from branching import editors
 from branching.agent.runtime import BranchRuntime
@@ -28,28 +28,23 @@ from branching.errors import BranchingError
 from branching.tui.asking import Question
 from branching.tui.chatting.session import ChatSession
 from branching.tui.chatting.transcripts import OVERVIEW
-from branching.tui.chatting.voice import Line, Wanted
+from branching.tui.chatting.voice import Wanted
 from branching.tui.errands import Errands
 from branching.tui.fork_picker import ForkPicker
 from branching.tui.leaving import TerminalDriver, leave_on_signals
 from branching.tui.lending import lent
-from branching.tui.looks import coloured, filled, mark, money, plain, shortened, style, word
+from branching.tui.looks import filled, mark, money, plain, shortened, style, word
 from branching.tui.merge_picker import Acceptance, Choice, MergePicker
 from branching.tui.report_sides import ReportSides
 from branching.tui.side_by_side import SideBySide
 from branching.tui.strip import Chip, Strip
+from branching.tui.transcript_view import TranscriptView
 
 STATES_SECONDS = 0.5
 WORDS_SECONDS = 0.1
 LABEL_WIDTH = 12
 WINDOW_SECONDS = 1
 """After which an editor that has not failed has its window."""
-ENTRIES_MAX = 500
-"""Of a transcript so many entries are drawn when its tab is opened, and kept to scroll back."""
-SHELL_LINES_MAX = 500
-"""Of what one line of the shell has printed; drawing more takes longer than anybody waits."""
-_LEADS = {"you": "> ", "agent": "", "note": "· ", "error": "! ", "shell": "", "tool": "  ⚙ "}
-_LINE_STYLES = {"you": "bold", "note": "dim", "error": "red", "tool": "cyan"}
 
 
 class Prompt(Input):
@@ -66,6 +61,13 @@ class Prompt(Input):
         text = self.value
         self.value = ""
         self.post_message(self.Submitted(self, text))
+
+    def receive(self, event: events.Key | events.Paste) -> None:
+        """Takes what was typed while a window was in front that does not take answers yet."""
+        if isinstance(event, events.Paste) or event.is_printable or event.key == "enter":
+            self.post_message(event)
+        elif event.key == "backspace":
+            self.action_delete_left()
 
 
 class Chat(App[None]):
@@ -97,19 +99,19 @@ class Chat(App[None]):
         self._top = Static(id="top")
         self._chips = Strip(id="chips")
         self._overview = Static(id="overview")
-        self._transcript = RichLog(id="transcript", wrap=True, max_lines=20 * ENTRIES_MAX)
+        self._transcript = TranscriptView("transcript")
         self._live = Static(id="live")
+        self._prompt = Prompt(placeholder="say something, or /help", id="prompt")
         self._drawn: tuple[str, int] = ("", 0)
         self._is_asking = False
         self._postponed: set[Any] = set()
 
     def compose(self) -> ComposeResult:
         yield from (self._top, self._chips, self._overview, self._transcript, self._live)
-        yield Prompt(placeholder="say something, or /help", id="prompt")
+        yield self._prompt
 
     def on_mount(self) -> None:
-        self._transcript.can_focus = False
-        self.query_one("#prompt").focus()
+        self._prompt.focus()
         leave_on_signals(self._leave)
         self.set_interval(STATES_SECONDS, self._draw_states)
         self.set_interval(WORDS_SECONDS, self._draw_words)
@@ -145,8 +147,7 @@ class Chat(App[None]):
             tab, drawn = session.tab, 0
         count = session.said.count(tab)
         if count > drawn:
-            for line in session.said.lines(tab)[max(drawn - count, -ENTRIES_MAX) :]:
-                log.write(_drawn(line))
+            log.add(session.said.lines(tab)[drawn - count :])
         self._drawn = (tab, count)
         said = session.said.partial(tab)
         live = self._live
@@ -198,7 +199,9 @@ class Chat(App[None]):
     async def _accept(self, wanted: Wanted) -> None:
         branch = self.session.branch(wanted.branch_id)
         while branch is not None:
-            answer = await self.push_screen_wait(Acceptance(branch.spec.label, wanted.text))
+            answer = await self.push_screen_wait(
+                Acceptance(branch.spec.label, wanted.text, self._prompt.receive)
+            )
             if answer == "diff":
                 await self._show_diff("")
                 continue
@@ -211,7 +214,9 @@ class Chat(App[None]):
     async def _pick(self, why: str, proposed: str) -> None:
         while self.session.is_forked:
             choices = [_choice(branch) for branch in self.session.branches]
-            picked = await self.push_screen_wait(MergePicker(choices, why, proposed))
+            picked = await self.push_screen_wait(
+                MergePicker(choices, why, proposed, self._prompt.receive)
+            )
             if picked is None:
                 return
             proposed = picked.branch_id
@@ -264,6 +269,7 @@ class Chat(App[None]):
                 f"{who} asks to call {request.tool}",
                 request.arguments.splitlines(),
                 [("y", "approve"), ("n", "deny")],
+                self._prompt.receive,
             )
             answer = await self.push_screen_wait(question)
             if answer:
@@ -310,18 +316,6 @@ def _opened(kind: editors.EditorKind, branch: BranchRuntime) -> None:
             process.wait(timeout=None if kind == "custom" else WINDOW_SECONDS)
         except subprocess.TimeoutExpired:
             pass  # it shows its window; we go on
-
-
-def _drawn(line: Line) -> Text:
-    lead = _LEADS[line.who]
-    if line.who == "shell":
-        parts = line.text.split("\n")
-        if (more := len(parts) - SHELL_LINES_MAX) > 0:
-            half = SHELL_LINES_MAX // 2
-            parts[half:-half] = [f"[{more} lines left out]"]
-        return Text("\n").join(Text.from_ansi(coloured(part)) for part in parts)
-    text = "\n".join(plain(part) for part in line.text.split("\n"))
-    return Text(lead + text, _LINE_STYLES.get(line.who, ""))
 
 
 def _overview_line(branch: BranchRuntime) -> Text:

@@ -1,4 +1,7 @@
-"""The window in which a fork is made: a row for each branch, and the budget of all together."""
+"""The window in which a fork is made: a row for each branch, and the budget of all together.
+
+A new empty row appears when the last one is filled.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from branching.tui.chatting.forking import parse_usd, spec_of
 from branching.tui.chatting.settings import Settings
 
 FIELDS = ("label", "told", "model", "usd")
+ROWS_AT_FIRST = 2
 _WIDTHS = {"label": "10", "told": "1fr", "model": "16", "usd": "6"}
 
 
@@ -68,7 +72,8 @@ class ForkPicker(ModalScreen[Fork | None]):
             with VerticalScroll():
                 for row in range(1, settings.branches + 1):
                     values = ("", "", settings.models.get(row, ""), each)
-                    with Horizontal():
+                    with Horizontal(id=f"row-{row}") as line:
+                        line.display = row <= ROWS_AT_FIRST
                         yield Static(f"{row}", classes="number")
                         for name, value in zip(FIELDS, values, strict=True):
                             yield Input(
@@ -86,6 +91,14 @@ class ForkPicker(ModalScreen[Fork | None]):
 
     def on_mount(self) -> None:
         self.query_one("#label-1", Input).focus()
+
+    def on_input_changed(self) -> None:
+        """Shows the row below the last that has a label or a text."""
+        filled = [row for row in range(1, self._settings.branches + 1) if any(self._row(row)[:2])]
+        shown = max(ROWS_AT_FIRST, max(filled, default=0) + 1)
+        for row in range(1, self._settings.branches + 1):
+            line = self.query_one(f"#row-{row}")
+            line.display = line.display or row <= shown
 
     def on_input_submitted(self) -> None:
         try:

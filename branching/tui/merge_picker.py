@@ -11,10 +11,11 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.screen import ModalScreen
+from textual.widget import Widget
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from branching.tui.asking import AnswerScreen, Typed
 from branching.tui.looks import mark, plain
 
 
@@ -37,7 +38,7 @@ class Picked:
     opens: bool = False
 
 
-class MergePicker(ModalScreen[Picked | None]):
+class MergePicker(AnswerScreen[Picked | None]):
     """Chooses the winner by its number, or the one in front by Enter; `o` opens that one."""
 
     DEFAULT_CSS = """
@@ -51,13 +52,20 @@ class MergePicker(ModalScreen[Picked | None]):
     MergePicker .option-list--option-highlighted { text-style: reverse; }
     MergePicker #why { height: auto; max-height: 4; }
     """
+    KEYS = "[1-9, enter] merge   [o] open in the editor   [escape] back"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "back"),
         Binding("o", "open", "open"),
     ]
 
-    def __init__(self, choices: Sequence[Choice], why: str = "", proposed: str = "") -> None:
-        super().__init__()
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        why: str = "",
+        proposed: str = "",
+        typed: Typed | None = None,
+    ) -> None:
+        super().__init__(typed)
         self._choices = choices
         self._why = why
         ids = [choice.branch_id for choice in choices]
@@ -78,12 +86,13 @@ class MergePicker(ModalScreen[Picked | None]):
                     for number, choice in enumerate(self._choices, 1)
                 )
             )
-            yield Static(Text("[1-9, enter] merge   [o] open in the editor   [escape] back"))
+            yield self.answers
 
     def on_mount(self) -> None:
-        options = self.query_one(OptionList)
-        options.focus()
-        options.highlighted = self._first
+        self.query_one(OptionList).highlighted = self._first
+
+    def answer_widget(self) -> Widget:
+        return self.query_one(OptionList)
 
     def on_key(self, event: events.Key) -> None:
         if event.key.isdecimal() and 1 <= int(event.key) <= len(self._choices):
@@ -98,7 +107,7 @@ class MergePicker(ModalScreen[Picked | None]):
         self.dismiss(Picked(self._choices[index].branch_id, opens=True))
 
 
-class Acceptance(ModalScreen[str]):
+class Acceptance(AnswerScreen[str]):
     """The judge's choice: returns "accept", "diff", "override" or ""."""
 
     DEFAULT_CSS = """
@@ -109,6 +118,7 @@ class Acceptance(ModalScreen[str]):
     }
     Acceptance VerticalScroll { height: auto; max-height: 10; }
     """
+    KEYS = "[enter] accept   [d] diff   [o] override   [escape] back"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "dismiss('accept')", "accept"),
         Binding("d", "dismiss('diff')", "diff"),
@@ -116,8 +126,8 @@ class Acceptance(ModalScreen[str]):
         Binding("escape", "dismiss('')", "back"),
     ]
 
-    def __init__(self, label: str, why: str) -> None:
-        super().__init__()
+    def __init__(self, label: str, why: str, typed: Typed | None = None) -> None:
+        super().__init__(typed)
         self._label = label
         self._why = why
 
@@ -126,4 +136,4 @@ class Acceptance(ModalScreen[str]):
             yield Static(Text(f"The judge chose {self._label}", "bold"))
             with VerticalScroll(can_focus=False):
                 yield Static(Text(plain(self._why)))
-            yield Static(Text("[enter] accept   [d] diff   [o] override   [escape] back"))
+            yield self.answers

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, RunContext, ToolDenied
 from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import (
     FunctionToolCallEvent,
     PartDeltaEvent,
@@ -20,6 +21,7 @@ from pydantic_ai.messages import (
     TextPart,
     TextPartDelta,
 )
+from pydantic_ai.models import infer_model
 
 from branching.agent.checkpoint import InMemoryCheckpointStore
 from branching.agent.coordinator import ForkCoordinator
@@ -76,6 +78,17 @@ def load_agent(name: str) -> Agent[Any, Any]:
     return found
 
 
+def check_model(name: str) -> None:
+    """Raises BranchingError if a model `provider:name` cannot be used, before anything is asked."""
+    try:
+        infer_model(name)
+    except (ImportError, UserError, ValueError) as error:
+        raise BranchingError(
+            f"the model {name!r} cannot be used: {error}",
+            hint="--model test is a demo that needs no provider",
+        ) from error
+
+
 async def open_session(
     space: Workspace,
     agent: Agent[Any, Any],
@@ -86,7 +99,17 @@ async def open_session(
     settings: SettingsFile | None = None,
 ) -> ChatSession:
     """Returns a chat with an agent that works in a workspace, and with the fork that an earlier one
-    has left there. It is closed by `session.close()`."""
+    has left there. It is closed by `session.close()`.
+
+    The judge's model is `judge_model`, by default the model of the agent.
+
+    Raises:
+        BranchingError: A model has no such provider, or its package or key is missing.
+    """
+    for name in (model, judge_model):
+        if name is not None:
+            check_model(name)
+    judge_model = judge_model or model
     ears = _Ears()
     options = RunnerOptions(on_event=ears.on_event, model=model, seen_at=space.seen_at)
 
@@ -101,7 +124,7 @@ async def open_session(
         codec=MessagesCodec(),
         place=space,
         checkpoint_store=InMemoryCheckpointStore(),
-        judge=Panel(model_judge=lambda name: model_judge(judge_model or name)),
+        judge=Panel(model_judge=lambda name: model_judge(judge_model or agent.model or name)),
         tester=BranchTester(test_command, seen_at=space.seen_at) if test_command else None,
     )
     coordinator = ears.coordinator = found.coordinator

@@ -9,22 +9,27 @@ from branching.agent.coordinator import ForkCoordinator
 from branching.agent.types import MergeResult, ResolveOutcome
 from branching.errors import BranchingError
 from branching.tui.chatting.commands import NotUnderstood
-from branching.tui.chatting.transcripts import OVERVIEW, Transcripts
-from branching.tui.chatting.voice import Line, Wanted, Who
+from branching.tui.chatting.voice import Wanted, Who
 from branching.tui.looks import failure
 
 
 class Merging:
-    """One chat's. `on_merged` is told what was merged."""
+    """The merges of one chat.
+
+    Args:
+        coordinator: The coordinator of the chat's forks.
+        note: Adds an entry to the transcripts, where the person sees it.
+        on_merged: Receives the result of each merge.
+    """
 
     def __init__(
         self,
         coordinator: ForkCoordinator,
-        said: Transcripts,
+        note: Callable[[str, Who], None],
         on_merged: Callable[[MergeResult], None],
     ) -> None:
         self._coordinator = coordinator
-        self._said = said
+        self._note = note
         self._on_merged = on_merged
         self._is_resolving = False
 
@@ -38,7 +43,7 @@ class Merging:
         assert handle is not None, "an open fork has one"
         if handle.merge_strategy.kind == "manual":
             return Wanted(kind="pick")
-        self._note("waiting for all branches, and for the judge")
+        self._note("waiting for all branches and the judge", "note")
         self._is_resolving = True
         try:
             outcome = await self._coordinator.resolve()
@@ -71,7 +76,7 @@ class Merging:
     def _proposed(self, outcome: ResolveOutcome) -> Wanted | None:
         if outcome.merge_result is not None:
             self._merged(outcome.merge_result)
-            self._note("/override LABEL takes another branch instead")
+            self._note("/override LABEL takes another branch instead", "note")
             return None
         verdict = outcome.verdict
         if verdict is None:
@@ -83,7 +88,4 @@ class Merging:
 
     def _merged(self, result: MergeResult) -> None:
         self._on_merged(result)
-        self._note(result.notice)
-
-    def _note(self, text: str, who: Who = "note") -> None:
-        self._said.add(OVERVIEW, Line(who, text))
+        self._note(result.notice, "note")

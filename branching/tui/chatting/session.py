@@ -69,7 +69,7 @@ class ChatSession:
         self.said = Transcripts()
         self.conversation = Conversation(voice, self.said, history, self._set_goal)
         """The parent's."""
-        self.merging = Merging(coordinator, self.said, self._adopt)
+        self.merging = Merging(coordinator, self._note_merge, self._adopt)
         self.settings = settings.load()
         self._file = settings
         self._shell = shell
@@ -116,6 +116,11 @@ class ChatSession:
     def note(self, text: str, who: Who = "note", tab: str | None = None) -> None:
         """Adds an entry to a transcript, by default that of the open tab."""
         self.said.add(self.tab if tab is None else tab, Line(who, text))
+
+    def _note_merge(self, text: str, who: Who) -> None:
+        """Adds an entry to the overview, and to the branch's tab that is open."""
+        for tab in dict.fromkeys((OVERVIEW, self.tab)):
+            self.note(text, who, tab)
 
     def heard(self, tab: str, text: str) -> None:
         """Takes a piece of what an agent says."""

@@ -7,7 +7,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from support.screen import piloted
+from support.screen import piloted, until_shown
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -63,6 +63,12 @@ async def enter(pilot: Pilot[Any], text: str) -> None:
     prompt = pilot.app.screen.query_one("#prompt", Input)
     prompt.value = text
     await pilot.press("enter")
+
+
+async def answer(pilot: Pilot[Any], *keys: str) -> None:
+    """Presses keys in a window that opened by itself, as soon as it takes answers."""
+    await until_shown(pilot, "[escape] back")
+    await pilot.press(*keys)
 
 
 def one(steer: str = "wait", **options: Any) -> BranchSpec:

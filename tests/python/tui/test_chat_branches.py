@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from branching.agent.types import BranchSpec
 from branching.tui import chat as chat_module
 
-from .chat_harness import ChatHarness, enter, in_chat, one, two
+from .chat_harness import ChatHarness, answer, enter, in_chat, one, two
 
 
 @pytest.mark.contract("K5")
@@ -151,7 +151,7 @@ async def test_a_prompt_on_the_tab_of_a_finished_branch_continues_it(
     await until_shown(pilot, "2 ✓ one")
     await enter(pilot, "/merge")
     await until_shown(pilot, "which branch wins?")
-    await pilot.press("1")
+    await answer(pilot, "1")
     await until_shown(pilot, "Merged: kept branch one", "2 files applied: a, c")
     assert len(harness.session.conversation.history) == 4
 
@@ -202,13 +202,13 @@ async def test_approval_requests_of_branches_open_a_dialog(
 ) -> None:
     await harness.fork(one("ask"), two("ask"))
     await until_shown(pilot, "one asks to call shell", "rm -rf build", "[y] approve")
-    await pilot.press("y")
+    await answer(pilot, "y")
     await until_shown(pilot, "two asks to call shell")
     await pilot.press("escape")  # later
     await until_shown(pilot, "✓ one", "3 ● two")
     await pilot.press("tab")
     await until_shown(pilot, "two asks to call shell")
-    await pilot.press("n")
+    await answer(pilot, "n")
     await until_shown(pilot, "3 ✓ two")
     said = {
         branch.spec.label: [line.text for line in harness.session.said.lines(branch.id)]
@@ -226,7 +226,7 @@ async def test_approval_requests_of_the_parent_open_a_dialog(
 ) -> None:
     await enter(pilot, "ask first")
     await until_shown(pilot, "the agent asks to call shell", "make clean")
-    await pilot.press("y")
+    await answer(pilot, "y")
     await until_shown(pilot, "the answer is approve", "parent has done it")
 
 
@@ -239,7 +239,7 @@ async def test_the_dialog_closes_when_the_request_is_no_longer_pending(
     await until_shown(pilot, "one asks to call shell")
     [branch] = harness.session.branches
     await harness.session.coordinator.terminate_branch(branch.id)
-    await pilot.press("y")
+    await answer(pilot, "y")
     await until_shown(pilot, "2 ⊘ one")
 
 

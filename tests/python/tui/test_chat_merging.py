@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 
 from branching.editors import EditorDetector
 
-from .chat_harness import ChatHarness, enter, in_chat, one, two
+from .chat_harness import ChatHarness, answer, enter, in_chat, one, two
 
 
 @pytest.mark.contract("K6", "K14")
@@ -27,7 +27,7 @@ async def test_the_picker_merges_by_number_and_the_conversation_continues(
     await until_shown(pilot, "✓ one", "✓ two")
     await enter(pilot, "/merge")
     await until_shown(pilot, "which branch wins?", "1 ✓ one: done · 2 turns", "2 ✓ two")
-    await pilot.press("2")
+    await answer(pilot, "2")
     await until_shown(pilot, "Merged: kept branch two", "1 files applied: b")
     assert (harness.space.base / "b").read_text() == "two\n" * 3
     assert not (harness.space.base / "a").exists()
@@ -49,7 +49,7 @@ def test_o_opens_the_editor_and_returns_to_the_picker(
         await until_shown(pilot, "✓ one")
         await enter(pilot, "/merge")
         await until_shown(pilot, "which branch wins?")
-        await pilot.press("o")
+        await answer(pilot, "o")
         opened = place / "opened"
         await until(pilot, lambda: opened.exists() and opened.read_text(), "the editor was called")
         [branch] = harness.session.branches
@@ -74,11 +74,11 @@ def test_o_shows_the_differences_if_there_is_no_editor(
         await until_shown(pilot, "✓ one")
         await enter(pilot, "/merge")
         await until_shown(pilot, "which branch wins?")
-        await pilot.press("o")
+        await answer(pilot, "o")
         await until_shown(pilot, "A a · one")
         await pilot.press("escape")
         await until_shown(pilot, "which branch wins?")
-        await pilot.press("enter")
+        await answer(pilot, "enter")
         await until_shown(pilot, "Merged: kept branch one")
 
     harness.run(act)
@@ -110,7 +110,7 @@ async def test_a_confident_choice_of_the_judge_is_accepted_after_viewing_the_dif
     await until_shown(pilot, "✓ one", "✓ two")
     await enter(pilot, "/merge")
     await until_shown(pilot, "The judge chose one", "0.90 sure: one is best")
-    await pilot.press("d")
+    await answer(pilot, "d")
     await until_shown(pilot, "A a · one", "A b · two")
     await pilot.press("escape")
     await until_shown(pilot, "The judge chose one")
@@ -119,7 +119,7 @@ async def test_a_confident_choice_of_the_judge_is_accepted_after_viewing_the_dif
     await enter(pilot, "/merge")
     await until_shown(pilot, "The judge chose one")
     assert harness.judge.asked == 1, "the same question is not asked twice"
-    await pilot.press("enter")
+    await answer(pilot, "enter")
     await until_shown(pilot, "Merged: kept branch one")
 
 
@@ -133,9 +133,9 @@ async def test_o_opens_the_picker_with_the_judges_choice_and_reason(
     await until_shown(pilot, "✓ one", "✓ two")
     await enter(pilot, "/merge")
     await until_shown(pilot, "The judge chose two")
-    await pilot.press("o")
+    await answer(pilot, "o")
     await until_shown(pilot, "which branch wins?", "two is best")
-    await pilot.press("up", "enter")  # two is chosen already; one is above it
+    await answer(pilot, "up", "enter")  # two is chosen already; one is above it
     await until_shown(pilot, "Merged: kept branch one")
 
 
@@ -147,7 +147,7 @@ async def test_below_the_threshold_the_picker_asks(harness: ChatHarness, pilot: 
     await until_shown(pilot, "✓ one", "✓ two")
     await enter(pilot, "/merge")
     await until_shown(pilot, "which branch wins?", "0.30 sure: two is best")
-    await pilot.press("enter")
+    await answer(pilot, "enter")
     await until_shown(pilot, "Merged: kept branch two")
 
 
@@ -160,5 +160,5 @@ async def test_a_judge_that_fails_leaves_the_choice_to_the_person(
     await until_shown(pilot, "✓ one")
     await enter(pilot, "/merge")
     await until_shown(pilot, "which branch wins?", "no judgement")
-    await pilot.press("1")
+    await answer(pilot, "1")
     await until_shown(pilot, "Merged: kept branch one")

@@ -79,13 +79,19 @@ def test_the_chat_lends_the_terminal_to_the_editor_and_takes_it_back(
         screen.until_shown("✓ one")
         screen.type("/merge")
         screen.press("Enter")
-        screen.until_shown("which branch wins?")
+        screen.until_shown("which branch wins?", "[1-9, enter] merge")
         screen.until_mouse(is_heard=True)
         screen.press("o")
         screen.until_mouse(is_heard=False)  # the terminal is the editor's alone
         screen.until_shown("changed", without="branching chat")
         screen.press(*edits)
-        screen.until_shown("which branch wins?", "branching chat · ", "FORK: 1", "1 ✓ one: done")
+        screen.until_shown(
+            "which branch wins?",
+            "[1-9, enter] merge",
+            "branching chat · ",
+            "FORK: 1",
+            "1 ✓ one: done",
+        )
         screen.press("1")
         screen.until_shown("Merged: kept branch one")
         screen.type("/quit")

@@ -189,7 +189,9 @@ def test_a_whole_chat_with_a_real_agent(real: Mounted, root: Path, place: Path) 
         terminal.press("Escape")
         terminal.until_shown("FORK: 2")  # Escape and a slash at once would be another key
         _enter(terminal, "/merge")
-        terminal.until_shown("which branch wins?", "1 ✓ one: done", "2 ✓ two: done")
+        terminal.until_shown(
+            "which branch wins?", "[1-9, enter] merge", "1 ✓ one: done", "2 ✓ two: done"
+        )
         terminal.press("1")
         terminal.until_shown("Merged: kept branch one", "1 files applied: seed.txt")
         assert (real.base / "seed.txt").read_text() == "seed\n1\n"
@@ -239,7 +241,9 @@ def test_the_fork_of_a_chat_that_ended_is_open_in_the_next(
         _enter(terminal, "hello")
         terminal.until_shown("! a fork is open")
         _enter(terminal, "/merge")
-        terminal.until_shown("which branch wins?", "1 ✓ one: done", "2 ⊘ two: terminated")
+        terminal.until_shown(
+            "which branch wins?", "[1-9, enter] merge", "1 ✓ one: done", "2 ⊘ two: terminated"
+        )
         terminal.press("1")
         terminal.until_shown("Merged: kept branch one")
         assert (real.base / "seed.txt").read_text() == "seed\n1\n"
