@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SECONDS_MAX = 500
 OLDEST = (3, 10)
-DISTRIBUTIONS = {"branchcontext": ROOT, "branching_docker": ROOT / "branching-docker"}
+DISTRIBUTIONS = {"branching_workspaces": ROOT, "branching_docker": ROOT / "branching-docker"}
 
 
 def interpreters() -> list[str]:
@@ -76,10 +76,29 @@ def test_the_version_is_one() -> None:
 
 @pytest.mark.parametrize("environment", interpreters(), indirect=True, ids=os.path.basename)
 def test_the_library_installs_alone_and_imports(built: Path, environment: Path) -> None:
-    wheel = next(built.glob("branchcontext-*.whl"))
+    wheel = next(built.glob("branching_workspaces-*.whl"))
     run(sys.executable, "-m", "pip", "--python", environment / "python", "install", "-q", "--no-index", wheel)
     program = "import branching, branching.fs; print(branching.__version__, branching.Speculate.__name__)"
     assert run(environment / "python", "-c", program) == f"{__version__} Speculate\n"
+
+
+@pytest.mark.parametrize("environment", interpreters()[:1], indirect=True, ids=os.path.basename)
+@pytest.mark.parametrize("source", ["tree", "wheel"])
+def test_an_extra_installs_from_the_source_tree_and_from_a_wheel(
+    built: Path, environment: Path, source: str, tmp_path: Path
+) -> None:
+    """In the form that hints name: ".[cli]" in the source tree; a wheel takes the extra in brackets after its path."""
+    with tarfile.open(next(built.glob("branching_workspaces-*.tar.gz"))) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tree,) = tmp_path.glob("branching_workspaces-*")
+    told = (tree / "branching" / "cli" / "__init__.py").read_text()
+    found = re.search(r'pip install "(.*)" in the source tree', told)
+    assert found
+    wanted = found[1] if source == "tree" else f"{next(built.glob('branching_workspaces-*.whl'))}[cli]"
+    run(sys.executable, "-m", "pip", "--python", environment / "python", "install", "-q", wanted, cwd=tree)
+    assert "speculate" in run(environment / "branching", "--help", cwd=environment)
+    whose = "import importlib.metadata; print(importlib.metadata.packages_distributions()['branching'])"
+    assert run(environment / "python", "-c", whose, cwd=environment) == "['branching-workspaces']\n"
 
 
 @pytest.mark.parametrize("environment", interpreters()[:1], indirect=True, ids=os.path.basename)

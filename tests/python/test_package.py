@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import pydoc
+import re
 import subprocess
 import sys
 import typing
@@ -241,8 +242,8 @@ def test_no_file_of_the_core_of_agents_needs_itself() -> None:
 
 @pytest.mark.contract("0.7", "1.1", "1.2", "1.3", "1.4", "1.8")
 def test_the_metadata_is_as_published() -> None:
-    found = metadata.metadata("BranchContext")
-    assert found["Name"] == "BranchContext"
+    found = metadata.metadata("branching-workspaces")
+    assert found["Name"] == "branching-workspaces"
     assert found["Version"] == branching.__version__
     assert found["License-Expression"] == "Apache-2.0"
     assert found["Requires-Python"] == ">=3.10"
@@ -252,7 +253,7 @@ def test_the_metadata_is_as_published() -> None:
     classifiers = found.get_all("Classifier") or []
     assert "Programming Language :: Python :: 3" in classifiers
     assert "Operating System :: POSIX :: Linux" in classifiers
-    needed = metadata.requires("BranchContext") or []
+    needed = metadata.requires("branching-workspaces") or []
     assert all("extra ==" in requirement for requirement in needed)
     scripts = {
         point.name: point.value
@@ -260,8 +261,27 @@ def test_the_metadata_is_as_published() -> None:
         if point.value.startswith("branching.")
     }
     assert scripts == {"branching": "branching.__main__:main"}
-    tops = {(path.parts[0]) for path in metadata.files("BranchContext") or []}
+    tops = {(path.parts[0]) for path in metadata.files("branching-workspaces") or []}
     assert not any(top == "cli" for top in tops), "1.8: no package named cli"
+
+
+def test_hints_and_documents_install_extras_that_exist_from_the_source_tree() -> None:
+    """The index has no distribution of ours: a name there would be another project's package."""
+    extras = set(metadata.metadata("branching-workspaces").get_all("Provides-Extra") or [])
+    root = PACKAGE.parent
+    files = [*PACKAGE.rglob("*.py"), *root.glob("*.md"), *(root / "docs").glob("*.md")]
+    files += [*(root / "examples").rglob("*.py"), *(root / "skills").rglob("*.md")]
+    named = [
+        (file.name, place, extra)
+        for file in files
+        if file.name != "CHANGELOG.md"
+        for place, extra in re.findall(r"""pip install ["']([^"'\[]*)\[(.*?)\]""", file.read_text())
+        if not place.startswith("pydantic-ai")
+    ]
+    assert len(named) > 8
+    for name, place, wanted in named:
+        assert place == ".", name
+        assert set(wanted.split(",")) <= extras, name
 
 
 def test_a_key_struck_while_the_command_loads_ends_it_without_a_traceback() -> None:

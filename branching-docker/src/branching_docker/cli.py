@@ -331,7 +331,7 @@ def build(
     context: typer.Context,
     source: Annotated[
         Path | None,
-        typer.Argument(metavar="[SOURCE]", help="BranchContext's source tree.  [default: what came with this program]"),
+        typer.Argument(metavar="[SOURCE]", help="Source tree of branching.  [default: what came with this program]"),
     ] = None,
 ) -> None:
     """Build the image."""

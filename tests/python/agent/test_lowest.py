@@ -61,7 +61,7 @@ def test_the_lowest_version_passes_the_tests_of_the_newest(scratch: Path) -> Non
 def test_the_lowest_version_is_the_one_of_the_extra() -> None:
     (needed,) = [
         Requirement(line)
-        for line in metadata.requires("BranchContext") or []
+        for line in metadata.requires("branching-workspaces") or []
         if line.startswith("pydantic-ai-slim") and "extra == 'agent'" in line.replace('"', "'")
     ]
     assert LOWEST in needed.specifier
