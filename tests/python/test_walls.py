@@ -16,7 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -140,6 +140,50 @@ def test_a_sandbox_keeps_no_mount_of_others_busy(real: Mounted, outside: Path) -
     said = run_in(outside, "cat /proc/self/mountinfo")
     assert said.code == 0
     assert f" {os.major(device)}:{os.minor(device)} " not in said.out
+
+
+CALLS_OF_A_START = """
+import sys
+from collections import Counter
+from branching.process.sandbox import kernel
+from branching.process.sandbox.options import Sandbox
+from branching.process.sandbox.view import View
+calls = Counter()
+def counted(name):
+    call = getattr(kernel, name)
+    def count(*args):
+        calls[name] += 1
+        return call(*args)
+    return count
+for name in ("mount", "unmount", "clone_mount", "attach_mount"):
+    setattr(kernel, name, counted(name))
+branch, root = sys.argv[1:]
+View(Sandbox.of(branch, at=root), (0, 0), []).build()
+with open("/proc/self/mountinfo") as table:
+    print(calls.total(), sum("branchfs" in line for line in table))
+"""
+
+
+def test_a_start_makes_as_many_calls_with_many_branches_as_with_one(overlaid: Mounted) -> None:
+    """Each branch of the overlay driver is a mount of its own."""
+    found = []
+    with Workspace(overlaid.root) as workspace, ExitStack() as branches:
+        for number in range(9):
+            name = f"b{number}"
+            branch = branches.enter_context(workspace.branch(name, on_success=None))
+            branches.callback(branch.abort)
+            if number in (0, 8):
+                argv = [
+                    sys.executable,
+                    "-c",
+                    CALLS_OF_A_START,
+                    str(branch.path),
+                    str(overlaid.root),
+                ]
+                found.append(subprocess.check_output(argv, text=True).split())
+    one, nine = found
+    assert one == nine
+    assert one[1] == "1", "only the mount of the branch itself is seen in the sandbox"
 
 
 def test_what_is_mounted_inside_is_not_mounted_outside(outside: Path) -> None:

@@ -28,6 +28,7 @@ MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_PRIVATE = 1 << 18
 MNT_DETACH = 0x2
+UMOUNT_NOFOLLOW = 0x8
 KEPT_FLAGS = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
 KEPT_FLAGS |= os.ST_RELATIME
 """A bind remount sets all flags anew. The kernel gives the same bits to mount as statvfs shows."""
@@ -46,6 +47,10 @@ _SYSCALLS = {
     "x86_64": {"clone": 56, "capset": 126, "pivot_root": 155, "keyctl": 250, "seccomp": 317},
     "aarch64": {"clone": 220, "capset": 91, "pivot_root": 41, "keyctl": 219, "seccomp": 277},
 }
+_OPEN_TREE, _MOVE_MOUNT = 428, 429
+_OPEN_TREE_CLONE = 0x1
+_MOVE_MOUNT_F_EMPTY_PATH = 0x4
+_AT_EMPTY_PATH, _AT_FDCWD = 0x1000, -100
 _CAPABILITY_VERSION_3 = 0x20080522
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _LANDLOCK_CREATE_RULESET_VERSION = 1
@@ -99,9 +104,33 @@ def mount(
         raise OSError(number, os.strerror(number), target)
 
 
+def clone_mount(descriptor: int) -> int:
+    """Returns a descriptor of a new mount of the directory or file behind `descriptor`, without
+    what is mounted below it. The new mount is attached nowhere.
+    """
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH
+    return _numbered(
+        "open_tree", _OPEN_TREE, ctypes.c_int(descriptor), ctypes.c_char_p(b""),
+        ctypes.c_uint(flags),
+    )  # fmt: skip
+
+
+def attach_mount(descriptor: int, target: str) -> None:
+    """Attaches a mount that `clone_mount` returned. The error's filename is the target."""
+    try:
+        _numbered(
+            "move_mount", _MOVE_MOUNT, ctypes.c_int(descriptor), ctypes.c_char_p(b""),
+            ctypes.c_int(_AT_FDCWD), ctypes.c_char_p(os.fsencode(target)),
+            ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
+        )  # fmt: skip
+    except OSError as error:
+        error.filename = target
+        raise
+
+
 def unmount(target: str) -> None:
     """Takes a mount away at once, with all below it, whoever still uses it."""
-    _check("umount2", _libc.umount2(os.fsencode(target), MNT_DETACH))
+    _check("umount2", _libc.umount2(os.fsencode(target), MNT_DETACH | UMOUNT_NOFOLLOW))
 
 
 def prctl(option: int, *arguments: int) -> None:

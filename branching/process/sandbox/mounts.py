@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -63,6 +63,26 @@ def read() -> list[Mount]:
         return [_mount(*_fields(line)) for line in table]
 
 
+def rooted_at(directory: str) -> Mount | None:
+    """Returns the mount whose mount point is `directory`, if it is one.
+
+    It reads the table up to that mount: the mounts of branches, which may be hundreds, come after
+    that of their workspace.
+    """
+    descriptor = os.open(directory, os.O_PATH | os.O_CLOEXEC)
+    try:
+        with open(f"/proc/self/fdinfo/{descriptor}", "rb") as facts:
+            number = next(line for line in facts if line.startswith(b"mnt_id:")).split()[1]
+    finally:
+        os.close(descriptor)
+    with open("/proc/self/mountinfo", "rb") as table:
+        for line in table:
+            if line.startswith(number + b" "):
+                mount = _mount(*_fields(line))
+                return mount if mount.point == directory else None
+    return None
+
+
 def ids(table: int) -> set[int]:
     """Returns the mounts that there are now in an open mount table."""
     os.lseek(table, 0, os.SEEK_SET)
@@ -78,13 +98,14 @@ def take_own() -> None:
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
 
 
-def detach(mount: Mount) -> bool:
-    """Takes a mount out of this table. False where that is not allowed, or it cannot be reached."""
-    try:
-        kernel.unmount(mount.point)
-    except OSError:
-        return False
-    return True
+def outermost(mounts: Iterable[Mount]) -> list[Mount]:
+    """Returns the mounts whose mount points lie below no other's."""
+    found: list[Mount] = []
+    for mount in sorted(mounts, key=lambda mount: len(mount.point)):
+        above = (other.point for other in found if other.point != mount.point)
+        if not any(is_beneath(mount.point, point) for point in above):
+            found.append(mount)
+    return found
 
 
 def make_read_only(mounts: list[Mount]) -> None:

@@ -34,6 +34,8 @@ class Sandbox:
     """The directory to work in: a branch."""
     at: Path
     """Where it is seen: the path of the workspace, the same for all branches."""
+    mount: Path | None = None
+    """The BranchFS mount that the view is a branch of."""
     private: tuple[Path, ...] = ()
     """Hidden, wherever else they are mounted: the base, the store, control sockets."""
     hide: tuple[str, ...] = ()
@@ -68,10 +70,11 @@ class Sandbox:
         place = Path(os.path.realpath(view, strict=True))
         if not place.is_dir():
             raise NotADirectoryError(f"{view} is not a directory")
-        root, told = _mount_of(place)
+        mount, told = _mount_of(place)
         return Sandbox(
             view=place,
-            at=Path(at) if at is not None else root,
+            at=Path(at) if at is not None else mount or place,
+            mount=mount,
             private=(*told, *(Path(os.path.realpath(path)) for path in private)),
             hide=tuple(hide),
             network=network,
@@ -94,19 +97,17 @@ def check_walls(isolation: Isolation, *, network: bool, hide: Sequence[str]) -> 
             raise ValueError(f"{glob!r} is no glob of paths in the workspace")
 
 
-def _mount_of(place: Path) -> tuple[Path, tuple[Path, ...]]:
-    """Returns the root of the branching mount around a directory, and what that says to hide."""
-    seen = {mount.point: mount for mount in mounts.read()}  # the younger of two at one place
+def _mount_of(place: Path) -> tuple[Path | None, tuple[Path, ...]]:
+    """Returns the root of the BranchFS mount around a directory, and the paths that it hides."""
     for directory in (place, *place.parents):
-        mount = seen.get(str(directory))
-        if mount is None or not mount.answers:
-            continue
         try:
             told = os.getxattr(directory, PRIVATE_XATTR)
         except OSError:
             continue
-        return directory, tuple(Path(os.fsdecode(path)) for path in told.split(b"\0") if path)
-    return place, ()
+        mount = mounts.rooted_at(str(directory))
+        if mount is not None and mount.answers:
+            return directory, tuple(Path(os.fsdecode(path)) for path in told.split(b"\0") if path)
+    return None, ()
 
 
 def _interpreter() -> tuple[str, ...]:

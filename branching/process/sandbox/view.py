@@ -10,8 +10,10 @@
     sockets of programs      there, but nobody can connect to them
     hidden files             there, but nobody can read them
 
-The order matters: what must stay visible is opened before it is covered, and bound again from the
-open descriptor. The private directories are covered after that, wherever they lie: a directory that
+The order matters: what must stay visible is cloned as a detached mount before its place is covered
+or unmounted, and attached after that. A workspace's mount is unmounted with the mounts of all its
+branches in one call, so that a start does not take longer with more branches. The private
+directories are covered after that, wherever they lie: a directory that
 stays visible may contain them. Only what the branch itself has of a private directory is shown in
 its place. `pivot_root`, the usual way, is refused by Docker's default system call filter.
 Nobody inside can take a cover away: that needs a capability which none can get (`privileges`).
@@ -86,18 +88,18 @@ class View:
         """Builds it and goes to the workspace. Returns the writable places."""
         self.step = "making a mount table of its own"
         mounts.take_own()
-        self._table = mounts.read()
         view = str(self._sandbox.view)
-        own = mounts.around(view, self._table)
-        covered = list(dict.fromkeys(self._to_cover()))
+        is_read_only = _is_mounted_read_only(view)
         with ExitStack() as stack:
-            branch = stack.enter_context(_opened(view))
+            branch = stack.enter_context(_cloned(view))
             beside = [
-                (stack.enter_context(_opened(str(source))), str(place))
+                (stack.enter_context(_cloned(str(source))), str(place))
                 for source, place in self._sandbox.beside
             ]
             kept = stack.enter_context(self._kept())
             devices = stack.enter_context(_devices())
+            self.step = "unmounting the workspaces"
+            covered = list(dict.fromkeys(self._to_cover()))
             self.step = "making the rest read-only"
             mounts.make_read_only(self._table)
             self.step = "making /dev"
@@ -109,7 +111,7 @@ class View:
             self._show([*(each for each in kept if self._is_private(each[1])), *beside])
             self.step = f"showing the branch at {self._at}"
             os.makedirs(self._at, exist_ok=True)
-            _bind(branch, self._at, is_read_only=own.is_read_only)
+            _attach(branch, self._at, is_read_only=is_read_only)
         home = self._make_home()
         self.step = "hiding files of the workspace"
         self._hide()
@@ -126,34 +128,51 @@ class View:
         return [place for place in (*places, *home) if os.path.isdir(place)]
 
     def _to_cover(self) -> Iterator[str]:
-        """Lists where the private directories are, all mounts that have branches, and what else
+        """Unmounts all workspaces in this table. Lists what must be covered: the private
+        directories, the workspaces that could not be unmounted (in a user namespace), and what else
         belongs to other workspaces: their stores and sockets. Their bases are ordinary directories.
 
-        Mounts of others are taken out of our table where that is allowed (not in a user namespace):
-        as long as it had one, nobody could unmount it outside.
+        A mount that stayed in this table would keep its branch in use after an abort or an unmount.
         """
         paths = list(map(str, self._sandbox.private))
         # Read-only or not, a socket can be connected to.
         paths += filter(_is_socket_file, self._sockets)
-        paths += [mount.point for mount in self._table if _is_socket(mount)]
         needed = [self._at, *(str(path) for path, _ in self._sandbox.beside)]
         needed.append(str(self._sandbox.view))
-        for mount in self._table:
-            if mount.has_branches:
+        if self._sandbox.mount is not None:
+            # Before the table is read: the lines of many branches would take milliseconds.
+            paths += self._unmount(str(self._sandbox.mount))
+        table = mounts.read()
+        for mount in table:
+            if mount.source is not None:
                 is_needed = any(mounts.is_beneath(path, mount.point) for path in needed)
-                if mount.source is not None:
-                    told = _private_paths(mount, is_needed=is_needed)[1:]
-                    paths += filter(_is_store_or_socket, told)
-                if is_needed or not mounts.detach(mount):
-                    paths.append(mount.point)
+                told = _private_paths(mount, is_needed=is_needed)[1:]
+                paths += filter(_is_store_or_socket, told)
+        workspaces = mounts.outermost(mount for mount in table if mount.has_branches)
+        for mount in workspaces:
+            paths += self._unmount(mount.point)
+        self._table = mounts.read() if workspaces else table
+        paths += [mount.point for mount in self._table if _is_socket(mount)]
+        left = mounts.outermost(mount for mount in self._table if mount.has_branches)
+        paths += [mount.point for mount in left]
         for path in paths:
             for place in mounts.places_of(path, self._table):
                 if not mounts.is_beneath(place, self._at):  # there the branch will lie over it
                     yield place
 
+    def _unmount(self, point: str) -> list[str]:
+        """Unmounts a workspace in this table, with its branches. Returns what must be covered then:
+        a cover has room for the directories that lead to the workspace's path.
+        """
+        with suppress(OSError):  # not allowed, or out of reach: it stays in the table
+            kernel.unmount(point)
+            if self._at.startswith(f"{point}/"):
+                return [point]
+        return []
+
     @contextmanager
     def _kept(self) -> Iterator[list[tuple[int, str]]]:
-        """Opens what lies below a directory that is covered and must be seen all the same."""
+        """Clones what lies below a directory that is covered and must be seen all the same."""
         kept: list[tuple[int, str]] = []
         wanted = {*(f"/run/{name}" for name in _OF_RUN), *self._sandbox.keep}
         try:
@@ -169,7 +188,7 @@ class View:
                     descriptor = self._open_kept(path)
                 except OSError:
                     continue  # gone meanwhile, or the branch has not got it
-                kept.append((descriptor, path))
+                kept.append((_clone_of(descriptor), path))
             yield kept
         finally:
             for descriptor, _ in kept:
@@ -229,7 +248,7 @@ class View:
             else:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 _touch(path)
-            _bind(descriptor, path, is_read_only=True)
+            _attach(descriptor, path, is_read_only=True)
 
     def _make_devices(self, devices: dict[str, int]) -> None:
         kernel.mount("tmpfs", "/dev", "tmpfs", kernel.MS_NOSUID, "mode=755,size=64k")
@@ -389,10 +408,18 @@ def _asked(point: str) -> bytes:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[int]:
-    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+def _cloned(path: str) -> Iterator[int]:
+    clone = _clone_of(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
-        yield descriptor
+        yield clone
+    finally:
+        os.close(clone)
+
+
+def _clone_of(descriptor: int) -> int:
+    """Clones what a descriptor has open, and closes that."""
+    try:
+        return kernel.clone_mount(descriptor)
     finally:
         os.close(descriptor)
 
@@ -409,11 +436,18 @@ def _devices() -> Iterator[dict[str, int]]:
             os.close(descriptor)
 
 
-def _bind(descriptor: int, target: str, *, is_read_only: bool) -> None:
-    kernel.mount(f"/proc/self/fd/{descriptor}", target, None, kernel.MS_BIND)
+def _attach(clone: int, target: str, *, is_read_only: bool) -> None:
+    kernel.attach_mount(clone, target)
     flags = os.statvfs(target).f_flag & kernel.KEPT_FLAGS | kernel.MS_REMOUNT | kernel.MS_BIND
     flags |= _ORDINARY | (kernel.MS_RDONLY if is_read_only else 0)
     kernel.mount(None, target, None, flags)
+
+
+def _is_mounted_read_only(path: str) -> bool:
+    """Returns whether the mount around `path` is read-only, other than its file system alone."""
+    if not os.statvfs(path).f_flag & os.ST_RDONLY:
+        return False
+    return mounts.around(path, mounts.read()).is_read_only
 
 
 def _is_out_of_reach(place: str) -> bool:
