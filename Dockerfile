@@ -15,9 +15,12 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
 # First the dependencies, behind an empty program: they stay cached while only our own sources change.
 WORKDIR /build/branchfs
 COPY branchfs/Cargo.toml branchfs/Cargo.lock ./
-RUN mkdir src && echo 'fn main() {}' > src/main.rs && touch src/lib.rs && cargo build --release --locked && rm -r src
+COPY branchfs/crates/fuse/Cargo.toml crates/fuse/
+RUN for crate in . crates/*; do mkdir "$crate/src" && touch "$crate/src/lib.rs"; done && \
+    echo 'fn main() {}' > src/main.rs && cargo build --release --locked && rm -r src crates/*/src
 COPY branchfs/src src
-RUN touch src/main.rs src/lib.rs && cargo build --release --locked
+COPY branchfs/crates crates
+RUN touch src/main.rs src/lib.rs crates/*/src/lib.rs && cargo build --release --locked
 
 # An environment without pip: system pip fills it from outside, and ten megabytes stay behind.
 WORKDIR /build

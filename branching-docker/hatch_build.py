@@ -17,6 +17,8 @@ CONTEXT = (
     "README.md",
     "branchfs/Cargo.lock",
     "branchfs/Cargo.toml",
+    "branchfs/crates/fuse/Cargo.toml",
+    "branchfs/crates/fuse/src",
     "branchfs/src",
     "branching",
     "docker",

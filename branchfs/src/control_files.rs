@@ -15,8 +15,8 @@ use rustix::io::Errno;
 
 use crate::error::Error;
 use crate::filesystem::{ControlFile, MAIN, Slot};
-use crate::kernel::handler::Answer;
 use crate::workspace::{BranchId, CommitOptions, MAIN_BRANCH, Selector, Workspace};
+use branchfs_fuse::FsResult;
 
 /// `_IOR('b', 0, [u8; 128])`: fork; hands out the new branch's name, padded with NUL.
 const CREATE: u32 = 0x8080_6200;
@@ -43,7 +43,7 @@ enum Command {
 
 impl Command {
     /// Reads a written command: a word, in either case, and after a colon a name. Blanks and NULs around are dropped.
-    fn from_text(text: &[u8]) -> Answer<Self> {
+    fn from_text(text: &[u8]) -> FsResult<Self> {
         let text = std::str::from_utf8(text).map_err(|_| Errno::INVAL)?;
         let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\0');
         let (word, name) = match text.split_once(':') {
@@ -59,7 +59,7 @@ impl Command {
         }
     }
 
-    fn from_ioctl(number: u32) -> Answer<Self> {
+    fn from_ioctl(number: u32) -> FsResult<Self> {
         match number {
             CREATE => Ok(Self::Create(None)),
             COMMIT => Ok(Self::Commit),
@@ -82,7 +82,7 @@ impl ControlFiles {
         Self { workspace, current: Mutex::new(Vec::new()) }
     }
 
-    fn run(&self, slot: Slot, command: &Command) -> Answer<Option<String>> {
+    fn run(&self, slot: Slot, command: &Command) -> FsResult<Option<String>> {
         let workspace = self.workspace.upgrade().ok_or(Errno::NODEV)?;
         let branch = self.meant(&workspace, slot)?;
         let selector = Selector::Id(branch);
@@ -105,7 +105,7 @@ impl ControlFiles {
     }
 
     /// The branch that the control file in this view's root means.
-    fn meant(&self, workspace: &Workspace, slot: Slot) -> Answer<BranchId> {
+    fn meant(&self, workspace: &Workspace, slot: Slot) -> FsResult<BranchId> {
         if slot != MAIN {
             return workspace.id_at(slot).ok_or(Errno::STALE);
         }
@@ -121,17 +121,17 @@ impl ControlFiles {
 }
 
 impl ControlFile for ControlFiles {
-    fn read(&self, slot: Slot) -> Answer<String> {
+    fn read(&self, slot: Slot) -> FsResult<String> {
         let workspace = self.workspace.upgrade().ok_or(Errno::NODEV)?;
         let branch = self.meant(&workspace, slot)?;
         Ok(workspace.name_of(branch).unwrap_or_else(|| "main".to_owned()))
     }
 
-    fn write(&self, slot: Slot, text: &[u8]) -> Answer<()> {
+    fn write(&self, slot: Slot, text: &[u8]) -> FsResult<()> {
         self.run(slot, &Command::from_text(text)?).map(|_| ())
     }
 
-    fn ioctl(&self, slot: Slot, number: u32) -> Answer<Vec<u8>> {
+    fn ioctl(&self, slot: Slot, number: u32) -> FsResult<Vec<u8>> {
         let command = Command::from_ioctl(number)?;
         let mut handed_out = self.run(slot, &command)?.map(String::into_bytes).unwrap_or_default();
         if matches!(command, Command::Create(_)) {

@@ -16,11 +16,11 @@ use crate::control_files::ControlFiles;
 use crate::driver::{self, Choice, Circumstances, Driver};
 use crate::error::Context as _;
 use crate::guard::Guard;
-use crate::kernel::handler::Handler;
-use crate::kernel::{Session, unmount};
 use crate::log::{self, LogLevel};
 use crate::scheduling::take_short_turns;
 use crate::workspace::{Policy, Settings, Workspace};
+use branchfs_fuse::Filesystem;
+use branchfs_fuse::{MountOptions, Session, unmount};
 
 /// Threads that answer requests: a slow one (fsync, a large copy-up) must not hold up the others.
 const REQUEST_THREADS: usize = 4;
@@ -170,9 +170,11 @@ fn serve(
         let probe = crate::no_follow::open_file(&probe, rustix::fs::OFlags::RDONLY).at(&probe)?;
         workspace.filesystem.offer_passthrough(probe.into());
     }
-    let session = Session::mount(&info.mountpoint, workspace.base(), stacking)?;
+    let mount =
+        MountOptions { source: workspace.base(), subtype: "branchfs", passthrough_depth: stacking };
+    let session = Session::mount(&info.mountpoint, &mount)?;
     let private = [workspace.base(), workspace.store(), control.path()];
-    workspace.filesystem.connect(session.kernel(), control.path(), &private);
+    workspace.filesystem.connect(session.notifier(), control.path(), &private);
     let (served, at) = (Arc::clone(workspace), info.mountpoint.clone());
     control.serve(served, info)?;
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
@@ -186,7 +188,7 @@ fn serve(
             }
         }
     })?;
-    let handler: Arc<dyn Handler> = workspace.filesystem.clone();
+    let handler: Arc<dyn Filesystem> = workspace.filesystem.clone();
     thread::scope(|scope| {
         // Branches are presented through the mount, which must be served meanwhile.
         let presented = scope.spawn(|| {

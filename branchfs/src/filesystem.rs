@@ -28,10 +28,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::kernel::handler::{Answer, Attributes, Capabilities, Entry, FOREVER, Kernel, NodeId};
 use crate::layer::Layer;
 use crate::view::{Index, ROOT, View};
 use crate::workspace::FailStop;
+use branchfs_fuse::{Attributes, Capabilities, Entry, FOREVER, FsResult, KernelNotifier, NodeId};
 pub(crate) use control_file::ControlFile;
 pub(crate) use mounted::Mounted;
 use mounted::Status;
@@ -53,13 +53,13 @@ pub(crate) type Slot = u64;
 pub(crate) const MAIN: Slot = 0;
 
 /// All views of one mount.
-pub(crate) struct Filesystem {
+pub(crate) struct BranchFilesystem {
     gate: RwLock<()>,
     views: RwLock<Views>,
     control_socket: OnceLock<OsString>,
     private: OnceLock<Vec<u8>>,
     capabilities: OnceLock<Capabilities>,
-    kernel: OnceLock<Arc<dyn Kernel>>,
+    kernel: OnceLock<Arc<dyn KernelNotifier>>,
     /// Why the kernel does not read and write files in our stead; empty where it does. Known after INIT.
     passthrough: OnceLock<String>,
     /// Shared with the workspace; a request that panics trips it.
@@ -80,7 +80,7 @@ struct Views {
     next: Slot,
 }
 
-impl Filesystem {
+impl BranchFilesystem {
     /// A mount with main alone, over `base`.
     pub(crate) fn new(base: Arc<Layer>) -> Self {
         let main = Arc::new(Mounted::new(MAIN, OsString::new(), MAIN, View::new(vec![base])));
@@ -113,7 +113,7 @@ impl Filesystem {
     /// Sets what is known only once the mount and its socket are there.
     pub(crate) fn connect(
         &self,
-        kernel: Arc<dyn Kernel>,
+        kernel: Arc<dyn KernelNotifier>,
         control_socket: &Path,
         private: &[&Path],
     ) {
@@ -125,7 +125,7 @@ impl Filesystem {
 
     /// How many requests of each kind the kernel has sent so far.
     pub(crate) fn requests(&self) -> Vec<(&'static str, u64)> {
-        self.kernel.get().map_or_else(Vec::new, |kernel| kernel.requests())
+        self.kernel.get().map_or_else(Vec::new, |kernel| kernel.request_counts())
     }
 
     fn entry_of(mounted: &Mounted, view: &mut View, index: Index, found: Attributes) -> Entry {
@@ -148,7 +148,7 @@ impl Filesystem {
     }
 
     /// The mounted view of a slot.
-    pub(crate) fn mounted(&self, slot: Slot) -> Answer<Arc<Mounted>> {
+    pub(crate) fn mounted(&self, slot: Slot) -> FsResult<Arc<Mounted>> {
         let views = self.views.read().unwrap_or_else(PoisonError::into_inner);
         views.by_slot.get(&slot).cloned().ok_or(Errno::STALE)
     }
@@ -186,13 +186,18 @@ impl Filesystem {
         (node.0 >> INDEX_BITS, node.0 & ((1 << INDEX_BITS) - 1))
     }
 
-    fn at(&self, node: NodeId) -> Answer<(Arc<Mounted>, Index)> {
+    fn at(&self, node: NodeId) -> FsResult<(Arc<Mounted>, Index)> {
         let (slot, index) = Self::split(node);
         Ok((self.mounted(slot)?, index))
     }
 
     /// `/@name` at the root of main or of the branch's parent.
-    fn branch_entry(&self, mounted: &Mounted, index: Index, name: &OsStr) -> Option<Answer<Entry>> {
+    fn branch_entry(
+        &self,
+        mounted: &Mounted,
+        index: Index,
+        name: &OsStr,
+    ) -> Option<FsResult<Entry>> {
         let branch = OsStr::from_bytes(name.as_bytes().strip_prefix(b"@")?);
         if index != ROOT {
             return None;

@@ -19,7 +19,6 @@ mod faults;
 mod filesystem;
 mod guard;
 mod injected_panics;
-mod kernel;
 mod layer;
 mod log;
 mod no_follow;

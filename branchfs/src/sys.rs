@@ -54,34 +54,6 @@ fn set_read_only(mount: BorrowedFd<'_>) -> Result<(), Errno> {
     if result == 0 { Ok(()) } else { Err(last_error()) }
 }
 
-/// Registers `file` with the FUSE connection `device` as a file that the kernel reads and writes itself.
-///
-/// Fails with `EPERM` without `CAP_SYS_ADMIN`, with `ELOOP` where the file's own file system is stacked too high.
-pub(crate) fn open_backing(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<i32, Errno> {
-    /// `struct fuse_backing_map`.
-    #[repr(C)]
-    struct BackingMap {
-        fd: i32,
-        flags: u32,
-        padding: u64,
-    }
-    // _IOW(229, 1, struct fuse_backing_map)
-    const BACKING_OPEN: libc::c_ulong = 0x4010_e501;
-    let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
-    // SAFETY: the kernel reads one `fuse_backing_map`, which outlives the call, and keeps no pointer.
-    let id = unsafe { libc::ioctl(device.as_raw_fd(), BACKING_OPEN as _, &raw const map) };
-    if id > 0 { Ok(id) } else { Err(last_error()) }
-}
-
-/// Ends what [`open_backing`] began. Files that are open through it stay so.
-pub(crate) fn close_backing(device: BorrowedFd<'_>, id: i32) -> Result<(), Errno> {
-    // _IOW(229, 2, uint32_t)
-    const BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
-    // SAFETY: the kernel reads four bytes of `id`, which outlives the call.
-    let result = unsafe { libc::ioctl(device.as_raw_fd(), BACKING_CLOSE as _, &raw const id) };
-    if result == 0 { Ok(()) } else { Err(last_error()) }
-}
-
 /// Whether anybody has the inode of `file` open for writing, or mapped writable through a descriptor that is closed by
 /// now; `None` where that cannot be found out. `file` itself must be read-only. `owner` is the file's owner.
 ///

@@ -7,7 +7,7 @@
 //! layer until the name is found (plus two `getxattr` where directories of two layers merge); `getattr` is one `statx`;
 //! `open` is one `openat`; `read` and `write` are one each; a first change copies up each parent directory once.
 //!
-//! Locking: a view is used under the mutex of its [`crate::filesystem::Filesystem`]; file content is read and written
+//! Locking: a view is used under the mutex of its [`crate::filesystem::BranchFilesystem`]; file content is read and written
 //! outside it, on descriptors taken out of the handle table.
 
 mod accounts;
@@ -33,10 +33,10 @@ use rustix::fs::{FileType, Statx};
 use rustix::io::Errno;
 
 use crate::commit::Woven;
-use crate::kernel::handler::{Attributes, Time};
 use crate::layer::{Layer, identity};
 use crate::seen::{Identity, Read};
 use crate::tree::Result;
+use branchfs_fuse::{Attributes, Time};
 
 pub(crate) use attributes::kill_privileges_of;
 pub(crate) use change::{New, Owner};

@@ -56,7 +56,7 @@ use std::time::SystemTime;
 use crate::commit::{Change, Decided, Disk};
 use crate::driver::Driver;
 use crate::error::{Context, Error};
-use crate::filesystem::{Filesystem, Slot};
+use crate::filesystem::{BranchFilesystem, Slot};
 use crate::layer::Layer;
 use crate::no_follow;
 use crate::overlay::Namespace;
@@ -212,7 +212,7 @@ pub(crate) struct Workspace {
     _home_lock: Option<Lock>,
     /// What a crash left, and what was done about it, for who mounts.
     recovery: Vec<String>,
-    pub(crate) filesystem: Arc<Filesystem>,
+    pub(crate) filesystem: Arc<BranchFilesystem>,
     /// The background takes it too, to delete what shares objects with the base ([`traces`]).
     turn: Arc<Mutex<()>>,
     branches: Mutex<Branches>,
@@ -320,7 +320,7 @@ impl Workspace {
         let duplicate = |tree: &Tree| tree.root().and_then(rustix::io::dup).at(&base_path);
         let disk_roots = (duplicate(&writable)?, duplicate(&open(&home_path)?)?);
         let (records, loaded) = Records::open(&store_path, owner)?;
-        let filesystem = Arc::new(Filesystem::new(Arc::new(Layer::base(writable))));
+        let filesystem = Arc::new(BranchFilesystem::new(Arc::new(Layer::base(writable))));
         let mut workspace = Self {
             records: Arc::new(records),
             owner,

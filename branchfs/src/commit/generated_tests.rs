@@ -20,9 +20,9 @@ use super::journal::{Decided, Prepared};
 use super::progress::Progress;
 use super::step::Direction;
 use super::{Disk, Step};
-use crate::kernel::handler::Changes;
 use crate::view::{New, View};
 use crate::workspace::{Selector, Settings, Towards, Workspace};
+use branchfs_fuse::SetAttr;
 
 /// A change of a directory tree, by relative paths.
 #[derive(Clone, Debug)]
@@ -145,7 +145,7 @@ fn apply_to_view(view: &mut View, change: &Change) {
         Change::Symlink(path) => make(view, path, New::Symlink { target: OsStr::new("target") }),
         Change::SetMode(path, mode) => {
             let index = find(view, path);
-            view.setattr(index, &Changes { mode: Some(*mode), ..Changes::default() }).unwrap();
+            view.setattr(index, &SetAttr { mode: Some(*mode), ..SetAttr::default() }).unwrap();
         }
     }
 }

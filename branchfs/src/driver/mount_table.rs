@@ -113,7 +113,7 @@ pub(crate) fn clear_dead(mountpoint: &Path) -> Result<(), Error> {
     let place = place_of(mountpoint)?;
     let is_ours = |entry: &Entry| entry.point == place && entry.kind == "fuse.branchfs";
     if read()?.iter().any(is_ours) {
-        crate::kernel::unmount(&place, true).at(&place)?;
+        branchfs_fuse::unmount(&place, true).at(&place)?;
     }
     Ok(())
 }

@@ -3,9 +3,9 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use super::{Filesystem, INDEX_BITS, MAIN, Mounted, Slot};
-use crate::kernel::handler::{Answer, Attributes, Entry, Handle, NodeId};
+use super::{BranchFilesystem, INDEX_BITS, MAIN, Mounted, Slot};
 use crate::view::{Index, ROOT};
+use branchfs_fuse::{Attributes, Entry, FsResult, Handle, NodeId};
 
 /// Name of the control file in the root of main and of every branch.
 const CONTROL_FILE: &str = ".branchfs_ctl";
@@ -21,14 +21,14 @@ pub(super) const CONTROL_HANDLE: Handle = Handle(0);
 /// Writes and ioctls may take as long as a commit and wait for other requests.
 pub(crate) trait ControlFile: Send + Sync {
     /// Its content.
-    fn read(&self, slot: Slot) -> Answer<String>;
+    fn read(&self, slot: Slot) -> FsResult<String>;
     /// Carries out a command.
-    fn write(&self, slot: Slot, text: &[u8]) -> Answer<()>;
+    fn write(&self, slot: Slot, text: &[u8]) -> FsResult<()>;
     /// Carries out an ioctl; returns what it hands out.
-    fn ioctl(&self, slot: Slot, number: u32) -> Answer<Vec<u8>>;
+    fn ioctl(&self, slot: Slot, number: u32) -> FsResult<Vec<u8>>;
 }
 
-impl Filesystem {
+impl BranchFilesystem {
     /// Shows control files from now on.
     pub(crate) fn show_control_files(&self, control_file: Box<dyn ControlFile>) {
         let _ = self.control_file.set(control_file); // set once, at start
@@ -44,13 +44,13 @@ impl Filesystem {
     }
 
     /// It belongs to the base's owner and nobody else may open it: the kernel sees to that.
-    pub(super) fn control_attributes(&self) -> Answer<Attributes> {
+    pub(super) fn control_attributes(&self) -> FsResult<Attributes> {
         let root = self.mounted(MAIN)?.lock().getattr(ROOT)?;
         let mode = libc::S_IFREG | 0o600;
         Ok(Attributes { ino: CONTROL_INDEX, size: 0, blocks: 0, mode, nlink: 1, ..root })
     }
 
-    pub(super) fn control_entry(&self, slot: Slot) -> Answer<Entry> {
+    pub(super) fn control_entry(&self, slot: Slot) -> FsResult<Entry> {
         Ok(Entry {
             node: Some(NodeId(slot << INDEX_BITS | CONTROL_INDEX)),
             generation: 0,
@@ -62,7 +62,7 @@ impl Filesystem {
 
     /// The attributes of a view's root. A stale branch shows them too where its control file must be found, for it is
     /// to be aborted; nothing else of it is.
-    pub(super) fn root_attributes(&self, mounted: &Mounted) -> Answer<Attributes> {
+    pub(super) fn root_attributes(&self, mounted: &Mounted) -> FsResult<Attributes> {
         match mounted.live() {
             Ok(view) => view.getattr(ROOT),
             Err(_) if self.control_file.get().is_some() => mounted.lock().getattr(ROOT),

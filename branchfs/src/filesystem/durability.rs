@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::sync::{Arc, PoisonError};
 
-use super::{Filesystem, MAIN, Slot};
-use crate::kernel::handler::{Answer, NodeId};
+use super::{BranchFilesystem, MAIN, Slot};
+use branchfs_fuse::{FsResult, NodeId};
 
-impl Filesystem {
+impl BranchFilesystem {
     /// Tells that a new branch's record has been written, but not synced.
     pub(crate) fn set_unsynced_record(&self, slot: Slot, record: Arc<File>) {
         if let Ok(mounted) = self.mounted(slot) {
@@ -15,7 +15,7 @@ impl Filesystem {
     }
 
     /// What is synced in a branch for the first time needs the branch's record on disk, and those above it.
-    pub(super) fn sync_records(&self, node: NodeId) -> Answer<()> {
+    pub(super) fn sync_records(&self, node: NodeId) -> FsResult<()> {
         let (mut slot, _) = Self::split(node);
         while slot != MAIN {
             let mounted = self.mounted(slot)?;

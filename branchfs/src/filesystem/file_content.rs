@@ -6,14 +6,14 @@ use std::sync::Arc;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::Filesystem;
+use super::BranchFilesystem;
 use crate::content::Content;
-use crate::kernel::handler::{Answer, Caller, Handle, NodeId};
 use crate::quota::FileUse;
 use crate::view::CopiedContent;
+use branchfs_fuse::{Caller, FsResult, Handle, NodeId};
 
-impl Filesystem {
-    pub(super) fn content(&self, node: NodeId, handle: Handle) -> Answer<Content> {
+impl BranchFilesystem {
+    pub(super) fn content(&self, node: NodeId, handle: Handle) -> FsResult<Content> {
         let (mounted, _) = self.at(node)?;
         let view = mounted.live()?;
         Ok(Content { file: view.handles.file(handle.0)?, partial: view.handles.partial(handle.0) })
@@ -23,7 +23,7 @@ impl Filesystem {
         &self,
         node: NodeId,
         handle: Handle,
-    ) -> Answer<(Content, Option<Arc<FileUse>>)> {
+    ) -> FsResult<(Content, Option<Arc<FileUse>>)> {
         let (mounted, index) = self.at(node)?;
         let mut view = mounted.writable()?;
         // The commit of a child makes what was the top layer one of the lower layers.
@@ -38,7 +38,7 @@ impl Filesystem {
         handle: Handle,
         offset: u64,
         buffer: &mut [u8],
-    ) -> Answer<usize> {
+    ) -> FsResult<usize> {
         if let (slot, Some(control_file)) = self.control_file_at(node) {
             let content = control_file.read(slot)?;
             let rest = usize::try_from(offset).ok().and_then(|from| content.as_bytes().get(from..));
@@ -57,7 +57,7 @@ impl Filesystem {
         offset: u64,
         data: &[u8],
         kill_privileges: bool,
-    ) -> Answer<usize> {
+    ) -> FsResult<usize> {
         if let (slot, Some(control_file)) = self.control_file_at(node) {
             return control_file.write(slot, data).map(|()| data.len());
         }
@@ -74,7 +74,7 @@ impl Filesystem {
     }
 
     /// Drops what a change of content takes away: capabilities, and with `set_id` the set-id bits.
-    fn kill_privileges(&self, node: NodeId, content: &Content, set_id: bool) -> Answer<()> {
+    fn kill_privileges(&self, node: NodeId, content: &Content, set_id: bool) -> FsResult<()> {
         if crate::view::kill_privileges_of(&*content.file, set_id)? {
             if let Some(kernel) = self.kernel.get() {
                 let _ = kernel.invalidate_attributes(node); // the kernel may have none: as good
@@ -91,7 +91,7 @@ impl Filesystem {
         mode: u32,
         offset: u64,
         length: u64,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let _pass = self.pass();
         let (content, file_use) = self.writable_content(node, handle)?;
         self.kill_privileges(node, &content, loses_set_id(caller))?;
@@ -110,7 +110,7 @@ impl Filesystem {
         handle: Handle,
         offset: u64,
         whence: u32,
-    ) -> Answer<u64> {
+    ) -> FsResult<u64> {
         const SEEK_DATA: u32 = 3;
         const SEEK_HOLE: u32 = 4;
         let Content { file, partial } = self.content(node, handle)?;
@@ -129,7 +129,7 @@ impl Filesystem {
         from: (NodeId, Handle, u64),
         to: (NodeId, Handle, u64),
         length: u64,
-    ) -> Answer<usize> {
+    ) -> FsResult<usize> {
         let _pass = self.pass();
         let source = self.content(from.0, from.1)?;
         let (target, file_use) = self.writable_content(to.0, to.1)?;

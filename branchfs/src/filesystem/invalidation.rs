@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Filesystem, INDEX_BITS, MAIN, Mounted, Slot};
-use crate::kernel::handler::NodeId;
+use super::{BranchFilesystem, INDEX_BITS, MAIN, Mounted, Slot};
 use crate::scheduling::let_others;
 use crate::view::ROOT;
+use branchfs_fuse::NodeId;
 
-impl Filesystem {
+impl BranchFilesystem {
     /// Tells the kernel that a branch's answers are outdated: `/@name` with all names below it, which the kernel takes away
     /// itself, mounts on them too, and the attributes of what somebody still has open. Names elsewhere keep their life: other
     /// branches' files may be covered by mounts. Called without any lock held. Cost: one notification for each node that the
@@ -104,48 +104,48 @@ mod tests {
     use rustix::io::Errno;
 
     use super::*;
-    use crate::kernel::handler::{Answer, BackingId, Kernel};
     use crate::layer::Layer;
     use crate::tree::Tree;
     use crate::view::Place;
+    use branchfs_fuse::{BackingId, FsResult, KernelNotifier};
 
     /// Keeps the names that it is told to forget.
     #[derive(Default)]
     struct Told(Mutex<Vec<OsString>>);
 
-    impl Kernel for Told {
-        fn invalidate_node(&self, _node: NodeId) -> Answer<()> {
+    impl KernelNotifier for Told {
+        fn invalidate_node(&self, _node: NodeId) -> FsResult<()> {
             Ok(())
         }
 
-        fn invalidate_entry(&self, _parent: NodeId, name: &OsStr) -> Answer<()> {
+        fn invalidate_entry(&self, _parent: NodeId, name: &OsStr) -> FsResult<()> {
             self.0.lock().unwrap().push(name.to_owned());
             Ok(())
         }
 
-        fn expire_entry(&self, _parent: NodeId, _name: &OsStr) -> Answer<()> {
+        fn expire_entry(&self, _parent: NodeId, _name: &OsStr) -> FsResult<()> {
             Ok(())
         }
 
-        fn increment_epoch(&self) -> Answer<()> {
+        fn increment_epoch(&self) -> FsResult<()> {
             Err(Errno::NOSYS)
         }
 
-        fn invalidate_attributes(&self, _node: NodeId) -> Answer<()> {
+        fn invalidate_attributes(&self, _node: NodeId) -> FsResult<()> {
             Ok(())
         }
 
-        fn store(&self, _node: NodeId, _content: &[u8]) -> Answer<()> {
+        fn store(&self, _node: NodeId, _content: &[u8]) -> FsResult<()> {
             Ok(())
         }
 
-        fn open_backing(&self, _file: BorrowedFd<'_>) -> Answer<BackingId> {
+        fn open_backing(&self, _file: BorrowedFd<'_>) -> FsResult<BackingId> {
             Err(Errno::PERM)
         }
 
         fn close_backing(&self, _backing: BackingId) {}
 
-        fn requests(&self) -> Vec<(&'static str, u64)> {
+        fn request_counts(&self) -> Vec<(&'static str, u64)> {
             Vec::new()
         }
     }
@@ -154,9 +154,9 @@ mod tests {
     fn a_big_branch_is_forgotten_name_by_name_and_its_own_name_last() {
         let directory = tempfile::tempdir().unwrap();
         let base = Arc::new(Layer::base(Tree::open_root(directory.path()).unwrap()));
-        let filesystem = Filesystem::new(Arc::clone(&base));
+        let filesystem = BranchFilesystem::new(Arc::clone(&base));
         let told = Arc::new(Told::default());
-        filesystem.connect(Arc::clone(&told) as Arc<dyn Kernel>, Path::new(""), &[]);
+        filesystem.connect(Arc::clone(&told) as Arc<dyn KernelNotifier>, Path::new(""), &[]);
         let slot = filesystem.add(OsStr::new("branch"), MAIN, vec![base]);
         let mounted = filesystem.mounted(slot).unwrap();
         {

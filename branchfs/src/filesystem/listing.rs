@@ -7,9 +7,9 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use super::{Filesystem, MAIN, Mounted};
-use crate::kernel::handler::{Answer, DirectorySink, Entry, NodeId};
+use super::{BranchFilesystem, MAIN, Mounted};
 use crate::view::{Index, View};
+use branchfs_fuse::{DirectorySink, Entry, FsResult, NodeId};
 
 /// An entry of a listing that says no more than the name.
 const NAME_ALONE: Entry = Entry {
@@ -20,14 +20,14 @@ const NAME_ALONE: Entry = Entry {
     attributes: None,
 };
 
-impl Filesystem {
+impl BranchFilesystem {
     pub(super) fn list(
         &self,
         node: NodeId,
         offset: u64,
         plus: bool,
         sink: &mut dyn DirectorySink,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let (slot, index) = Self::split(node);
         if let (MAIN, Some(kernel)) = (slot, self.kernel.get().filter(|_| offset > 0)) {
             // Who reads on has kept what came so far. Before the end is told: a listing that lacks pages is none.

@@ -6,12 +6,12 @@ use std::os::fd::OwnedFd;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::{Filesystem, MAIN, Mounted};
+use super::{BranchFilesystem, MAIN, Mounted};
 use crate::descriptors::admit_file;
-use crate::kernel::handler::{Answer, Caller, Entry, Handle, NodeId, OpenFlags, Opened};
 use crate::view::{Index, New, OpenedFile, Owner, View};
+use branchfs_fuse::{Caller, Entry, FsResult, Handle, NodeId, OpenFlags, OpenReply};
 
-impl Filesystem {
+impl BranchFilesystem {
     pub(super) fn make(
         &self,
         caller: &Caller,
@@ -19,7 +19,7 @@ impl Filesystem {
         name: &OsStr,
         new: New<'_>,
         umask: u32,
-    ) -> Answer<(Entry, Option<OwnedFd>)> {
+    ) -> FsResult<(Entry, Option<OwnedFd>)> {
         let _pass = self.pass();
         let (mounted, parent) = self.at(parent)?;
         self.refuse_branch_name(&mounted, parent, name)?;
@@ -36,7 +36,7 @@ impl Filesystem {
         mounted: &Mounted,
         parent: Index,
         name: &OsStr,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         if self.is_control_name(parent, name) {
             return Err(Errno::EXIST);
         }
@@ -65,13 +65,13 @@ impl Filesystem {
         }
     }
 
-    pub(super) fn opened(mounted: &Mounted, file: &OpenedFile) -> Opened {
-        Opened {
+    pub(super) fn opened(mounted: &Mounted, file: &OpenedFile) -> OpenReply {
+        OpenReply {
             handle: Some(Handle(file.handle)),
             // Not with a backing file: the kernel takes that for a mistake.
             keep_cache: mounted.slot != MAIN && file.backing.is_none() && file.keeps_pages,
             backing: file.backing,
-            ..Opened::default()
+            ..OpenReply::default()
         }
     }
 
@@ -82,7 +82,7 @@ impl Filesystem {
         name: &OsStr,
         (mode, umask): (u32, u32),
         flags: OpenFlags,
-    ) -> Answer<(Entry, Opened)> {
+    ) -> FsResult<(Entry, OpenReply)> {
         admit_file()?; // before the file is made
         let (entry, file) = self.make(caller, parent, name, New::File { mode }, umask)?;
         let (mounted, index) = self.at(entry.node.ok_or(Errno::IO)?)?;
@@ -100,7 +100,7 @@ impl Filesystem {
         parent: NodeId,
         (mode, umask): (u32, u32),
         flags: OpenFlags,
-    ) -> Answer<(Entry, Opened)> {
+    ) -> FsResult<(Entry, OpenReply)> {
         admit_file()?;
         let _pass = self.pass();
         let (mounted, parent) = self.at(parent)?;

@@ -9,8 +9,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::{INDEX_BITS, MAIN, Slot};
-use crate::kernel::handler::{Answer, Attributes, Entry, FOREVER, NodeId};
 use crate::view::{Index, ROOT, View};
+use branchfs_fuse::{Attributes, Entry, FOREVER, FsResult, NodeId};
 
 /// How a branch stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,7 +66,7 @@ impl Mounted {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn live(&self) -> Answer<MutexGuard<'_, View>> {
+    pub(super) fn live(&self) -> FsResult<MutexGuard<'_, View>> {
         if self.status.load(Ordering::Acquire) == Status::Live as u8 {
             Ok(self.lock())
         } else {
@@ -74,7 +74,7 @@ impl Mounted {
         }
     }
 
-    pub(super) fn writable(&self) -> Answer<MutexGuard<'_, View>> {
+    pub(super) fn writable(&self) -> FsResult<MutexGuard<'_, View>> {
         let view = self.live()?;
         if self.is_frozen() { Err(Errno::ROFS) } else { Ok(view) }
     }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::{Filesystem, MAIN, Mounted};
-use crate::kernel::handler::{Capabilities, Kernel};
+use super::{BranchFilesystem, MAIN, Mounted};
+use branchfs_fuse::{Capabilities, KernelNotifier};
 
-impl Filesystem {
+impl BranchFilesystem {
     /// What INIT will try passthrough out with: a file on the file system of the layers. Without one it stays off.
     pub(crate) fn offer_passthrough(&self, probe: OwnedFd) {
         let _ = self.probe.set(probe); // set once, at start
@@ -41,7 +41,7 @@ impl Filesystem {
 
     /// Who takes backing files of a branch. Main is read and written by asking: freezing it must reach open files, and
     /// others change the base.
-    pub(super) fn backer(&self, mounted: &Mounted) -> Option<&Arc<dyn Kernel>> {
+    pub(super) fn backer(&self, mounted: &Mounted) -> Option<&Arc<dyn KernelNotifier>> {
         let is_on = mounted.slot != MAIN && self.passthrough.get().is_some_and(String::is_empty);
         self.kernel.get().filter(|_| is_on)
     }

@@ -9,30 +9,31 @@ use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::control_file::{CONTROL_HANDLE, CONTROL_INDEX};
-use super::{CONTROL_XATTR, Filesystem, MAIN, Mounted, PRIVATE_XATTR};
+use super::{BranchFilesystem, CONTROL_XATTR, MAIN, Mounted, PRIVATE_XATTR};
 use crate::descriptors::admit_file;
-use crate::kernel::handler::{
-    Answer, Attributes, Caller, Capabilities, Changes, DirectorySink, Entry, FOREVER, Handle,
-    Handler, NodeId, OpenFlags, Opened, Statfs,
-};
+use crate::injected_panics::panic_if_listed;
 use crate::quota::{Ledger, Quota};
 use crate::view::{Index, New, ROOT, View};
+use branchfs_fuse::{
+    Attributes, Caller, Capabilities, DirectorySink, Entry, FOREVER, Filesystem, FsResult, Handle,
+    NodeId, OpenFlags, OpenReply, SetAttr, Statfs,
+};
 
-impl Filesystem {
+impl BranchFilesystem {
     /// Attributes that somebody may be changing through a mapping are asked for each time.
     fn attributes_ttl_of(mounted: &Mounted, view: &mut View, index: Index) -> Duration {
         if view.has_settled(index) { mounted.attributes_ttl(index) } else { Duration::ZERO }
     }
 }
 
-impl Handler for Filesystem {
+impl Filesystem for BranchFilesystem {
     fn init(&self, capabilities: &Capabilities) {
         // INIT comes once.
         let _ = self.capabilities.set(*capabilities);
         let _ = self.passthrough.set(self.try_passthrough(capabilities));
     }
 
-    fn lookup(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Answer<Entry> {
+    fn lookup(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> FsResult<Entry> {
         let _pass = self.pass();
         let (mounted, parent) = self.at(parent)?;
         if let Some(entry) = self.branch_entry(&mounted, parent, name) {
@@ -68,7 +69,7 @@ impl Handler for Filesystem {
         }
     }
 
-    fn getattr(&self, node: NodeId, handle: Option<Handle>) -> Answer<(Attributes, Duration)> {
+    fn getattr(&self, node: NodeId, handle: Option<Handle>) -> FsResult<(Attributes, Duration)> {
         let _ = handle;
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
@@ -86,8 +87,8 @@ impl Handler for Filesystem {
         &self,
         _caller: &Caller,
         node: NodeId,
-        changes: &Changes,
-    ) -> Answer<(Attributes, Duration)> {
+        changes: &SetAttr,
+    ) -> FsResult<(Attributes, Duration)> {
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
         if self.control_file(index).is_some() {
@@ -103,7 +104,7 @@ impl Handler for Filesystem {
         Ok((attributes, ttl))
     }
 
-    fn readlink(&self, node: NodeId) -> Answer<Vec<u8>> {
+    fn readlink(&self, node: NodeId) -> FsResult<Vec<u8>> {
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
         mounted.live()?.readlink(index)
@@ -117,7 +118,7 @@ impl Handler for Filesystem {
         mode: u32,
         umask: u32,
         rdev: (u32, u32),
-    ) -> Answer<Entry> {
+    ) -> FsResult<Entry> {
         let new = match rustix::fs::FileType::from_raw_mode(mode) {
             rustix::fs::FileType::RegularFile => New::File { mode },
             _ => New::Special { mode, device: rdev },
@@ -132,7 +133,7 @@ impl Handler for Filesystem {
         name: &OsStr,
         mode: u32,
         umask: u32,
-    ) -> Answer<Entry> {
+    ) -> FsResult<Entry> {
         self.make(caller, parent, name, New::Directory { mode }, umask).map(|(entry, _)| entry)
     }
 
@@ -142,11 +143,11 @@ impl Handler for Filesystem {
         parent: NodeId,
         name: &OsStr,
         target: &OsStr,
-    ) -> Answer<Entry> {
+    ) -> FsResult<Entry> {
         self.make(caller, parent, name, New::Symlink { target }, 0).map(|(entry, _)| entry)
     }
 
-    fn unlink(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Answer<()> {
+    fn unlink(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> FsResult<()> {
         let _pass = self.pass();
         let (mounted, parent) = self.at(parent)?;
         if self.is_control_name(parent, name) {
@@ -155,7 +156,7 @@ impl Handler for Filesystem {
         mounted.writable()?.unlink(parent, name)
     }
 
-    fn rmdir(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Answer<()> {
+    fn rmdir(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> FsResult<()> {
         let _pass = self.pass();
         let (mounted, parent) = self.at(parent)?;
         if self.branch_entry(&mounted, parent, name).is_some() {
@@ -172,7 +173,7 @@ impl Handler for Filesystem {
         new_parent: NodeId,
         new_name: &OsStr,
         flags: u32,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let _pass = self.pass();
         let flags = RenameFlags::from_bits_retain(flags);
         if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE).contains(flags) {
@@ -200,7 +201,7 @@ impl Handler for Filesystem {
         node: NodeId,
         new_parent: NodeId,
         new_name: &OsStr,
-    ) -> Answer<Entry> {
+    ) -> FsResult<Entry> {
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
         let (new_slot, new_parent) = Self::split(new_parent);
@@ -214,14 +215,14 @@ impl Handler for Filesystem {
         Ok(Self::entry_of(&mounted, &mut view, index, attributes))
     }
 
-    fn open(&self, _caller: &Caller, node: NodeId, flags: OpenFlags) -> Answer<Opened> {
+    fn open(&self, _caller: &Caller, node: NodeId, flags: OpenFlags) -> FsResult<OpenReply> {
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
         if self.control_file(index).is_some() {
-            return Ok(Opened {
+            return Ok(OpenReply {
                 handle: Some(CONTROL_HANDLE),
                 direct_io: true,
-                ..Opened::default()
+                ..OpenReply::default()
             });
         }
         admit_file()?; // before O_TRUNC changes anything
@@ -237,7 +238,7 @@ impl Handler for Filesystem {
         Ok(Self::opened(&mounted, &file))
     }
 
-    fn flush(&self, _node: NodeId, _handle: Handle) -> Answer<()> {
+    fn flush(&self, _node: NodeId, _handle: Handle) -> FsResult<()> {
         Err(Errno::NOSYS) // every write has reached the layer already; the kernel stops asking
     }
 
@@ -249,19 +250,19 @@ impl Handler for Filesystem {
         mounted.lock().close(handle.0);
     }
 
-    fn fsync(&self, node: NodeId, handle: Handle, data_only: bool) -> Answer<()> {
+    fn fsync(&self, node: NodeId, handle: Handle, data_only: bool) -> FsResult<()> {
         self.sync_records(node)?;
         self.content(node, handle)?.sync(data_only)
     }
 
-    fn fsyncdir(&self, node: NodeId, _data_only: bool) -> Answer<()> {
+    fn fsyncdir(&self, node: NodeId, _data_only: bool) -> FsResult<()> {
         self.sync_records(node)?;
         let (mounted, index) = self.at(node)?;
         let at = mounted.live()?.locate(index)?;
         rustix::fs::fsync(at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::DIRECTORY)?)
     }
 
-    fn getxattr(&self, node: NodeId, name: &OsStr) -> Answer<Vec<u8>> {
+    fn getxattr(&self, node: NodeId, name: &OsStr) -> FsResult<Vec<u8>> {
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
         if mounted.slot == MAIN && index == ROOT {
@@ -291,13 +292,13 @@ impl Handler for Filesystem {
         value: &[u8],
         flags: u32,
         acl_kill_sgid: bool,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
         mounted.writable()?.setxattr(index, name, value, flags, acl_kill_sgid)
     }
 
-    fn listxattr(&self, node: NodeId) -> Answer<Vec<u8>> {
+    fn listxattr(&self, node: NodeId) -> FsResult<Vec<u8>> {
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
         if self.control_file(index).is_some() {
@@ -306,28 +307,32 @@ impl Handler for Filesystem {
         mounted.live()?.listxattr(index)
     }
 
-    fn removexattr(&self, _caller: &Caller, node: NodeId, name: &OsStr) -> Answer<()> {
+    fn removexattr(&self, _caller: &Caller, node: NodeId, name: &OsStr) -> FsResult<()> {
         let _pass = self.pass();
         let (mounted, index) = self.at(node)?;
         mounted.writable()?.removexattr(index, name)
     }
 
-    fn ioctl(&self, node: NodeId, command: u32) -> Answer<Vec<u8>> {
+    fn ioctl(&self, node: NodeId, command: u32) -> FsResult<Vec<u8>> {
         match self.control_file_at(node) {
             (slot, Some(control_file)) => control_file.ioctl(slot, command),
             (_, None) => Err(Errno::NOTTY),
         }
     }
 
-    fn waits_for_others(&self, node: NodeId) -> bool {
+    fn may_block(&self, node: NodeId) -> bool {
         self.control_file_at(node).1.is_some()
+    }
+
+    fn request_received(&self, name: &'static str) {
+        panic_if_listed(name);
     }
 
     fn panicked(&self) {
         self.fail_stop.trip("a file system request panicked");
     }
 
-    fn syncfs(&self, node: NodeId) -> Answer<()> {
+    fn syncfs(&self, node: NodeId) -> FsResult<()> {
         self.sync_records(node)?;
         let (mounted, _) = self.at(node)?;
         let at = mounted.live()?.locate(ROOT)?;
@@ -342,7 +347,7 @@ impl Handler for Filesystem {
         mode: u32,
         umask: u32,
         flags: OpenFlags,
-    ) -> Answer<(Entry, Opened)> {
+    ) -> FsResult<(Entry, OpenReply)> {
         self.create_file(caller, parent, name, (mode, umask), flags)
     }
 
@@ -353,11 +358,17 @@ impl Handler for Filesystem {
         mode: u32,
         umask: u32,
         flags: OpenFlags,
-    ) -> Answer<(Entry, Opened)> {
+    ) -> FsResult<(Entry, OpenReply)> {
         self.create_unnamed(caller, parent, (mode, umask), flags)
     }
 
-    fn read(&self, node: NodeId, handle: Handle, offset: u64, buffer: &mut [u8]) -> Answer<usize> {
+    fn read(
+        &self,
+        node: NodeId,
+        handle: Handle,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> FsResult<usize> {
         self.read_file(node, handle, offset, buffer)
     }
 
@@ -368,7 +379,7 @@ impl Handler for Filesystem {
         offset: u64,
         data: &[u8],
         kill_privileges: bool,
-    ) -> Answer<usize> {
+    ) -> FsResult<usize> {
         self.write_file(node, handle, offset, data, kill_privileges)
     }
 
@@ -380,11 +391,11 @@ impl Handler for Filesystem {
         mode: u32,
         offset: u64,
         length: u64,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         self.allocate(caller, node, handle, mode, offset, length)
     }
 
-    fn lseek(&self, node: NodeId, handle: Handle, offset: u64, whence: u32) -> Answer<u64> {
+    fn lseek(&self, node: NodeId, handle: Handle, offset: u64, whence: u32) -> FsResult<u64> {
         self.seek(node, handle, offset, whence)
     }
 
@@ -395,7 +406,7 @@ impl Handler for Filesystem {
         to: (NodeId, Handle, u64),
         length: u64,
         _flags: u64,
-    ) -> Answer<usize> {
+    ) -> FsResult<usize> {
         self.copy_range(caller, from, to, length)
     }
 
@@ -406,11 +417,11 @@ impl Handler for Filesystem {
         offset: u64,
         plus: bool,
         sink: &mut dyn DirectorySink,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         self.list(node, offset, plus, sink)
     }
 
-    fn statfs(&self, node: NodeId) -> Answer<Statfs> {
+    fn statfs(&self, node: NodeId) -> FsResult<Statfs> {
         let (mounted, _) = self.at(node)?;
         let view = mounted.live()?;
         let (root, at) = (view.top(), view.locate(ROOT)?);

@@ -10,10 +10,10 @@ use rustix::io::Errno;
 
 use super::copy_up::Content;
 use super::{Index, Place, View, attributes};
-use crate::kernel::handler::{Attributes, Changes, SetTime};
 use crate::overlay::is_private_xattr;
 use crate::seen::Read;
 use crate::tree::{Result, Tree, descriptor_path, read_growing, xattr_names};
+use branchfs_fuse::{Attributes, SetAttr, SetTime};
 
 /// Set-user-id and set-group-id.
 const SET_ID: u32 = 0o6000;
@@ -79,7 +79,7 @@ impl View {
     }
 
     /// Changes attributes. Order: size, owner, mode, times; a change of owner clears set-id bits as on any file system.
-    pub(crate) fn setattr(&mut self, index: Index, changes: &Changes) -> Result<Attributes> {
+    pub(crate) fn setattr(&mut self, index: Index, changes: &SetAttr) -> Result<Attributes> {
         let content = if changes.size == Some(0) { Content::Drop } else { Content::Keep };
         self.copy_up(index, content)?;
         if self.nodes.get(index)?.names.is_empty() && index != super::ROOT {
@@ -109,7 +109,7 @@ impl View {
         self.getattr(index)
     }
 
-    fn setattr_orphan(&mut self, index: Index, changes: &Changes) -> Result<()> {
+    fn setattr_orphan(&mut self, index: Index, changes: &SetAttr) -> Result<()> {
         let own = changes.handle.and_then(|handle| self.handles.file(handle.0).ok());
         let Some(file) = own.or_else(|| self.open_file_of(index)) else {
             return Err(Errno::NOENT);
@@ -264,7 +264,7 @@ fn without_set_id(mode: u32) -> Option<u32> {
     (kept != mode).then_some(kept)
 }
 
-fn timestamps(changes: &Changes) -> Option<Timestamps> {
+fn timestamps(changes: &SetAttr) -> Option<Timestamps> {
     const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
     const OMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
     if changes.atime.is_none() && changes.mtime.is_none() {

@@ -20,10 +20,10 @@ use rustix::io::Errno;
 use super::accounts;
 use super::copy_up::Content;
 use super::{Index, Place, View};
-use crate::kernel::handler::Attributes;
 use crate::layer::{Layer, Scratch, identity};
 use crate::seen::Expected;
 use crate::tree::{Result, check_length, stat_of};
+use branchfs_fuse::Attributes;
 pub(crate) use create::{New, Owner};
 
 /// What the top layer has under a name.

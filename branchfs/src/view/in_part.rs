@@ -12,10 +12,10 @@ use super::copy_up::Content;
 use super::open::big_file_bytes;
 use super::{At, Index, Place, View};
 use crate::error::{Context, Error};
-use crate::kernel::handler::Attributes;
 use crate::layer::Layer;
 use crate::partial::{OPEN_FLAGS, Original, PartialCopy, Parts, Record, Seen};
 use crate::tree::Result;
+use branchfs_fuse::Attributes;
 
 impl View {
     /// The partial copy that a node is, if it is one.

@@ -20,10 +20,10 @@ use rustix::io::Errno;
 
 use super::listing::Listed;
 use super::open::Backing;
-use crate::kernel::handler::Attributes;
 use crate::layer::{Layer, LayerId};
 use crate::seen::Identity;
 use crate::tree::Result;
+use branchfs_fuse::Attributes;
 
 /// Index of a node within its view; 1 is the branch's root directory.
 pub(crate) type Index = u64;

@@ -31,10 +31,10 @@ use rustix::io::Errno;
 
 use super::copy_up::Content;
 use super::{At, Index, Place, View};
-use crate::kernel::handler::{BackingId, Kernel};
 use crate::layer::{LayerId, identity};
 use crate::seen::Read;
 use crate::tree::Result;
+use branchfs_fuse::{BackingId, KernelNotifier};
 
 /// From this size on a file is big. `BRANCHFS_BIG_FILE_BYTES` in the daemon's environment sets another: tests need not
 /// move so much then.
@@ -63,12 +63,12 @@ pub(crate) struct Backing {
     at: Option<At>,
     /// The layer that the file was in.
     layer: LayerId,
-    kernel: Arc<dyn Kernel>,
+    kernel: Arc<dyn KernelNotifier>,
 }
 
 impl std::fmt::Debug for Backing {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "Backing({} in {:?})", self.id.0, self.layer)
+        write!(formatter, "Backing({:?} in {:?})", self.id, self.layer)
     }
 }
 
@@ -99,7 +99,7 @@ impl View {
         index: Index,
         flags: OFlags,
         kill_privileges: bool,
-        kernel: Option<&Arc<dyn Kernel>>,
+        kernel: Option<&Arc<dyn KernelNotifier>>,
     ) -> Result<OpenedFile> {
         let access = flags & OFlags::RWMODE;
         let writable = matches!(access, OFlags::WRONLY | OFlags::RDWR);
@@ -192,7 +192,7 @@ impl View {
         index: Index,
         file: OwnedFd,
         access: OFlags,
-        kernel: Option<&Arc<dyn Kernel>>,
+        kernel: Option<&Arc<dyn KernelNotifier>>,
     ) -> Result<OpenedFile> {
         let writable = access != OFlags::RDONLY;
         let layer = self.content_layer(index)?;

@@ -8,7 +8,7 @@ use std::thread;
 
 use super::FailStop;
 use super::traces::Unlinker;
-use crate::filesystem::{Filesystem, Mounted};
+use crate::filesystem::{BranchFilesystem, Mounted};
 use crate::injected_panics::panic_if_listed;
 use crate::scheduling::{let_answer_go, stand_back};
 use crate::tree::Tree;
@@ -18,7 +18,7 @@ enum Job {
     /// Delete what is in these directories.
     Empty(Vec<PathBuf>, Unlinker),
     /// Tell the kernel that this branch's answers are outdated; then close its files.
-    Invalidate(Arc<Filesystem>, Arc<Mounted>),
+    Invalidate(Arc<BranchFilesystem>, Arc<Mounted>),
 }
 
 impl Job {
@@ -64,7 +64,7 @@ impl Background {
         let _ = self.send(Job::Empty(directories, unlinker));
     }
 
-    pub(super) fn invalidate(&self, filesystem: &Arc<Filesystem>, mounted: Arc<Mounted>) {
+    pub(super) fn invalidate(&self, filesystem: &Arc<BranchFilesystem>, mounted: Arc<Mounted>) {
         if let Err(job) = self.send(Job::Invalidate(Arc::clone(filesystem), mounted)) {
             job.run(&self.fail_stop); // the kernel must learn of it
         }

@@ -13,19 +13,19 @@ use rustix::io::Errno;
 
 use super::{CommitOptions, Selector, Settings, Workspace};
 use crate::error::Error;
-use crate::filesystem::Filesystem;
-use crate::kernel::Session;
-use crate::kernel::handler::{
-    Answer, Attributes, Caller, Capabilities, Changes, DirectorySink, Entry, Handle, Handler,
-    NodeId, OpenFlags, Opened, Statfs,
-};
+use crate::filesystem::BranchFilesystem;
 use crate::layer::Layer;
 use crate::selection::Selection;
 use crate::tree::Tree;
+use branchfs_fuse::{
+    Attributes, Caller, Capabilities, DirectorySink, Entry, Filesystem, FsResult, Handle, NodeId,
+    OpenFlags, OpenReply, SetAttr, Statfs,
+};
+use branchfs_fuse::{MountOptions, Session};
 
 /// A directory as it is, but for case.
 struct Folding {
-    inner: Filesystem,
+    inner: BranchFilesystem,
     /// Directories of this name say that they do not tell cases apart; without one, nothing does.
     only: Option<&'static str>,
     marked: Mutex<HashSet<NodeId>>,
@@ -52,33 +52,33 @@ fn attribute(name: &OsStr) -> OsString {
 macro_rules! passed_on {
     ($($request:ident($($given:ident: $type:ty),*) -> $answer:ty;)*) => {
         $(fn $request(&self, $($given: $type),*) -> $answer {
-            Handler::$request(&self.inner, $($given),*)
+            Filesystem::$request(&self.inner, $($given),*)
         })*
     };
 }
 
-impl Handler for Folding {
+impl Filesystem for Folding {
     passed_on! {
         init(capabilities: &Capabilities) -> ();
         forget(node: NodeId, count: u64) -> ();
-        getattr(node: NodeId, handle: Option<Handle>) -> Answer<(Attributes, Duration)>;
-        setattr(caller: &Caller, node: NodeId, changes: &Changes) -> Answer<(Attributes, Duration)>;
-        readlink(node: NodeId) -> Answer<Vec<u8>>;
-        open(caller: &Caller, node: NodeId, flags: OpenFlags) -> Answer<Opened>;
-        read(node: NodeId, handle: Handle, offset: u64, buffer: &mut [u8]) -> Answer<usize>;
-        write(node: NodeId, handle: Handle, offset: u64, data: &[u8], kill: bool) -> Answer<usize>;
+        getattr(node: NodeId, handle: Option<Handle>) -> FsResult<(Attributes, Duration)>;
+        setattr(caller: &Caller, node: NodeId, changes: &SetAttr) -> FsResult<(Attributes, Duration)>;
+        readlink(node: NodeId) -> FsResult<Vec<u8>>;
+        open(caller: &Caller, node: NodeId, flags: OpenFlags) -> FsResult<OpenReply>;
+        read(node: NodeId, handle: Handle, offset: u64, buffer: &mut [u8]) -> FsResult<usize>;
+        write(node: NodeId, handle: Handle, offset: u64, data: &[u8], kill: bool) -> FsResult<usize>;
         release(node: NodeId, handle: Handle) -> ();
-        fsync(node: NodeId, handle: Handle, data_only: bool) -> Answer<()>;
-        lseek(node: NodeId, handle: Handle, offset: u64, whence: u32) -> Answer<u64>;
+        fsync(node: NodeId, handle: Handle, data_only: bool) -> FsResult<()>;
+        lseek(node: NodeId, handle: Handle, offset: u64, whence: u32) -> FsResult<u64>;
         readdir(
             caller: &Caller, node: NodeId, offset: u64, plus: bool, sink: &mut dyn DirectorySink
-        ) -> Answer<()>;
-        fsyncdir(node: NodeId, data_only: bool) -> Answer<()>;
-        statfs(node: NodeId) -> Answer<Statfs>;
-        syncfs(node: NodeId) -> Answer<()>;
+        ) -> FsResult<()>;
+        fsyncdir(node: NodeId, data_only: bool) -> FsResult<()>;
+        statfs(node: NodeId) -> FsResult<Statfs>;
+        syncfs(node: NodeId) -> FsResult<()>;
     }
 
-    fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Answer<Entry> {
+    fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> FsResult<Entry> {
         let entry = self.inner.lookup(caller, parent, &self.name(name))?;
         if let Some(node) = entry.node.filter(|_| self.only.is_some_and(|only| name == only)) {
             self.marked.lock().unwrap().insert(node);
@@ -94,7 +94,7 @@ impl Handler for Folding {
         mode: u32,
         umask: u32,
         rdev: (u32, u32),
-    ) -> Answer<Entry> {
+    ) -> FsResult<Entry> {
         self.inner.mknod(caller, parent, &self.name(name), mode, umask, rdev)
     }
 
@@ -105,7 +105,7 @@ impl Handler for Folding {
         name: &OsStr,
         mode: u32,
         umask: u32,
-    ) -> Answer<Entry> {
+    ) -> FsResult<Entry> {
         self.inner.mkdir(caller, parent, &self.name(name), mode, umask)
     }
 
@@ -115,15 +115,15 @@ impl Handler for Folding {
         parent: NodeId,
         name: &OsStr,
         target: &OsStr,
-    ) -> Answer<Entry> {
+    ) -> FsResult<Entry> {
         self.inner.symlink(caller, parent, &self.name(name), target)
     }
 
-    fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Answer<()> {
+    fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> FsResult<()> {
         self.inner.unlink(caller, parent, &self.name(name))
     }
 
-    fn rmdir(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Answer<()> {
+    fn rmdir(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> FsResult<()> {
         self.inner.rmdir(caller, parent, &self.name(name))
     }
 
@@ -135,12 +135,12 @@ impl Handler for Folding {
         new_parent: NodeId,
         new_name: &OsStr,
         flags: u32,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let (name, new_name) = (self.name(name), self.name(new_name));
         self.inner.rename(caller, parent, &name, new_parent, &new_name, flags)
     }
 
-    fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: &OsStr) -> Answer<Entry> {
+    fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: &OsStr) -> FsResult<Entry> {
         self.inner.link(caller, node, parent, &self.name(name))
     }
 
@@ -152,11 +152,11 @@ impl Handler for Folding {
         mode: u32,
         umask: u32,
         flags: OpenFlags,
-    ) -> Answer<(Entry, Opened)> {
+    ) -> FsResult<(Entry, OpenReply)> {
         self.inner.create(caller, parent, &self.name(name), mode, umask, flags)
     }
 
-    fn getxattr(&self, node: NodeId, name: &OsStr) -> Answer<Vec<u8>> {
+    fn getxattr(&self, node: NodeId, name: &OsStr) -> FsResult<Vec<u8>> {
         self.inner.getxattr(node, &attribute(name))
     }
 
@@ -168,20 +168,20 @@ impl Handler for Folding {
         value: &[u8],
         flags: u32,
         acl_kill_sgid: bool,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         self.inner.setxattr(caller, node, &attribute(name), value, flags, acl_kill_sgid)
     }
 
-    fn listxattr(&self, node: NodeId) -> Answer<Vec<u8>> {
+    fn listxattr(&self, node: NodeId) -> FsResult<Vec<u8>> {
         let names = String::from_utf8(self.inner.listxattr(node)?).unwrap();
         Ok(names.replace("trusted.folding-", "trusted.").into_bytes())
     }
 
-    fn removexattr(&self, caller: &Caller, node: NodeId, name: &OsStr) -> Answer<()> {
+    fn removexattr(&self, caller: &Caller, node: NodeId, name: &OsStr) -> FsResult<()> {
         self.inner.removexattr(caller, node, &attribute(name))
     }
 
-    fn ioctl(&self, node: NodeId, command: u32) -> Answer<Vec<u8>> {
+    fn ioctl(&self, node: NodeId, command: u32) -> FsResult<Vec<u8>> {
         const GETFLAGS: u32 = 0x8008_6601;
         const CASEFOLD: u32 = 0x4000_0000;
         if command != GETFLAGS {
@@ -206,9 +206,14 @@ impl Base {
         fs::create_dir(&inside).unwrap();
         fs::create_dir(&mountpoint).unwrap();
         let layer = Layer::base(Tree::open_root(&inside).unwrap());
-        let inner = Filesystem::new(Arc::new(layer));
-        let handler: Arc<dyn Handler> = Arc::new(Folding { inner, only, marked: Mutex::default() });
-        let session = Session::mount(&mountpoint, &inside, None).unwrap();
+        let inner = BranchFilesystem::new(Arc::new(layer));
+        let handler: Arc<dyn Filesystem> =
+            Arc::new(Folding { inner, only, marked: Mutex::default() });
+        let session = Session::mount(
+            &mountpoint,
+            &MountOptions { source: &inside, subtype: "branchfs", passthrough_depth: None },
+        )
+        .unwrap();
         let serving = std::thread::spawn(move || session.serve(&handler, 2).unwrap());
         Self { _directory: directory, mountpoint, serving: Some(serving) }
     }
@@ -216,7 +221,7 @@ impl Base {
 
 impl Drop for Base {
     fn drop(&mut self) {
-        crate::kernel::unmount(&self.mountpoint, true).unwrap();
+        branchfs_fuse::unmount(&self.mountpoint, true).unwrap();
         let _ = self.serving.take().map(JoinHandle::join);
     }
 }

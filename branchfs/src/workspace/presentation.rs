@@ -124,7 +124,7 @@ impl Workspace {
     pub(crate) fn unmount(&self, mountpoint: &Path) -> Result<(), Error> {
         let _turn = self.take_turn();
         let _branches = self.lock(); // no branch may come or go meanwhile
-        self.driver().release(&|| match crate::kernel::unmount(mountpoint, false) {
+        self.driver().release(&|| match branchfs_fuse::unmount(mountpoint, false) {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(Error::MountInUse),
             other => other.at(mountpoint),
         })

@@ -8,12 +8,12 @@ use rustix::fs::{FileType, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
 use super::Above;
-use crate::kernel::handler::Attributes;
 use crate::layer::{Layer, Scratch};
 use crate::overlay::DEVICE_XATTR;
 use crate::tree::Result;
 use crate::view::copy_up::Content;
 use crate::view::{Index, Place, View, accounts};
+use branchfs_fuse::Attributes;
 
 /// Mode bits that a change of owner clears.
 const SET_ID: u32 = 0o6000;

@@ -7,11 +7,11 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::Above;
-use crate::kernel::handler::Attributes;
 use crate::layer::{Layer, Scratch};
 use crate::tree::Result;
 use crate::view::copy_up::Content;
 use crate::view::{Found, Index, Place, View, accounts};
+use branchfs_fuse::Attributes;
 
 impl View {
     /// Removes a name that is no directory.

@@ -1,34 +1,34 @@
-//! The first request (INIT): which protocol kernel and daemon speak, and what of it.
+//! INIT, the first request: negotiates the protocol version and its optional features.
 
 use std::io;
 
 use super::{TRANSFER_BYTES_MAX, TRANSFER_PAGES_MAX, Worker, header};
-use crate::kernel::handler::Capabilities;
-use crate::kernel::wire::{Input, opcode};
+use crate::abi::{Input, opcode};
+use crate::filesystem::Capabilities;
 
-/// Oldest protocol that has all we ask for (7.31: Linux 5.4).
+/// Oldest supported protocol (7.31: Linux 5.4).
 const MINOR_MIN: u32 = 31;
 
-/// Newest protocol we know.
+/// Newest supported protocol.
 const MINOR_MAX: u32 = 45;
 
 /// First protocol with `FUSE_NOTIFY_INC_EPOCH` (Linux 6.16).
 const MINOR_EPOCH: u32 = 44;
 
-/// Set among the high flags of INIT: files may have backing files.
+/// `FUSE_PASSTHROUGH`, one of the high flags of INIT.
 const PASSTHROUGH: u64 = 1 << 37;
 
 impl Worker {
-    /// The first request: which protocol, and what of it.
-    pub(super) fn initialise(&mut self, stacking: Option<u32>) -> io::Result<()> {
+    /// Reads INIT, replies to it, and calls [`Filesystem::init`](crate::Filesystem::init).
+    pub(super) fn initialise(&mut self, passthrough_depth: Option<u32>) -> io::Result<()> {
         let Some(length) = self.read()? else {
-            return Err(io::Error::other("the mount went away at once"));
+            return Err(io::Error::other("the filesystem was unmounted before INIT"));
         };
         let request = self.request[..length].to_vec();
         let mut input = Input::new(&request);
         let header = header(&mut input)?;
         if header.opcode != opcode::INIT {
-            return Err(io::Error::other("the kernel did not begin with INIT"));
+            return Err(io::Error::other("the first request of the kernel is not INIT"));
         }
         let (major, minor, readahead) = (input.u32()?, input.u32()?, input.u32()?);
         if major != 7 || minor < MINOR_MIN {
@@ -37,7 +37,7 @@ impl Worker {
             )));
         }
         let offered = u64::from(input.u32()?) | u64::from(input.u32().unwrap_or(0)) << 32;
-        let wanted = wanted_flags() | if stacking.is_some() { PASSTHROUGH } else { 0 };
+        let wanted = wanted_flags() | if passthrough_depth.is_some() { PASSTHROUGH } else { 0 };
         let flags = offered & wanted;
         let minor = minor.min(MINOR_MAX);
         let output = &mut self.output;
@@ -54,11 +54,11 @@ impl Worker {
         output.u16(TRANSFER_PAGES_MAX);
         output.u16(0);
         output.u32(high);
-        output.u32(stacking.filter(|_| flags & PASSTHROUGH != 0).unwrap_or(0)); // max_stack_depth
+        output.u32(passthrough_depth.filter(|_| flags & PASSTHROUGH != 0).unwrap_or(0)); // max_stack_depth
         output.bytes(&[0; 24]);
         rustix::io::write(&*self.device, output.finish(header.unique, None))?;
-        // After the answer: only now the kernel takes backing files, which the handler tries out.
-        self.handler.init(&Capabilities {
+        // After the reply: the kernel accepts backing files from now on, and `init` may try one.
+        self.filesystem.init(&Capabilities {
             epoch: minor >= MINOR_EPOCH,
             passthrough: flags & PASSTHROUGH != 0,
         });
@@ -74,8 +74,8 @@ fn halves(flags: u64) -> (u32, u32) {
     (half(0), half(4))
 }
 
-/// What we ask of the kernel where it offers it. Not asked: WRITEBACK_CACHE (a write must have reached the layer when it
-/// returns, so that a commit misses nothing), POSIX and FLOCK locks (the kernel's own are right on one machine).
+/// The features to enable if the kernel offers them. Not among them: WRITEBACK_CACHE (a write reaches the filesystem before
+/// it returns), POSIX and FLOCK locks (the locks of the kernel are right on one machine).
 fn wanted_flags() -> u64 {
     const ASYNC_READ: u64 = 1 << 0;
     const ATOMIC_O_TRUNC: u64 = 1 << 3;

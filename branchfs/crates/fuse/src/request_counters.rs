@@ -1,10 +1,10 @@
-//! How many requests of each kind the kernel has sent: what a piece of work costs, told without a clock.
+//! Counts the requests of each kind: a measure of cost that does not depend on the clock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::wire::opcode;
+use crate::abi::opcode;
 
-/// Kinds with a name, in the order of their numbers.
+/// The kinds of requests, sorted by opcode.
 const NAMES: [(u32, &str); 42] = [
     (opcode::LOOKUP, "lookup"),
     (opcode::FORGET, "forget"),
@@ -50,21 +50,21 @@ const NAMES: [(u32, &str); 42] = [
     (OTHER, "other"),
 ];
 
-/// Above every number there is: what has no name here.
+/// Counts all opcodes that are not in [`NAMES`]. Greater than every known opcode.
 const OTHER: u32 = 63;
 
-/// The name of a kind of request.
+/// Returns the name of a kind of request.
 pub(super) fn name(opcode: u32) -> &'static str {
     NAMES.iter().find(|(known, _)| *known == opcode).map_or("other", |(_, name)| name)
 }
 
 /// The counters of one mount.
 #[derive(Debug)]
-pub(crate) struct Requests {
+pub(crate) struct RequestCounters {
     by_opcode: [AtomicU64; OTHER as usize + 1],
 }
 
-impl Requests {
+impl RequestCounters {
     pub(crate) fn new() -> Self {
         Self { by_opcode: [const { AtomicU64::new(0) }; OTHER as usize + 1] }
     }
@@ -75,8 +75,8 @@ impl Requests {
         self.by_opcode[at as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Each kind that was asked at least once.
-    pub(crate) fn counted(&self) -> Vec<(&'static str, u64)> {
+    /// Returns the kinds that were counts at least once.
+    pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
         let count = |number: u32| self.by_opcode[number as usize].load(Ordering::Relaxed);
         NAMES
             .iter()
@@ -92,11 +92,11 @@ mod tests {
 
     #[test]
     fn each_kind_is_counted_by_itself_and_the_unknown_together() {
-        let requests = Requests::new();
+        let requests = RequestCounters::new();
         for opcode in [opcode::LOOKUP, opcode::LOOKUP, opcode::TMPFILE, 9999, 7] {
             requests.count(opcode);
         }
-        assert_eq!(requests.counted(), [("lookup", 2), ("tmpfile", 1), ("other", 2)]);
+        assert_eq!(requests.counts(), [("lookup", 2), ("tmpfile", 1), ("other", 2)]);
     }
 
     #[test]

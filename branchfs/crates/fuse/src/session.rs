@@ -1,11 +1,11 @@
-//! Serving requests: threads that read `/dev/fuse`, ask the [`Handler`] and write the answers.
+//! The session: threads that read requests from `/dev/fuse`, call the [`Filesystem`] and write the replies.
 //!
-//! All threads share one descriptor (no clone: a single-threaded caller is fastest where its request wakes one thread),
-//! and each has its own buffers for life. A request costs one `read` and one `write`; content that is read goes straight
-//! into the answer. INTERRUPT is not acted on: no request waits for anything but the disk.
+//! All threads share one descriptor: a single-threaded caller is fastest if its request wakes one thread. Each thread
+//! keeps its buffers. A request costs one `read` and one `write`; READ places the content directly in the reply. INTERRUPT
+//! is ignored: a request waits for nothing but the disk.
 
 mod dispatch;
-mod initialise;
+mod init;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,60 +16,60 @@ use std::thread;
 
 use rustix::io::Errno;
 
-use super::handler::{Answer, Caller, Handler, Kernel, NodeId};
-use super::mount::{self, MountError};
-use super::notifier::Notifier;
-use super::requests::{Requests, name};
-use super::wire::{IN_HEADER_BYTES, Input, Output, opcode};
-use crate::injected_panics::panic_if_listed;
-use dispatch::Given;
+use crate::abi::{IN_HEADER_BYTES, Input, Output, opcode};
+use crate::filesystem::{Caller, Filesystem, FsResult, KernelNotifier, NodeId};
+use crate::mount::{self, MountError, MountOptions};
+use crate::notify::Notifier;
+use crate::request_counters::{RequestCounters, name};
+use dispatch::UnackedReply;
 
-/// Largest write, and largest read, in one request.
+/// Largest READ and WRITE.
 const TRANSFER_BYTES_MAX: u32 = TRANSFER_PAGES_MAX as u32 * 4096;
 
-/// The same in pages.
+/// Largest READ and WRITE, in pages.
 const TRANSFER_PAGES_MAX: u16 = 256;
 
-/// A request's headers beside its data.
+/// Room for the headers of a request.
 const HEADER_ROOM_BYTES: usize = 4096;
 
-/// A mounted filesystem that is not served yet.
-pub(crate) struct Session {
+/// A mounted filesystem. The kernel queues requests until [`Self::serve`] runs.
+#[derive(Debug)]
+pub struct Session {
     device: Arc<OwnedFd>,
-    /// How many file systems may be stacked below ours for its files to have backing files; `None`: never ask for it.
-    stacking: Option<u32>,
-    requests: Arc<Requests>,
+    passthrough_depth: Option<u32>,
+    request_counters: Arc<RequestCounters>,
 }
 
 impl Session {
-    /// Mounts at `mountpoint`. The mount shows as type `fuse.branchfs` with this source: the base, so that the mount of
-    /// a directory is found in the mount table, without a question to any daemon. `stacking` is the number of stacked
-    /// file systems that backing files may lie on; `None` does without backing files.
-    pub(crate) fn mount(
-        mountpoint: &Path,
-        source: &Path,
-        stacking: Option<u32>,
-    ) -> Result<Self, MountError> {
-        let device = Arc::new(mount::mount(mountpoint, source)?);
-        Ok(Self { device, stacking, requests: Arc::new(Requests::new()) })
+    /// Mounts at `mountpoint`. Without root this runs `fusermount3`.
+    ///
+    /// # Errors
+    /// The device cannot be opened, or the mount is not permitted. The message says how to fix that.
+    pub fn mount(mountpoint: &Path, options: &MountOptions<'_>) -> Result<Self, MountError> {
+        let device = Arc::new(mount::mount(mountpoint, options)?);
+        let request_counters = Arc::new(RequestCounters::new());
+        Ok(Self { device, passthrough_depth: options.passthrough_depth, request_counters })
     }
 
-    /// The way to tell the kernel something unasked.
-    pub(crate) fn kernel(&self) -> Arc<dyn Kernel> {
+    /// Returns the sender of notifications to the kernel.
+    pub fn notifier(&self) -> Arc<dyn KernelNotifier> {
         Arc::new(Notifier {
             device: Arc::clone(&self.device),
-            requests: Arc::clone(&self.requests),
+            request_counters: Arc::clone(&self.request_counters),
         })
     }
 
-    /// Serves until the mount is gone.
-    pub(crate) fn serve(self, handler: &Arc<dyn Handler>, threads: usize) -> io::Result<()> {
+    /// Serves requests on the calling thread and `threads - 1` others, until the filesystem is unmounted.
+    ///
+    /// # Errors
+    /// The kernel's protocol is too old, a thread cannot be started, or reading or writing `/dev/fuse` fails.
+    pub fn serve(self, filesystem: &Arc<dyn Filesystem>, threads: usize) -> io::Result<()> {
         let worker = || {
-            let (device, requests) = (Arc::clone(&self.device), Arc::clone(&self.requests));
-            Worker::new(device, Arc::clone(handler), requests)
+            let (device, counters) = (Arc::clone(&self.device), Arc::clone(&self.request_counters));
+            Worker::new(device, Arc::clone(filesystem), counters)
         };
         let mut first = worker();
-        first.initialise(self.stacking)?;
+        first.initialise(self.passthrough_depth)?;
         let others: Vec<_> = (1..threads)
             .map(|number| {
                 let mut worker = worker();
@@ -89,8 +89,8 @@ impl Session {
 /// One serving thread.
 struct Worker {
     device: Arc<OwnedFd>,
-    handler: Arc<dyn Handler>,
-    requests: Arc<Requests>,
+    filesystem: Arc<dyn Filesystem>,
+    request_counters: Arc<RequestCounters>,
     request: Vec<u8>,
     output: Output,
 }
@@ -104,18 +104,22 @@ struct Header {
 }
 
 impl Worker {
-    fn new(device: Arc<OwnedFd>, handler: Arc<dyn Handler>, requests: Arc<Requests>) -> Self {
+    fn new(
+        device: Arc<OwnedFd>,
+        filesystem: Arc<dyn Filesystem>,
+        request_counters: Arc<RequestCounters>,
+    ) -> Self {
         let request = vec![0; TRANSFER_BYTES_MAX as usize + HEADER_ROOM_BYTES];
-        Self { device, handler, requests, request, output: Output::default() }
+        Self { device, filesystem, request_counters, request, output: Output::default() }
     }
 
-    /// Reads one request; `None` when the mount is gone.
+    /// Reads one request; `None` after the filesystem was unmounted.
     fn read(&mut self) -> io::Result<Option<usize>> {
         loop {
             match rustix::io::read(&*self.device, self.request.as_mut_slice()) {
                 Ok(count) => return Ok(Some(count)),
                 Err(Errno::NODEV) => return Ok(None),
-                // ENOENT: the request was taken back before it was read.
+                // ENOENT: the request was interrupted before it was read.
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -124,7 +128,7 @@ impl Worker {
 
     fn serve(&mut self) -> io::Result<()> {
         while let Some(length) = self.read()? {
-            // The buffers are lent out so that the request can be read while the answer is written.
+            // Moved out of `self`, so that the request can be borrowed while the reply is written.
             let request = std::mem::take(&mut self.request);
             let mut output = std::mem::take(&mut self.output);
             let answered = self.answer(&request[..length], &mut output);
@@ -141,11 +145,11 @@ impl Worker {
             return Ok(());
         };
         output.clear();
-        self.requests.count(header.opcode);
+        self.request_counters.count(header.opcode);
         match header.opcode {
             opcode::FORGET => {
                 let count = input.u64().unwrap_or(0);
-                self.catch(&header, || self.handler.forget(header.node, count));
+                self.catch(&header, || self.filesystem.forget(header.node, count));
                 return Ok(());
             }
             opcode::BATCH_FORGET => {
@@ -154,10 +158,10 @@ impl Worker {
             }
             opcode::INTERRUPT => return Ok(()),
             opcode::DESTROY => {
-                self.catch(&header, || self.handler.destroy());
+                self.catch(&header, || self.filesystem.destroy());
             }
-            opcode::IOCTL | opcode::WRITE if self.handler.waits_for_others(header.node) => {
-                return self.answer_apart(header, input.rest().to_vec(), output);
+            opcode::IOCTL | opcode::WRITE if self.filesystem.may_block(header.node) => {
+                return self.dispatch_on_own_thread(header, input.rest().to_vec(), output);
             }
             _ => {}
         }
@@ -165,29 +169,29 @@ impl Worker {
         self.reply(&header, outcome, output)
     }
 
-    /// Runs part of a request; `None` after a panic, which the panic hook has logged.
+    /// Runs a part of a request; `None` if it panics. The panic hook has logged the panic.
     fn catch<T>(&self, header: &Header, work: impl FnOnce() -> T) -> Option<T> {
         let work = || {
-            panic_if_listed(name(header.opcode));
+            self.filesystem.request_received(name(header.opcode));
             work()
         };
-        // What a panic may leave half-done in memory is in doubt: the handler stops transactions.
+        // A panic may leave the memory of the filesystem inconsistent: `panicked` lets it react.
         let outcome = catch_unwind(AssertUnwindSafe(work));
-        outcome.inspect_err(|_| self.handler.panicked()).ok()
+        outcome.inspect_err(|_| self.filesystem.panicked()).ok()
     }
 
-    /// As [`Self::dispatch`]; a panic is EIO.
+    /// Dispatches a request; a panic becomes `EIO`.
     fn dispatch_or_fail(
         &self,
         header: &Header,
         input: Input<'_>,
         output: &mut Output,
-    ) -> Answer<Given> {
+    ) -> FsResult<UnackedReply> {
         self.catch(header, || self.dispatch(header, input, output)).unwrap_or(Err(Errno::IO))
     }
 
-    /// Answers a request that may wait for others on a thread of its own.
-    fn answer_apart(
+    /// Dispatches a request that may wait for other requests, on a thread of its own.
+    fn dispatch_on_own_thread(
         &self,
         header: Header,
         request: Vec<u8>,
@@ -195,8 +199,8 @@ impl Worker {
     ) -> io::Result<()> {
         let apart = Worker {
             device: Arc::clone(&self.device),
-            handler: Arc::clone(&self.handler),
-            requests: Arc::clone(&self.requests),
+            filesystem: Arc::clone(&self.filesystem),
+            request_counters: Arc::clone(&self.request_counters),
             request: Vec::new(),
             output: Output::default(),
         };
@@ -205,7 +209,7 @@ impl Worker {
             let mut output = Output::default();
             output.clear();
             let outcome = apart.dispatch_or_fail(&header, Input::new(&request), &mut output);
-            // A device that cannot be written to any more ends the session's own threads too.
+            // If the device cannot be written to, the threads of the session end too.
             let _ = apart.reply(&header, outcome, &mut output);
         });
         if started.is_err() {
@@ -217,15 +221,15 @@ impl Worker {
     fn reply(
         &self,
         header: &Header,
-        outcome: Answer<Given>,
+        outcome: FsResult<UnackedReply>,
         output: &mut Output,
     ) -> io::Result<()> {
         let error = outcome.as_ref().err().copied();
         match rustix::io::write(&*self.device, output.finish(header.unique, error)) {
             Ok(_) => Ok(()),
-            // ENOENT: the caller was killed meanwhile. ENODEV: unmounted; the next read says so too.
+            // ENOENT: the caller was killed. ENODEV: unmounted; the next read returns that too.
             Err(Errno::NOENT | Errno::NODEV) => {
-                self.catch(header, || self.take_back(outcome.unwrap_or(Given::Nothing)));
+                self.catch(header, || self.release_reply(outcome.unwrap_or(UnackedReply::Nothing)));
                 Ok(())
             }
             Err(error) => Err(error.into()),
@@ -233,7 +237,7 @@ impl Worker {
     }
 }
 
-fn header(input: &mut Input<'_>) -> Answer<Header> {
+fn header(input: &mut Input<'_>) -> FsResult<Header> {
     debug_assert_eq!(IN_HEADER_BYTES, 40);
     let _length = input.u32()?;
     let (opcode, unique, node) = (input.u32()?, input.u64()?, NodeId(input.u64()?));

@@ -1,15 +1,15 @@
-//! A request decoded, handed to the [`Handler`](crate::kernel::handler::Handler), and its answer encoded.
+//! Dispatch: decodes a request, calls the [`Filesystem`](crate::Filesystem) and encodes the reply.
 
 use rustix::io::Errno;
 
 use super::{Header, TRANSFER_BYTES_MAX, Worker};
-use crate::kernel::handler::{
-    Answer, Changes, Entry, Handle, NodeId, OpenFlags, Opened, SetTime, Time,
+use crate::abi::{EntryBuffer, Input, Output, decode_device, opcode};
+use crate::filesystem::{
+    Entry, FsResult, Handle, NodeId, OpenFlags, OpenReply, SetAttr, SetTime, Time,
 };
-use crate::kernel::wire::{EntryBuffer, Input, Output, decode_device, opcode};
 
-/// What must be given back when an answer does not reach the kernel.
-pub(super) enum Given {
+/// The references and handles in a reply, which are released if the kernel does not receive it.
+pub(super) enum UnackedReply {
     Nothing,
     Entry(Entry),
     Open(NodeId, Handle),
@@ -24,65 +24,65 @@ impl Worker {
             let (Ok(node), Ok(lookups)) = (input.u64(), input.u64()) else {
                 return;
             };
-            self.handler.forget(NodeId(node), lookups);
+            self.filesystem.forget(NodeId(node), lookups);
         }
     }
 
-    pub(super) fn take_back(&self, given: Given) {
+    pub(super) fn release_reply(&self, given: UnackedReply) {
         let forget = |entry: Entry| {
             if let Some(node) = entry.node {
-                self.handler.forget(node, 1);
+                self.filesystem.forget(node, 1);
             }
         };
         match given {
-            Given::Nothing => {}
-            Given::Entry(entry) => forget(entry),
-            Given::Open(node, handle) => self.handler.release(node, handle),
-            Given::EntryAndOpen(entry, handle) => {
+            UnackedReply::Nothing => {}
+            UnackedReply::Entry(entry) => forget(entry),
+            UnackedReply::Open(node, handle) => self.filesystem.release(node, handle),
+            UnackedReply::EntryAndOpen(entry, handle) => {
                 if let Some(node) = entry.node {
-                    self.handler.release(node, handle);
+                    self.filesystem.release(node, handle);
                 }
                 forget(entry);
             }
         }
     }
 
-    /// Decodes one request, asks the handler and encodes what it says.
+    /// Decodes one request, calls the filesystem and encodes its result.
     pub(super) fn dispatch(
         &self,
         header: &Header,
         mut input: Input<'_>,
         output: &mut Output,
-    ) -> Answer<Given> {
-        let (handler, node, caller) = (&self.handler, header.node, &header.caller);
+    ) -> FsResult<UnackedReply> {
+        let (filesystem, node, caller) = (&self.filesystem, header.node, &header.caller);
         match header.opcode {
-            opcode::LOOKUP => give_entry(output, handler.lookup(caller, node, input.name()?)?),
+            opcode::LOOKUP => reply_entry(output, filesystem.lookup(caller, node, input.name()?)?),
             opcode::GETATTR => {
                 const HAS_HANDLE: u32 = 1;
                 let flags = input.u32()?;
                 input.skip(4)?;
                 let handle = Handle(input.u64()?);
                 let (attributes, ttl) =
-                    handler.getattr(node, (flags & HAS_HANDLE != 0).then_some(handle))?;
+                    filesystem.getattr(node, (flags & HAS_HANDLE != 0).then_some(handle))?;
                 output.attributes_for(&attributes, ttl);
-                Ok(Given::Nothing)
+                Ok(UnackedReply::Nothing)
             }
             opcode::SETATTR => {
-                let (attributes, ttl) = handler.setattr(caller, node, &changes(input)?)?;
+                let (attributes, ttl) = filesystem.setattr(caller, node, &set_attr(input)?)?;
                 output.attributes_for(&attributes, ttl);
-                Ok(Given::Nothing)
+                Ok(UnackedReply::Nothing)
             }
-            opcode::READLINK => give_bytes(output, &handler.readlink(node)?),
+            opcode::READLINK => reply_bytes(output, &filesystem.readlink(node)?),
             opcode::SYMLINK => {
                 let (name, target) = (input.name()?, input.name()?);
-                give_entry(output, handler.symlink(caller, node, name, target)?)
+                reply_entry(output, filesystem.symlink(caller, node, name, target)?)
             }
             opcode::MKNOD => {
                 let (mode, device, umask) = (input.u32()?, input.u32()?, input.u32()?);
                 input.skip(4)?;
-                give_entry(
+                reply_entry(
                     output,
-                    handler.mknod(
+                    filesystem.mknod(
                         caller,
                         node,
                         input.name()?,
@@ -94,43 +94,43 @@ impl Worker {
             }
             opcode::MKDIR => {
                 let (mode, umask) = (input.u32()?, input.u32()?);
-                give_entry(output, handler.mkdir(caller, node, input.name()?, mode, umask)?)
+                reply_entry(output, filesystem.mkdir(caller, node, input.name()?, mode, umask)?)
             }
-            opcode::UNLINK => done(handler.unlink(caller, node, input.name()?)),
-            opcode::RMDIR => done(handler.rmdir(caller, node, input.name()?)),
+            opcode::UNLINK => reply_empty(filesystem.unlink(caller, node, input.name()?)),
+            opcode::RMDIR => reply_empty(filesystem.rmdir(caller, node, input.name()?)),
             opcode::RENAME => {
                 let new_parent = NodeId(input.u64()?);
                 let (name, new_name) = (input.name()?, input.name()?);
-                done(handler.rename(caller, node, name, new_parent, new_name, 0))
+                reply_empty(filesystem.rename(caller, node, name, new_parent, new_name, 0))
             }
             opcode::RENAME2 => {
                 let (new_parent, flags) = (NodeId(input.u64()?), input.u32()?);
                 input.skip(4)?;
                 let (name, new_name) = (input.name()?, input.name()?);
-                done(handler.rename(caller, node, name, new_parent, new_name, flags))
+                reply_empty(filesystem.rename(caller, node, name, new_parent, new_name, flags))
             }
             opcode::LINK => {
                 let linked = NodeId(input.u64()?);
-                give_entry(output, handler.link(caller, linked, node, input.name()?)?)
+                reply_entry(output, filesystem.link(caller, linked, node, input.name()?)?)
             }
             opcode::OPEN => {
                 let flags =
                     OpenFlags { flags: input.u32()?, kill_privileges: input.u32()? & 1 != 0 };
-                let opened = handler.open(caller, node, flags)?;
+                let opened = filesystem.open(caller, node, flags)?;
                 output.opened(&opened);
-                Ok(Given::Open(node, opened.handle.unwrap_or(Handle(0))))
+                Ok(UnackedReply::Open(node, opened.handle.unwrap_or(Handle(0))))
             }
             opcode::CREATE | opcode::TMPFILE => self.create(header, input, output),
             opcode::READ => {
                 let (handle, offset, size) = (Handle(input.u64()?), input.u64()?, input.u32()?);
-                let read = handler.read(
+                let read = filesystem.read(
                     node,
                     handle,
                     offset,
                     output.space(size.min(TRANSFER_BYTES_MAX) as usize),
                 )?;
                 output.truncate(read);
-                Ok(Given::Nothing)
+                Ok(UnackedReply::Nothing)
             }
             opcode::WRITE => {
                 const KILL_PRIVILEGES: u32 = 1 << 2;
@@ -139,38 +139,40 @@ impl Worker {
                 input.skip(16)?;
                 let data = input.take(size as usize)?;
                 let written =
-                    handler.write(node, handle, offset, data, flags & KILL_PRIVILEGES != 0)?;
+                    filesystem.write(node, handle, offset, data, flags & KILL_PRIVILEGES != 0)?;
                 output.u32(u32::try_from(written).unwrap_or(u32::MAX));
                 output.u32(0);
-                Ok(Given::Nothing)
+                Ok(UnackedReply::Nothing)
             }
             opcode::STATFS => {
-                output.statfs(&handler.statfs(node)?);
-                Ok(Given::Nothing)
+                output.statfs(&filesystem.statfs(node)?);
+                Ok(UnackedReply::Nothing)
             }
             opcode::RELEASE => {
-                handler.release(node, Handle(input.u64()?));
-                Ok(Given::Nothing)
+                filesystem.release(node, Handle(input.u64()?));
+                Ok(UnackedReply::Nothing)
             }
-            opcode::FLUSH => done(handler.flush(node, Handle(input.u64()?))),
-            opcode::FSYNC => done(handler.fsync(node, Handle(input.u64()?), input.u32()? & 1 != 0)),
+            opcode::FLUSH => reply_empty(filesystem.flush(node, Handle(input.u64()?))),
+            opcode::FSYNC => {
+                reply_empty(filesystem.fsync(node, Handle(input.u64()?), input.u32()? & 1 != 0))
+            }
             opcode::FSYNCDIR => {
                 input.skip(8)?;
-                done(handler.fsyncdir(node, input.u32()? & 1 != 0))
+                reply_empty(filesystem.fsyncdir(node, input.u32()? & 1 != 0))
             }
             opcode::READDIR | opcode::READDIRPLUS => {
                 input.skip(8)?;
                 let (offset, size) = (input.u64()?, input.u32()?);
                 let plus = header.opcode == opcode::READDIRPLUS;
                 let mut sink = EntryBuffer { output, limit: size as usize };
-                handler.readdir(caller, node, offset, plus, &mut sink)?;
-                Ok(Given::Nothing)
+                filesystem.readdir(caller, node, offset, plus, &mut sink)?;
+                Ok(UnackedReply::Nothing)
             }
             opcode::SETXATTR => {
                 let (size, flags, own) = (input.u32()?, input.u32()?, input.u32()?);
                 input.skip(4)?;
                 let name = input.name()?;
-                done(handler.setxattr(
+                reply_empty(filesystem.setxattr(
                     caller,
                     node,
                     name,
@@ -182,26 +184,33 @@ impl Worker {
             opcode::GETXATTR => {
                 let size = input.u32()?;
                 input.skip(4)?;
-                give_sized(output, &handler.getxattr(node, input.name()?)?, size)
+                reply_sized(output, &filesystem.getxattr(node, input.name()?)?, size)
             }
             opcode::LISTXATTR => {
                 let size = input.u32()?;
-                give_sized(output, &handler.listxattr(node)?, size)
+                reply_sized(output, &filesystem.listxattr(node)?, size)
             }
-            opcode::REMOVEXATTR => done(handler.removexattr(caller, node, input.name()?)),
+            opcode::REMOVEXATTR => reply_empty(filesystem.removexattr(caller, node, input.name()?)),
             opcode::FALLOCATE => {
                 let (handle, offset, length) = (Handle(input.u64()?), input.u64()?, input.u64()?);
-                done(handler.fallocate(caller, node, handle, input.u32()?, offset, length))
+                reply_empty(filesystem.fallocate(
+                    caller,
+                    node,
+                    handle,
+                    input.u32()?,
+                    offset,
+                    length,
+                ))
             }
             opcode::LSEEK => {
                 let (handle, offset, whence) = (Handle(input.u64()?), input.u64()?, input.u32()?);
-                output.u64(handler.lseek(node, handle, offset, whence)?);
-                Ok(Given::Nothing)
+                output.u64(filesystem.lseek(node, handle, offset, whence)?);
+                Ok(UnackedReply::Nothing)
             }
             opcode::COPY_FILE_RANGE => {
                 let (handle, offset) = (Handle(input.u64()?), input.u64()?);
                 let to = (NodeId(input.u64()?), Handle(input.u64()?), input.u64()?);
-                let copied = handler.copy_file_range(
+                let copied = filesystem.copy_file_range(
                     caller,
                     (node, handle, offset),
                     to,
@@ -210,65 +219,77 @@ impl Worker {
                 )?;
                 output.u32(u32::try_from(copied).unwrap_or(u32::MAX));
                 output.u32(0);
-                Ok(Given::Nothing)
+                Ok(UnackedReply::Nothing)
             }
-            opcode::SYNCFS => done(handler.syncfs(node)),
+            opcode::SYNCFS => reply_empty(filesystem.syncfs(node)),
             opcode::IOCTL => {
                 let (_handle, _flags, command) = (input.u64()?, input.u32()?, input.u32()?);
                 let (_argument, _in_bytes, out_bytes) = (input.u64()?, input.u32()?, input.u32()?);
-                let handed_out = handler.ioctl(node, command)?;
+                let result = filesystem.ioctl(node, command)?;
                 output.bytes(&[0; 16]); // struct fuse_ioctl_out: result 0, no retry
-                output.bytes(&handed_out[..handed_out.len().min(out_bytes as usize)]);
-                Ok(Given::Nothing)
+                output.bytes(&result[..result.len().min(out_bytes as usize)]);
+                Ok(UnackedReply::Nothing)
             }
-            opcode::DESTROY => Ok(Given::Nothing),
-            // OPENDIR too, once: the kernel opens and closes directories by itself from then on, and keeps listings.
+            opcode::DESTROY => Ok(UnackedReply::Nothing),
+            // OPENDIR too, once: the kernel then opens and closes directories itself, and caches listings.
             _ => Err(Errno::NOSYS),
         }
     }
 
-    fn create(&self, header: &Header, mut input: Input<'_>, output: &mut Output) -> Answer<Given> {
+    fn create(
+        &self,
+        header: &Header,
+        mut input: Input<'_>,
+        output: &mut Output,
+    ) -> FsResult<UnackedReply> {
         let (flags, mode, umask, own) = (input.u32()?, input.u32()?, input.u32()?, input.u32()?);
         let flags = OpenFlags { flags, kill_privileges: own & 1 != 0 };
-        let (entry, opened): (Entry, Opened) = if header.opcode == opcode::TMPFILE {
-            self.handler.tmpfile(&header.caller, header.node, mode, umask, flags)?
+        let (entry, opened): (Entry, OpenReply) = if header.opcode == opcode::TMPFILE {
+            self.filesystem.tmpfile(&header.caller, header.node, mode, umask, flags)?
         } else {
-            self.handler.create(&header.caller, header.node, input.name()?, mode, umask, flags)?
+            self.filesystem.create(
+                &header.caller,
+                header.node,
+                input.name()?,
+                mode,
+                umask,
+                flags,
+            )?
         };
         output.entry(&entry);
         output.opened(&opened);
-        Ok(Given::EntryAndOpen(entry, opened.handle.unwrap_or(Handle(0))))
+        Ok(UnackedReply::EntryAndOpen(entry, opened.handle.unwrap_or(Handle(0))))
     }
 }
 
-fn done(outcome: Answer<()>) -> Answer<Given> {
-    outcome.map(|()| Given::Nothing)
+fn reply_empty(outcome: FsResult<()>) -> FsResult<UnackedReply> {
+    outcome.map(|()| UnackedReply::Nothing)
 }
 
-fn give_entry(output: &mut Output, entry: Entry) -> Answer<Given> {
+fn reply_entry(output: &mut Output, entry: Entry) -> FsResult<UnackedReply> {
     output.entry(&entry);
-    Ok(Given::Entry(entry))
+    Ok(UnackedReply::Entry(entry))
 }
 
-fn give_bytes(output: &mut Output, bytes: &[u8]) -> Answer<Given> {
+fn reply_bytes(output: &mut Output, bytes: &[u8]) -> FsResult<UnackedReply> {
     output.bytes(bytes);
-    Ok(Given::Nothing)
+    Ok(UnackedReply::Nothing)
 }
 
-/// A value whose size may be asked for first (size 0).
-fn give_sized(output: &mut Output, value: &[u8], size: u32) -> Answer<Given> {
+/// Encodes an extended attribute's value or the list of names; only its length if `size` is 0.
+fn reply_sized(output: &mut Output, value: &[u8], size: u32) -> FsResult<UnackedReply> {
     if size == 0 {
         output.u32(u32::try_from(value.len()).map_err(|_| Errno::TOOBIG)?);
         output.u32(0);
-        return Ok(Given::Nothing);
+        return Ok(UnackedReply::Nothing);
     }
     if value.len() > size as usize {
         return Err(Errno::RANGE);
     }
-    give_bytes(output, value)
+    reply_bytes(output, value)
 }
 
-fn changes(mut input: Input<'_>) -> Answer<Changes> {
+fn set_attr(mut input: Input<'_>) -> FsResult<SetAttr> {
     const MODE: u32 = 1 << 0;
     const UID: u32 = 1 << 1;
     const GID: u32 = 1 << 2;
@@ -300,7 +321,7 @@ fn changes(mut input: Input<'_>) -> Answer<Changes> {
             None
         }
     };
-    Ok(Changes {
+    Ok(SetAttr {
         mode: (valid & MODE != 0).then_some(mode),
         uid: (valid & UID != 0).then_some(uid),
         gid: (valid & GID != 0).then_some(gid),

@@ -1,7 +1,7 @@
-//! Byte layout of requests and answers: numbers in the machine's order, structures padded to eight bytes.
+//! The byte layout of requests and replies: integers in native byte order, structures padded to eight bytes.
 //!
-//! Requests are read field by field through [`Input`], which answers EIO to a request that is too short; answers are
-//! written through [`Output`]. Field order and sizes are those of `linux/fuse.h`; the tests hold golden bytes.
+//! [`Input`] reads a request field by field; a request that is too short is `EIO`. [`Output`] builds a reply. The order and
+//! sizes of the fields are those of `linux/fuse.h`.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::handler::{Attributes, DirectorySink, Entry, Opened, Statfs};
+use crate::filesystem::{Attributes, DirectorySink, Entry, OpenReply, Statfs};
 
 /// `struct fuse_in_header`.
 pub(crate) const IN_HEADER_BYTES: usize = 40;
@@ -23,7 +23,7 @@ const ENTRY_BYTES: usize = 128;
 /// `struct fuse_dirent` without its name.
 const DIRENT_BYTES: usize = 24;
 
-/// What the kernel asks for.
+/// The kinds of requests.
 pub(crate) mod opcode {
     pub(crate) const LOOKUP: u32 = 1;
     pub(crate) const FORGET: u32 = 2;
@@ -85,7 +85,7 @@ impl<'a> Input<'a> {
         Ok(taken)
     }
 
-    /// What has not been read yet.
+    /// The bytes that have not been read.
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.bytes
     }
@@ -115,14 +115,14 @@ impl<'a> Input<'a> {
     }
 }
 
-/// An answer under construction; the first bytes are kept for its header.
+/// A reply under construction; the first bytes are reserved for its header.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     bytes: Vec<u8>,
 }
 
 impl Output {
-    /// Starts a new answer in the same memory.
+    /// Starts a new reply in the same buffer.
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         self.bytes.resize(OUT_HEADER_BYTES, 0);
@@ -144,7 +144,7 @@ impl Output {
         self.bytes.extend_from_slice(value);
     }
 
-    /// Room for content that is read straight into the answer.
+    /// Returns a buffer for content that is read directly into the reply.
     pub(crate) fn space(&mut self, count: usize) -> &mut [u8] {
         self.bytes.resize(OUT_HEADER_BYTES + count, 0);
         &mut self.bytes[OUT_HEADER_BYTES..]
@@ -159,7 +159,7 @@ impl Output {
         self.bytes.len() - OUT_HEADER_BYTES
     }
 
-    /// The finished answer to request `unique`; an error has no content.
+    /// Returns the finished reply to request `unique`; an error has no content.
     pub(crate) fn finish(&mut self, unique: u64, error: Option<Errno>) -> &[u8] {
         if error.is_some() {
             self.bytes.truncate(OUT_HEADER_BYTES);
@@ -169,7 +169,7 @@ impl Output {
         self.header(length, code, unique)
     }
 
-    /// The finished notification `code`.
+    /// Returns the finished notification `code`.
     pub(crate) fn finish_notification(&mut self, code: i32) -> &[u8] {
         let length = u32::try_from(self.bytes.len()).unwrap_or(u32::MAX);
         self.header(length, code, 0)
@@ -221,7 +221,7 @@ impl Output {
         }
     }
 
-    pub(crate) fn opened(&mut self, opened: &Opened) {
+    pub(crate) fn opened(&mut self, opened: &OpenReply) {
         const DIRECT_IO: u32 = 1 << 0;
         const KEEP_CACHE: u32 = 1 << 1;
         const PASSTHROUGH: u32 = 1 << 7;
@@ -271,7 +271,7 @@ fn padded(length: usize) -> usize {
     length.next_multiple_of(8)
 }
 
-/// Collects directory entries in an answer of at most `limit` bytes.
+/// Adds directory entries to a reply of at most `limit` bytes.
 pub(crate) struct EntryBuffer<'o> {
     pub(crate) output: &'o mut Output,
     pub(crate) limit: usize,
@@ -318,8 +318,8 @@ pub(crate) fn decode_device(device: u32) -> (u32, u32) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::handler::{FOREVER, NodeId};
     use super::*;
+    use crate::filesystem::{FOREVER, NodeId};
 
     #[test]
     fn structures_have_the_sizes_of_the_kernel_header() {
@@ -345,7 +345,7 @@ mod tests {
         output.statfs(&Statfs::default());
         assert_eq!(output.content_bytes(), 80, "struct fuse_kstatfs");
         output.clear();
-        output.opened(&Opened::default());
+        output.opened(&OpenReply::default());
         assert_eq!(output.content_bytes(), 16, "struct fuse_open_out");
     }
 

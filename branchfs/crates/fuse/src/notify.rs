@@ -1,4 +1,4 @@
-//! What the kernel is told unasked.
+//! Sends notifications to the kernel.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,18 +7,18 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::handler::{Answer, BackingId, Kernel, NodeId};
-use super::requests::Requests;
-use super::wire::Output;
+use crate::abi::Output;
+use crate::filesystem::{BackingId, FsResult, KernelNotifier, NodeId};
+use crate::request_counters::RequestCounters;
 
-/// Sends notifications.
+/// The [`KernelNotifier`] of a session.
 pub(super) struct Notifier {
     pub(super) device: Arc<OwnedFd>,
-    pub(super) requests: Arc<Requests>,
+    pub(super) request_counters: Arc<RequestCounters>,
 }
 
 impl Notifier {
-    fn send(&self, code: i32, fill: impl FnOnce(&mut Output)) -> Answer<()> {
+    fn send(&self, code: i32, fill: impl FnOnce(&mut Output)) -> FsResult<()> {
         let mut output = Output::default();
         output.clear();
         fill(&mut output);
@@ -29,8 +29,8 @@ impl Notifier {
         }
     }
 
-    /// Outdates the attributes, and the pages from `offset` to the end.
-    fn forget_node(&self, node: NodeId, offset: u64) -> Answer<()> {
+    /// Invalidates the attributes, and the cached content from `offset` to the end.
+    fn forget_node(&self, node: NodeId, offset: u64) -> FsResult<()> {
         const INVAL_INODE: i32 = 2;
         self.send(INVAL_INODE, |output| {
             output.u64(node.0);
@@ -39,7 +39,7 @@ impl Notifier {
         })
     }
 
-    fn forget_entry(&self, parent: NodeId, name: &OsStr, flags: u32) -> Answer<()> {
+    fn forget_entry(&self, parent: NodeId, name: &OsStr, flags: u32) -> FsResult<()> {
         const INVAL_ENTRY: i32 = 3;
         self.send(INVAL_ENTRY, |output| {
             output.u64(parent.0);
@@ -51,31 +51,31 @@ impl Notifier {
     }
 }
 
-impl Kernel for Notifier {
-    fn invalidate_node(&self, node: NodeId) -> Answer<()> {
+impl KernelNotifier for Notifier {
+    fn invalidate_node(&self, node: NodeId) -> FsResult<()> {
         self.forget_node(node, 0)
     }
 
-    fn invalidate_entry(&self, parent: NodeId, name: &OsStr) -> Answer<()> {
+    fn invalidate_entry(&self, parent: NodeId, name: &OsStr) -> FsResult<()> {
         self.forget_entry(parent, name, 0)
     }
 
-    fn expire_entry(&self, parent: NodeId, name: &OsStr) -> Answer<()> {
-        const EXPIRE_ONLY: u32 = 1; // where the kernel does not know it, it is not looked at
+    fn expire_entry(&self, parent: NodeId, name: &OsStr) -> FsResult<()> {
+        const EXPIRE_ONLY: u32 = 1; // ignored by a kernel that does not know it
         self.forget_entry(parent, name, EXPIRE_ONLY)
     }
 
-    fn increment_epoch(&self) -> Answer<()> {
+    fn increment_epoch(&self) -> FsResult<()> {
         const INC_EPOCH: i32 = 8;
         self.send(INC_EPOCH, |_| {})
     }
 
-    fn invalidate_attributes(&self, node: NodeId) -> Answer<()> {
+    fn invalidate_attributes(&self, node: NodeId) -> FsResult<()> {
         const NO_PAGES: u64 = u64::MAX; // offset -1
         self.forget_node(node, NO_PAGES)
     }
 
-    fn store(&self, node: NodeId, content: &[u8]) -> Answer<()> {
+    fn store(&self, node: NodeId, content: &[u8]) -> FsResult<()> {
         const STORE: i32 = 4;
         self.send(STORE, |output| {
             output.u64(node.0);
@@ -86,16 +86,16 @@ impl Kernel for Notifier {
         })
     }
 
-    fn open_backing(&self, file: BorrowedFd<'_>) -> Answer<BackingId> {
-        crate::sys::open_backing(self.device.as_fd(), file).map(BackingId)
+    fn open_backing(&self, file: BorrowedFd<'_>) -> FsResult<BackingId> {
+        crate::backing::open_backing(self.device.as_fd(), file).map(BackingId)
     }
 
-    fn requests(&self) -> Vec<(&'static str, u64)> {
-        self.requests.counted()
+    fn request_counts(&self) -> Vec<(&'static str, u64)> {
+        self.request_counters.counts()
     }
 
     fn close_backing(&self, backing: BackingId) {
-        // It fails for a number that is not registered, or a mount that is gone: nothing is left to close either way.
-        let _ = crate::sys::close_backing(self.device.as_fd(), backing.0);
+        // Fails only if the id is not registered or the filesystem is unmounted: nothing is left to close.
+        let _ = crate::backing::close_backing(self.device.as_fd(), backing.0);
     }
 }
