@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 
 from branching.agent.errors import BudgetExhausted
 from branching.agent.fork import Fork
@@ -109,7 +110,8 @@ class Attendant:
             seconds, self._stop_later, branch, "budget_exhausted", reason
         )
         try:
-            outcome = await branch.runner.run(prompt, history)
+            with nullcontext() if branch.branch is None else branch.branch.in_use():
+                outcome = await branch.runner.run(prompt, history)
         except asyncio.CancelledError:
             state, told = branch.ending or ("terminated", None)
             self._end(branch, state, told)

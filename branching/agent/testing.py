@@ -16,6 +16,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -310,6 +311,7 @@ class BranchTester:
         if command is None:
             return None
         place = Place(directory=branch.path, seen_at=self._seen_at, environment=branch.environment)
-        run = await TestPlan(command=command, **self._options).run(place)
+        with nullcontext() if branch.branch is None else branch.branch.in_use():
+            run = await TestPlan(command=command, **self._options).run(place)
         self.runs[branch.id] = run
         return run.ratio

@@ -32,7 +32,11 @@ def commit(
     workspace: WorkspaceOption = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Where others changed the same paths, take the branch's."),
+        typer.Option(
+            "--force",
+            help="Where others changed the same paths, take the branch's. A branch in which "
+            "something runs is not committed, also with this option.",
+        ),
     ] = False,
     skip: Annotated[
         bool,

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +38,7 @@ from branching.errors import (
 )
 from branching.fs.backend import MAIN_ID, Backend, BranchRecord, Change, Policy
 from branching.fs.claims import end_lease, lease
+from branching.fs.in_use import held, held_alone
 from branching.interrupts import deferred
 
 NAME_BYTES_MAX = 254
@@ -169,24 +171,26 @@ class Branch:
         `exclude` leave nothing of what was changed the commit is refused: the work would be lost.
 
         Raises ConflictError when a sibling was committed first, or others changed the same paths,
-        and CommitError when the file system refused. Parent and branch are then as before. Raises
+        and CommitError when something runs in the branch (`in_use`, also with `force`) or the file
+        system refused. Parent and branch are then as before. Raises
         RecoveryError when the commit was applied but not completed; this object is then closed.
         """
         record = self._opened()
         if self._ended is not None:
             return []
         try:
-            committed = self._backend.commit(
-                record,
-                force=force,
-                skip=skip,
-                only=only,
-                exclude=exclude,
-                drop_rest=drop_rest,
-                policy=policy,
-                rebase=rebase,
-                dry_run=dry_run,
-            )
+            with nullcontext() if dry_run else held_alone(self._backend, record, "committed"):
+                committed = self._backend.commit(
+                    record,
+                    force=force,
+                    skip=skip,
+                    only=only,
+                    exclude=exclude,
+                    drop_rest=drop_rest,
+                    policy=policy,
+                    rebase=rebase,
+                    dry_run=dry_run,
+                )
         except RecoveryError:
             self._end("committed")  # an abort at the end of the `with` must not follow
             raise
@@ -216,11 +220,24 @@ class Branch:
 
         Raises:
             ConflictError: Both sides changed the `paths` that it lists. The branch is unchanged.
-            CommitError: The branch has live children, files open for writing, or a stale parent,
-                or the file system refused. The branch is unchanged.
+            CommitError: Something runs in the branch, it has live children, files open for
+                writing, or a stale parent, or the file system refused. The branch is unchanged.
             RecoveryError: The branch was rebased, and the store must be recovered.
         """
-        return self._backend.rebase(self._opened(), force=force, dry_run=dry_run)
+        record = self._opened()
+        with nullcontext() if dry_run else held_alone(self._backend, record, "rebased"):
+            return self._backend.rebase(record, force=force, dry_run=dry_run)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keeps every process from committing or rebasing the branch for the length of the `with`.
+
+        Everything that runs commands in branches does this: the patterns, `branching run` and
+        `shell`, the MCP server, agents. A commit is refused meanwhile, also with `force`, and
+        names the process. Where the store belongs to another user it has no effect.
+        """
+        with held(self._backend, self._opened()):
+            yield
 
     def abort(self) -> None:
         """Drops the branch with all it holds, and its children. Its parent is untouched.

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _DIRECTORY = "agents"
 _CLAIMS = "claims-"
 _LEASES = "leases-"
+_TRIES_MAX = 100
+"""The directory may be removed by another process before there is a file in it."""
 
 
 class Claims:
@@ -60,8 +62,7 @@ class Claims:
         """Gives all claims up."""
         if self._path is not None and self._file is not None:
             self._path.unlink(missing_ok=True)
-            with suppress(OSError):  # others have something there
-                self._path.parent.rmdir()
+            remove_agents_directory(self._path.parent)
             os.close(self._file)
             self._path = self._file = None
 
@@ -73,12 +74,19 @@ class Claims:
 
     def _write(self, line: str) -> None:
         with self._lock:
-            if self._file is None:
-                self._path, self._file = self._made()
+            for tries_left in reversed(range(_TRIES_MAX)):
+                if self._file is not None:
+                    break
+                try:
+                    self._path, self._file = self._made()
+                except FileNotFoundError:
+                    if not tries_left:
+                        raise
+            assert self._file is not None, "the last try has raised"
             os.write(self._file, line.encode())
 
     def _made(self) -> tuple[Path, int]:
-        directory = _directory(self._space)
+        directory = agents_directory(self._space)
         if directory is None:
             raise FileNotFoundError("the workspace keeps its branches in no directory")
         uid, gid = self._space.owner
@@ -216,19 +224,25 @@ def drop_left(space: Workspace, prefix: str = _CLAIMS) -> list[BranchRecord]:
             )
             if file is not None and is_done:
                 path.unlink(missing_ok=True)
-    directory = _directory(space)
+    directory = agents_directory(space)
     if directory is not None:
-        with suppress(OSError):  # others have something there
-            directory.rmdir()
+        remove_agents_directory(directory)
     return dropped
 
 
-def _directory(space: Workspace | Backend) -> Path | None:
+def agents_directory(space: Workspace | Backend) -> Path | None:
+    """Returns where processes say what they do in branches; None where there is no such place."""
     return None if space.store is None else space.store / _DIRECTORY
 
 
+def remove_agents_directory(directory: Path) -> None:
+    """Removes the directory unless there is something in it."""
+    with suppress(OSError):
+        directory.rmdir()
+
+
 def _files(space: Workspace, prefix: str = _CLAIMS) -> list[Path]:
-    directory = _directory(space)
+    directory = agents_directory(space)
     if directory is None:
         return []
     try:

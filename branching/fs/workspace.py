@@ -29,6 +29,7 @@ from branching.fs.backend import (
 from branching.fs.branch import Branch, OnError, OnSuccess, check_name
 from branching.fs.branchfs import BranchFS, answered
 from branching.fs.claims import drop_leased
+from branching.fs.in_use import sweep
 from branching.fs.mounts import Mount, mounts_around, mounts_named
 from branching.interrupts import deferred
 
@@ -49,6 +50,7 @@ class Workspace:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._held: Held | None = None
         self._backend = _open(Path(path))
+        sweep(self._backend)
         self.dropped = [record.name for record in drop_leased(self)]
         """Branches that programs which were killed had left, and that were dropped just now."""
         self._branch = _branch_around(Path(path), self._backend)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from branching.fs import Branch, DiffSummary
 from branching.patterns.outcome import Answer, SpeculationResult, State
@@ -19,6 +19,9 @@ from branching.patterns.scope import Scope
 
 if TYPE_CHECKING:
     from branching.process import Budget, Ended
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Attempt:
@@ -108,6 +111,11 @@ class Task(Scope):
         """Returns the task that the calling code runs in, if it runs in one."""
         scope = Scope.current()
         return scope if isinstance(scope, Task) else None
+
+    def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls `function` under this scope. Nobody commits the branch meanwhile."""
+        with self.attempt.branch.in_use():
+            return super().run(function, *args, **kwargs)
 
     def say(self, block: str) -> None:
         """Tells whole lines of output, without the last one's end."""
