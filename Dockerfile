@@ -29,6 +29,7 @@ RUN python3 -m venv --without-pip /opt/branching && \
     pip --python /opt/branching/bin/python install --no-cache-dir --no-compile --require-hashes -r requirements.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY branching branching
+COPY skills skills
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --no-index -w dist . && \
     pip --python /opt/branching/bin/python install --no-compile --no-deps --no-index dist/*.whl
 COPY docker/entrypoint docker/enter docker/probe programs/

@@ -33,6 +33,7 @@ from branching.cli.reflexion import reflexion
 from branching.cli.reversal import redo, undo
 from branching.cli.run import run
 from branching.cli.shell import shell
+from branching.cli.skill import skill
 from branching.cli.speculate import speculate
 from branching.cli.status import status
 from branching.cli.tournament import tournament
@@ -74,6 +75,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "history": (history, "List the commits that can be undone."),
     "prune": (prune, "Delete undo history and logs to free space."),
     "mcp": (mcp, "Serve branches as tools of an agent (MCP)."),
+    "skill": (skill, "Install the skill that tells an agent how to use branching."),
     "doctor": (doctor, "Check this machine."),
     "completion": (completion, "Print a shell completion script."),
 }

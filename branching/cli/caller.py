@@ -18,6 +18,7 @@ INSIDE_VARIABLE = "BRANCHING_BRANCH"
 COMMANDS = (
     "run|speculate|best-of-n|reflexion|cascaded|tournament|beam-search|tree-of-thoughts|fork|status"
     "|chat|watch|ls|diff|log|shell|export|load|commit|rebase|abort|undo|redo|history|prune|mcp"
+    "|skill"
     "|doctor|completion"
 )
 """A test compares them with the table of commands, which takes too long to load."""

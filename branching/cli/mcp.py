@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from branching.cli.failure import UsageFault, reported
+from branching.cli.agent_files import AGENTS, Scope
+from branching.cli.failure import UsageFault, note, reported
 from branching.cli.group import grouped
 from branching.cli.limits import LimitOptions
 from branching.cli.options import WorkspaceOption, parse_duration
@@ -16,6 +18,27 @@ from branching.cli.place import owned_workspace
 
 @grouped
 def mcp(
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="install AGENT",
+            help="Write the configuration of an agent instead, so that it starts this server with "
+            f"the options that are given: {', '.join(AGENTS)}.",
+            show_default=False,
+        ),
+    ] = None,
+    scope: Annotated[
+        Scope,
+        typer.Option(
+            help="With install: the configuration of the project, or the user's own for all "
+            "projects.",
+        ),
+    ] = Scope.project,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="With install: print what would change, and write nothing."),
+    ] = False,
     workspace: WorkspaceOption = None,
     http: Annotated[
         int | None,
@@ -56,10 +79,27 @@ def mcp(
     ] = None,
     network: Annotated[
         bool, typer.Option(help="Whether commands in branches have the network.")
-    ] = True,
-    clean_env: Annotated[
+    ] = False,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Pass this variable of the server's environment on to commands, which by default "
+            "have PATH, HOME, the language and the like, but no keys and tokens. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    env_all: Annotated[
+        bool, typer.Option("--env-all", help="Pass the whole environment on to commands.")
+    ] = False,
+    clean_env: Annotated[bool, typer.Option("--clean-env", hidden=True)] = False,
+    propose: Annotated[
         bool,
-        typer.Option("--clean-env", help="Give commands an environment without keys and tokens."),
+        typer.Option(
+            "--propose",
+            help="Let the agent propose and the user commit: there are no tools that commit, undo "
+            "or redo, and branches with changes stay open when the server ends.",
+        ),
     ] = False,
     *,
     limits: LimitOptions,
@@ -67,11 +107,23 @@ def mcp(
     """Serve branches of the workspace as tools of an agent (Model Context Protocol).
 
     Speaks on standard input and output, and ends with the client: branches that were made through
-    it and neither committed nor kept are dropped then. Limits hold for each command.
+    it and neither committed nor kept are dropped then. Limits hold for each command. Commands have
+    neither the network nor the keys and tokens of the environment, unless an option says so.
 
-    Example: branching mcp -w ~/project
+    Example: branching mcp install claude --network
     """
     with reported(json=False):
+        if env_all and (clean_env or env):
+            raise UsageFault("--env-all passes the whole environment: leave --env, --clean-env out")
+        if missing := [name for name in env or () if name not in os.environ]:
+            note(f"--env {missing[0]}: there is no such variable in the environment")
+        if words:
+            if http is not None or token_file is not None:
+                raise UsageFault("install writes configurations of servers on standard input")
+            _install(context, words, scope, workspace, is_dry=dry_run)
+            return
+        if dry_run or _is_given(context, "scope"):
+            raise UsageFault("--dry-run and --scope are for branching mcp install AGENT")
         from branching.cli.interrupt import interruptible
         from branching.cli.token import read_token
         from branching.process import Sandbox
@@ -95,7 +147,9 @@ def mcp(
             limits=limits.limits(),
             hide=tuple(hide or ()),
             network=network,
-            clean_env=clean_env,
+            clean_env=not env_all,
+            env=tuple(env or ()),
+            propose=propose,
             seconds_max=max_time or SECONDS_MAX_DEFAULT,
             seen_as=host_directories(),
         )
@@ -110,3 +164,50 @@ def mcp(
                 return True
 
             interruptible(call, is_done=bool)
+
+
+_NOT_OF_SERVER = ("words", "scope", "dry_run", "workspace", "http", "token_file", "clean_env")
+
+
+def _install(
+    context: typer.Context, words: list[str], scope: Scope, workspace: Path | None, *, is_dry: bool
+) -> None:
+    """Writes the configuration of an agent."""
+    from branching.cli.agent_files import (
+        installed_server,
+        project_around,
+        refuse_in_container,
+        tell_written,
+    )
+
+    if words[0] != "install" or len(words) != 2 or words[1] not in AGENTS:
+        raise UsageFault(f"write branching mcp install AGENT, one of {', '.join(AGENTS)}")
+    refuse_in_container()
+    project = project_around(workspace)
+    is_named = workspace is not None
+    written = installed_server(
+        words[1], scope, project, _server_options(context), is_named=is_named, is_dry=is_dry
+    )
+    tell_written(written, is_dry=is_dry)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _server_options(context: typer.Context) -> list[str]:
+    """Returns the options of the server that were given, as words."""
+    words: list[str] = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in _NOT_OF_SERVER or not _is_given(context, name):
+            continue
+        value = context.params[name]
+        if isinstance(value, bool):
+            words += parameter.opts if value else parameter.secondary_opts
+            continue
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            text = f"{each:g}" if isinstance(each, float) else str(each)
+            words += [parameter.opts[0], text]
+    return words

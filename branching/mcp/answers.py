@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import shlex
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from mcp_types import ContentBlock, ImageContent, TextContent
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from branching.fs import BranchRecord, Change, CommitRecord, DiffSummary, Reversal
+from branching.mcp.background import PORTS, Started
 from branching.mcp.commands import Raced, Ran
 from branching.patterns import SpeculationResult
 
@@ -38,6 +43,10 @@ class Answer(BaseModel):
         """Returns the answer as plain text, which is what most models read."""
         raise NotImplementedError
 
+    def blocks(self) -> list[ContentBlock]:
+        """Returns the content that stands beside the structure."""
+        return [TextContent(type="text", text=self.as_text())]
+
 
 class BranchInfo(Answer):
     """An open branch."""
@@ -48,9 +57,12 @@ class BranchInfo(Answer):
     state: str = Field(description='"live", or "stale" after a sibling was committed first')
     frozen: bool = Field(description="Read-only while it has open child branches")
     kept: bool = Field(description="It stays when this server ends; other branches are dropped")
+    running: list[str] = Field(
+        default=[], description="Ids of commands that run in it in the background"
+    )
 
     @staticmethod
-    def of(record: BranchRecord, *, kept: bool) -> BranchInfo:
+    def of(record: BranchRecord, *, kept: bool, running: Sequence[str] = ()) -> BranchInfo:
         return BranchInfo(
             name=record.name,
             path=str(record.path),
@@ -58,11 +70,13 @@ class BranchInfo(Answer):
             state=record.state,
             frozen=record.frozen,
             kept=kept,
+            running=[*running],
         )
 
     def as_text(self) -> str:
         """Returns one line: name, state, path."""
         notes = [self.state] + ["read-only"] * self.frozen + ["kept"] * self.kept
+        notes += [f"{number} runs" for number in self.running]
         return f"{self.name} ({', '.join(notes)}): {self.path}"
 
 
@@ -196,6 +210,58 @@ class CommandResult(Answer):
         return f"{head}\n{self.output}" if self.output else head
 
 
+class BackgroundCommand(Answer):
+    """A command in the background, as it is now."""
+
+    id: str = Field(description="For branch_output and branch_stop")
+    branch: str
+    command: str
+    running: bool
+    first_port: int = Field(
+        description=f"The first of {PORTS} ports that only this command has; it is also in "
+        "$BRANCHING_PORT_BASE"
+    )
+    reachable: bool = Field(
+        description="Other commands and the user can connect to these ports. False: the server "
+        "was started without --network, and only the command itself can"
+    )
+    exit_code: int | None = Field(None, description="After its end")
+    reason: str | None = Field(None, description="How it ended, in words")
+    output: str = Field(description="The beginning and the end of what it has printed so far")
+    truncated: bool = Field(
+        description="The middle of the output is left out; the log has all of it"
+    )
+    log: str = Field(description="The resource with the whole output")
+
+    @staticmethod
+    def of(started: Started, *, reachable: bool) -> BackgroundCommand:
+        ended = started.ended
+        return BackgroundCommand(
+            id=started.id,
+            branch=started.branch,
+            command=started.command,
+            running=started.is_running,
+            first_port=started.port_base,
+            reachable=reachable,
+            exit_code=None if ended is None else ended.exit_code,
+            reason=started.error or (None if ended is None else ended.reason),
+            output=started.output.text,
+            truncated=started.output.characters_left_out > 0,
+            log=log_uri(started.log),
+        )
+
+    def as_text(self) -> str:
+        """Returns the state of the command, and its output."""
+        state = "running" if self.running else f"ended: {self.reason}"
+        ports = f"ports {self.first_port} to {self.first_port + PORTS - 1}"
+        if not self.reachable:
+            ports += ", for this command alone (the server was started without --network)"
+        head = f"{self.id} in branch {self.branch} {state}" + (f"; {ports}" * self.running)
+        if self.truncated:
+            head += f"; the whole output is in {self.log}"
+        return f"{head}\n{self.output}" if self.output else head
+
+
 class Candidate(Answer):
     """One candidate of a race."""
 
@@ -261,14 +327,24 @@ class RaceResult(Answer):
     candidates: list[Candidate] = Field(description="In the order they were given")
     changes: list[PathChange] = Field(description=f"What was committed, up to {CHANGES_MAX} paths")
     summary: str
+    next: str | None = Field(None, description="How the winner's branch is committed")
 
     @staticmethod
-    def of(raced: Raced, *, scored: bool) -> RaceResult:
+    def of(raced: Raced, *, scored: bool, propose: bool) -> RaceResult:
         outcome = raced.outcome
+        name = None if outcome.branch is None else outcome.branch.name
+        how = None
+        if name is not None and propose:
+            how = f"review it with branch_diff; {user_commits(name)}"
+        elif name is not None:
+            how = (
+                f'review it with branch_diff, then call branch_commit with branch="{name}", or '
+                "branch_abort to drop it"
+            )
         return RaceResult(
             committed=outcome.committed,
             winner=None if outcome.winner is None else outcome.winner.branch_index,
-            branch=None if outcome.branch is None else outcome.branch.name,
+            branch=name,
             remaining=outcome.remaining,
             timed_out=outcome.timed_out,
             candidates=[
@@ -276,6 +352,7 @@ class RaceResult(Answer):
             ],
             changes=first_changes(outcome.changes),
             summary=str(DiffSummary.of(outcome.changes)),
+            next=how,
         )
 
     def as_text(self) -> str:
@@ -288,9 +365,17 @@ class RaceResult(Answer):
                 head += f"\nbranch {self.branch}: {REST}: {self.remaining}"
         else:
             head = f"candidate {self.winner} won; its branch {self.branch} is open, not committed"
+        if self.next:
+            head += f"\nNext: {self.next}"
         return "\n".join(
             [head, *change_lines(self.changes), *(each.as_text() for each in self.candidates)]
         )
+
+
+def user_commits(name: str) -> str:
+    """Returns what to tell the user, where only the user commits."""
+    word = shlex.quote(name)
+    return f"then tell the user to run `branching commit {word}` or `branching abort {word}`"
 
 
 class FileContent(Answer):
@@ -298,15 +383,32 @@ class FileContent(Answer):
 
     branch: str
     path: str
-    content: str = Field(description="Text, or base64 where the bytes are no UTF-8")
-    encoding: Literal["utf-8", "base64"]
+    content: str = Field(
+        description="Text, or base64 where the bytes are no UTF-8; empty for an image"
+    )
+    encoding: Literal["utf-8", "base64", "image"] = Field(
+        description='"image": the answer has the file as image content beside this'
+    )
     offset: int = Field(description="Where in the file the content begins, in bytes")
     size: int = Field(description="Bytes of the whole file")
     truncated: bool = Field(description="The file goes on: ask again with offset + bytes read")
     next_offset: int | None = Field(None, description="Where to go on reading")
+    _image: ImageContent | None = PrivateAttr(None)
+
+    def with_image(self, data: bytes, mime_type: str) -> FileContent:
+        """Adds the image that the answer shows."""
+        shown = base64.b64encode(data).decode()
+        self._image = ImageContent(type="image", data=shown, mime_type=mime_type)
+        return self
+
+    def blocks(self) -> list[ContentBlock]:
+        """Returns the text, and the image."""
+        return [*super().blocks(), *([self._image] if self._image else [])]
 
     def as_text(self) -> str:
         """Returns the content; a last line says where it goes on."""
+        if self._image is not None:
+            return f"[{self._image.mime_type}, {self.size} bytes]"
         head = "" if self.encoding == "utf-8" else f"[base64 of {self.size} bytes]\n"
         more = (
             f"\n[continues at offset {self.next_offset} of {self.size}]" if self.truncated else ""
@@ -325,6 +427,19 @@ class FileWritten(Answer):
     def as_text(self) -> str:
         """Returns one line."""
         return f"{'created' if self.created else 'wrote'} {self.path}: {self.size} bytes"
+
+
+class FileEdited(Answer):
+    """What became of a file in which a text was replaced."""
+
+    branch: str
+    path: str
+    line: int = Field(description="The line in which the replaced text began")
+    size: int = Field(description="Bytes it has now")
+
+    def as_text(self) -> str:
+        """Returns one line."""
+        return f"edited {self.path} at line {self.line}: {self.size} bytes"
 
 
 class FileEntry(Answer):

@@ -6,11 +6,13 @@ comes, and kept in the logbook, as that of every candidate of the command line i
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from branching.errors import BranchError
 from branching.fs import Branch, Workspace
 from branching.mcp.desk import MAIN, Desk
 from branching.mcp.output import Output
@@ -62,8 +64,32 @@ def seconds_for(desk: Desk, wanted: float | None) -> float:
 async def run(desk: Desk, name: str, command: str, *, seconds: float, tell: Tell) -> Ran:
     """Runs a command by the shell in a branch that is there, which it leaves as it is then."""
     branch = await desk.find(name)
-    program = Program(shell(command), label=command, **_surroundings(desk))
-    output, log, scope = Output(), f"{name}-run-{secrets.token_hex(4)}", Scope()
+    output, log, scope = Output(), log_name(name), Scope()
+    call = logged(desk, branch, program(desk, command), log, seconds, output, tell)
+    with desk.running(name, scope):
+        ended = await apart(call, name=log, scope=scope)
+    return Ran(ended=ended, output=output, log=log)
+
+
+def log_name(branch: str) -> str:
+    """Returns a new name for the output of a command in a branch."""
+    return f"{branch}-run-{secrets.token_hex(4)}"
+
+
+def logged(
+    desk: Desk,
+    branch: Branch,
+    program: Program,
+    log: str,
+    seconds: float,
+    output: Output,
+    tell: Tell = lambda _: None,
+) -> Callable[[], Ended]:
+    """Returns the function that runs a program in a branch; it blocks, and runs under a scope.
+
+    What it prints goes to `output`, and to the logbook under the name `log`.
+    """
+    name, command = branch.name, program.label
 
     def listen(event: Event) -> None:
         if event.kind == "output":
@@ -86,9 +112,7 @@ async def run(desk: Desk, name: str, command: str, *, seconds: float, tell: Tell
             event("finished", state=state, text=ended.reason, seconds=ended.wall_seconds)
             return ended
 
-    with desk.running(name, scope):
-        ended = await apart(call, name=log, scope=scope)
-    return Ran(ended=ended, output=output, log=log)
+    return call
 
 
 def _ended(
@@ -130,9 +154,16 @@ async def race(
 ) -> Raced:
     """Runs the pattern that `make` returns for the options that all patterns have.
 
+    BranchError if it is to commit, and the user alone commits.
+
     The answer has room for a part of the output of each of the `candidates`. The session ends the
     branch of a winner that is not committed, or not all of it.
     """
+    if commit and desk.rules.propose:
+        raise BranchError(
+            "the race was not started: this server proposes changes, and the user commits them",
+            hint="leave commit out: the winner's branch stays open",
+        )
     room = min(CANDIDATE_CHARACTERS_MAX, RACE_CHARACTERS_MAX // candidates)
     origin = desk.workspace if parent == MAIN else await desk.find(parent)
     outputs: dict[int, Output] = {}
@@ -180,9 +211,12 @@ RACE_CHARACTERS_MAX = 20_000
 """The same for all candidates of a race together."""
 
 
-def program(desk: Desk, command: str, *, score: bool = False) -> Program:
+def program(
+    desk: Desk, command: str, *, score: bool = False, port_base: int | None = None
+) -> Program:
     """Returns a command as a candidate."""
-    return Program(shell(command), label=command, score=score, **_surroundings(desk))
+    options = {"score": score, "port_base": port_base, **_surroundings(desk)}
+    return Program(shell(command), label=command, **options)
 
 
 def scorer(desk: Desk, command: str) -> Scorer:
@@ -198,4 +232,5 @@ def _surroundings(desk: Desk) -> dict[str, Any]:
         "hide": rules.hide,
         "network": rules.network,
         "clean_env": rules.clean_env,
+        "env": {name: os.environ[name] for name in rules.env if name in os.environ},
     }

@@ -3,7 +3,8 @@
 The desk knows no protocol. Its methods are called in the event loop's thread, which alone changes
 its state; what blocks is done elsewhere and awaited (`work`).
 
-A branch that was made through the server ends with it, unless it was committed, aborted or kept.
+A branch that was made through the server ends with it, unless it was committed, aborted or kept, or
+the user is to commit it (`Rules.propose`).
 While something runs in a branch it is not committed; aborting it ends what runs there first.
 """
 
@@ -13,12 +14,13 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -35,6 +37,9 @@ from branching.mcp.work import step
 from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
 from branching.process import Owner, ResourceLimits
 from branching.process.sandbox.hidden import Finder
+
+if TYPE_CHECKING:
+    from branching.mcp.background import Started
 
 _log = logging.getLogger("branching.mcp")
 MAIN = "main"
@@ -54,9 +59,13 @@ class Rules:
     """Of each command, and of each candidate of a race."""
     hide: tuple[str, ...] = ()
     """Globs of files that neither commands nor the file tools can read or write."""
-    network: bool = True
-    clean_env: bool = False
+    network: bool = False
+    clean_env: bool = True
     """Commands get an environment without keys and tokens."""
+    env: tuple[str, ...] = ()
+    """Names of variables that commands get nevertheless."""
+    propose: bool = False
+    """The agent cannot commit. Its branches stay when the server ends, for the user to commit."""
     seconds_max: float = SECONDS_MAX_DEFAULT
     """The longest time for one command or race."""
     seen_as: tuple[Path, ...] = ()
@@ -80,6 +89,8 @@ class Desk:
         self._claims = Claims(workspace)
         """All of them, for who comes after us if we are killed."""
         self._running: dict[str, set[_Run]] = {}
+        self.background: dict[str, Started] = {}
+        """Commands in the background, by id: those that run, and the last ones that ended."""
 
     @property
     def directories(self) -> list[Path]:
@@ -115,7 +126,8 @@ class Desk:
     def _own(self, branch: Branch) -> None:
         record = branch.inspect()
         self._made[record.id] = branch.name
-        self._claim(record)
+        if not self.rules.propose:
+            self._claim(record)
 
     def _claim(self, record: BranchRecord) -> None:
         try:
@@ -153,9 +165,11 @@ class Desk:
         if self._made.pop(record.id, None) is not None:
             await step(partial(self._claims.drop, record))
 
-    def is_ours(self, record: BranchRecord) -> bool:
-        """Whether the branch ends with us."""
-        return record.id in self._made or record.id in self._racing
+    def is_kept(self, record: BranchRecord) -> bool:
+        """Whether the branch stays open when the server ends."""
+        if record.id in self._racing:
+            return False
+        return self.rules.propose or record.id not in self._made
 
     async def commit(
         self,
@@ -216,8 +230,8 @@ class Desk:
                 raise BranchError(
                     f"commit {commit} was not undone: the last commit is {last.id}, of branch "
                     f"{last.branch!r}. Nothing was changed",
-                    hint="history lists the commits. Undo only what you committed; ask the user "
-                    "about commits of others",
+                    hint="branch_history lists the commits. Undo only what you committed; ask the "
+                    "user about commits of others",
                 )
         return await step(partial(self.workspace.undo, force=force, dry_run=dry_run))
 
@@ -225,7 +239,8 @@ class Desk:
         if self._running.get(name):
             raise BranchError(
                 f"something still runs in branch {name!r}: it was not {what}",
-                hint="wait for its end, or branch_abort, which ends it",
+                hint="wait for its end, or branch_stop it if it runs in the background; "
+                "branch_abort ends it and drops the branch",
                 branch=name,
             )
 
@@ -244,15 +259,30 @@ class Desk:
     @contextmanager
     def running(self, name: str, scope: Scope) -> Iterator[None]:
         """Says for the length of the `with` that something runs in a branch."""
-        run = _Run(scope)
-        self._running.setdefault(name, set()).add(run)
+        end = self.begin(name, scope)
         try:
             yield
         finally:
+            end()
+
+    def begin(self, name: str, scope: Scope) -> Callable[[], None]:
+        """Says that something runs in a branch; returns the function that says it has ended."""
+        run = _Run(scope)
+        self._running.setdefault(name, set()).add(run)
+
+        def end() -> None:
             self._running[name].discard(run)
             if not self._running[name]:
                 del self._running[name]
             run.ended.set()
+
+        return end
+
+    def background_of(self, name: str) -> list[str]:
+        """Returns the ids of the commands that run in a branch in the background."""
+        return [
+            each.id for each in self.background.values() if each.branch == name and each.is_running
+        ]
 
     # Files.
 
@@ -316,7 +346,10 @@ class Desk:
         for record in reversed(self.workspace.branches()):
             if record.id in self._made:
                 try:
-                    self.workspace.reopen(record.name).abort()
+                    branch = self.workspace.reopen(record.name)
+                    if self.rules.propose and branch.diff():
+                        continue  # it is the user's to commit
+                    branch.abort()
                 except BranchNotFoundError:
                     pass  # it went with its parent
                 except BranchingError as error:

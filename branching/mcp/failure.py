@@ -93,7 +93,8 @@ def error_words(error: BaseException) -> str | None:
 
 UNKNOWN_OUTCOME = (
     "an internal error interrupted the call, or the description of its result: it may have taken "
-    "effect.\nNext: branch_list and history show the state of the workspace; then tell the user"
+    "effect.\nNext: branch_list and branch_history show the state of the workspace; then tell the "
+    "user"
 )
 
 

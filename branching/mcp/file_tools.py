@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from branching.errors import BranchError
-from branching.mcp.answers import FileContent, FileEntry, FileWritten, Listing
+from branching.mcp.answers import FileContent, FileEdited, FileEntry, FileWritten, Listing
 from branching.mcp.desk import MAIN
 from branching.mcp.parameters import BranchName, BranchOrMain, FilePath
 from branching.mcp.roots import AllowedDesk
@@ -19,9 +19,19 @@ READ_BYTES_MAX = 32 << 10
 """What one call returns at most: the text and the structure of an answer both have the content."""
 WRITE_BYTES_MAX = 2 << 20
 """Below what a message may have over HTTP."""
+IMAGE_BYTES_MAX = 1 << 20
+"""A larger image is read in parts, as base64."""
 ENTRIES_MAX = 500
 ENTRIES_CHARACTERS_MAX = 12_000
 """With long names a listing has fewer entries."""
+LINES_NAMED_MAX = 10
+_NOT_MAIN = "the workspace itself is not written to: it changes by commits alone"
+_MAKE_BRANCH = "branch_create makes a branch to write in"
+_IMAGES = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+)
 
 
 async def branch_read(
@@ -34,12 +44,25 @@ async def branch_read(
         Field(ge=1, lt=1 << 63, description=f"Bytes to read; at most {READ_BYTES_MAX} a call"),
     ] = 16 << 10,
 ) -> FileContent:
-    """Read a file as it is in a branch, or in the workspace (branch "main"). A file that is not
-    UTF-8 text is returned as base64. Continue a long file with offset=next_offset.
+    """Read a file as it is in a branch, or in the workspace (branch "main"). An image (PNG, JPEG,
+    GIF, WebP) is shown as an image; another file that is not UTF-8 text is returned as base64.
+    Continue a long file with offset=next_offset.
     """
     limit = min(limit, READ_BYTES_MAX)
     tree = await desk.tree(branch, path)
     data, size = await step(partial(tree.read, path, offset=offset, limit=limit))
+    if offset == 0 and size <= IMAGE_BYTES_MAX and (mime_type := _image_type(data)):
+        data, size = await step(partial(tree.read, path, offset=0, limit=IMAGE_BYTES_MAX))
+        return FileContent(
+            branch=branch,
+            path=path,
+            content="",
+            encoding="image",
+            offset=0,
+            size=size,
+            truncated=False,
+            next_offset=None,
+        ).with_image(data, mime_type)
     text = _text(data, is_cut=offset + len(data) < size)
     if text is not None:
         data = text.encode()
@@ -78,13 +101,59 @@ async def branch_write(
     """
     data = base64.b64decode(content, validate=True) if is_base64 else content.encode()
     if branch == MAIN:
-        raise BranchError(
-            "the workspace itself is not written to: it changes by commits alone",
-            hint="branch_create makes a branch to write in",
-        )
+        raise BranchError(_NOT_MAIN, hint=_MAKE_BRANCH)
     tree = await desk.tree(branch, path)
     created = await step(partial(tree.write, path, data, is_executable=executable))
     return FileWritten(branch=branch, path=path, created=created, size=len(data))
+
+
+async def branch_edit(
+    desk: AllowedDesk,
+    branch: BranchName,
+    path: FilePath,
+    old: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=WRITE_BYTES_MAX,
+            description="The exact text to replace, with its whitespace; it must occur once in the "
+            "file, so include enough lines around the change",
+        ),
+    ],
+    new: Annotated[
+        str, Field(max_length=WRITE_BYTES_MAX, description="The text to put in its place")
+    ],
+) -> FileEdited:
+    """Replace a text in a file of a branch. The call is refused, and nothing is changed, unless
+    the text occurs exactly once.
+    """
+    if branch == MAIN:
+        raise BranchError(_NOT_MAIN, hint=_MAKE_BRANCH)
+    tree = await desk.tree(branch, path)
+    before, size = await step(partial(tree.read, path, offset=0, limit=WRITE_BYTES_MAX))
+    if size > WRITE_BYTES_MAX:
+        raise BranchError(
+            f"{path} was not edited: it has {size} bytes, and at most {WRITE_BYTES_MAX} can be "
+            "edited",
+            hint="edit it with branch_run, for example with sed",
+        )
+    sought = old.encode()
+    at = before.find(sought)
+    if at < 0:
+        raise BranchError(
+            f"{path} was not edited: the text in `old` does not occur in it",
+            hint="branch_read shows the file; the text must be exact, with its whitespace",
+        )
+    if (count := before.count(sought)) > 1:
+        raise BranchError(
+            f"{path} was not edited: the text in `old` occurs {count} times "
+            f"({_lines_of(before, sought)})",
+            hint="put more of the lines around it into `old` and `new`",
+        )
+    after = before[:at] + new.encode() + before[at + len(sought) :]
+    await step(partial(tree.write, path, after))
+    line = before.count(b"\n", 0, at) + 1
+    return FileEdited(branch=branch, path=path, line=line, size=len(after))
 
 
 async def branch_files(
@@ -107,6 +176,24 @@ async def branch_files(
             break
         listed.append(FileEntry(name=each.name, kind=each.kind, size=each.size))
     return Listing(branch=branch, path=path, entries=listed, truncated=not is_all)
+
+
+def _image_type(data: bytes) -> str | None:
+    """Returns the MIME type of an image by its first bytes; None for anything else."""
+    for start, mime_type in _IMAGES:
+        if data.startswith(start):
+            return mime_type
+    return "image/webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else None
+
+
+def _lines_of(data: bytes, sought: bytes) -> str:
+    """Returns the lines in which a text begins, for people."""
+    lines: list[str] = []
+    at = data.find(sought)
+    while at >= 0 and len(lines) < LINES_NAMED_MAX:
+        lines.append(str(data.count(b"\n", 0, at) + 1))
+        at = data.find(sought, at + len(sought))
+    return f"lines {', '.join(lines)}" + (", ..." if at >= 0 else "")
 
 
 def _text(data: bytes, *, is_cut: bool) -> str | None:

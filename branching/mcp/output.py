@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 
 HEAD_CHARACTERS_MAX = 6_000
@@ -10,7 +11,7 @@ TAIL_CHARACTERS_MAX = 18_000
 
 
 class Output:
-    """Keeps the first and the last characters of a command's lines.
+    """Keeps the first and the last characters of a command's lines. Safe from any thread.
 
     A line that does not fit is cut inside: a single line of any length leaves its beginning and
     its end.
@@ -24,10 +25,15 @@ class Output:
         self._tail: deque[str] = deque()
         self._tail_room = tail_max
         self._is_empty = True
+        self._lock = threading.Lock()
         self.characters_left_out = 0
 
     def add(self, lines: str) -> None:
         """Appends a line or several, without the end of the last one."""
+        with self._lock:
+            self._add(lines)
+
+    def _add(self, lines: str) -> None:
         text = lines if self._is_empty else f"\n{lines}"
         self._is_empty = False
         if self._head_room:
@@ -49,7 +55,8 @@ class Output:
     @property
     def text(self) -> str:
         """The output; a line in the middle says how many characters are left out."""
-        gap = ""
-        if self.characters_left_out:
-            gap = f"\n[{self.characters_left_out} characters left out]\n"
-        return "".join([*self._head, gap, *self._tail])
+        with self._lock:
+            gap = ""
+            if self.characters_left_out:
+                gap = f"\n[{self.characters_left_out} characters left out]\n"
+            return "".join([*self._head, gap, *self._tail])

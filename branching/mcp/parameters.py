@@ -10,7 +10,9 @@ from branching.mcp.commands import SECONDS_DEFAULT
 
 COMMAND_CHARACTERS_MAX = 32_000
 
-BranchName = Annotated[str, Field(description="Name of an open branch")]
+BranchName = Annotated[
+    str, Field(description="Name of an open branch, from branch_create or branch_list")
+]
 BranchOrMain = Annotated[
     str, Field(description='Name of an open branch; "main" is the workspace itself')
 ]
@@ -27,9 +29,13 @@ Command = Annotated[
 ]
 Seconds = Annotated[
     float | None,
-    Field(gt=0, description=f"Give up after so many seconds. Default {SECONDS_DEFAULT:.0f}"),
+    Field(
+        gt=0,
+        description=f"Kill the command after so many seconds. Default {SECONDS_DEFAULT:.0f}",
+    ),
 ]
 Globs = Annotated[list[str], Field(description="Globs of paths: src/**, *.md")]
+"""Which paths a commit takes."""
 DropRest = Annotated[
     bool,
     Field(description="Drop the changes that are not committed, and close the branch"),
@@ -54,5 +60,9 @@ Setup = Annotated[
 ]
 Commit = Annotated[
     bool,
-    Field(description="False: leave the winner's branch open instead, to look at and decide"),
+    Field(
+        description="Commit the winner immediately. By default its branch is left open, to review "
+        "and commit with branch_commit"
+    ),
 ]
+CommandId = Annotated[str, Field(description="Id of the command, from branch_start")]

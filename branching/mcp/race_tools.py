@@ -28,7 +28,7 @@ from branching.patterns import BestOfN, Speculate
 CANDIDATES_MAX = 64
 
 
-async def speculate(
+async def branch_speculate(
     desk: AllowedDesk,
     ctx: Context,
     candidates: Annotated[
@@ -39,12 +39,13 @@ async def speculate(
     setup: Setup = None,
     only: Globs = [],  # noqa: B006
     drop_rest: DropRest = False,
-    commit: Commit = True,
+    commit: Commit = False,
     parent: Parent = MAIN,
 ) -> RaceResult:
-    """Race commands, each in a branch of its own: the first that exits with 0 is committed at
-    once, the others are ended and dropped. End each with the check that decides:
-    "./fix-a && make test".
+    """Run several shell commands in parallel, each in its own branch. The first one that exits
+    with 0 wins; the others are killed and their branches deleted. End each command with the check
+    that decides, for example "./fix-a && make test". The winner's branch is left open, unless
+    commit is true.
     """
 
     def make(options: dict[str, Any]) -> commands.Pattern:
@@ -56,7 +57,7 @@ async def speculate(
     return await _raced(desk, ctx, "speculate", make, timeout_seconds, options, scored=False)
 
 
-async def best_of_n(
+async def branch_best_of_n(
     desk: AllowedDesk,
     ctx: Context,
     candidates: Annotated[
@@ -83,11 +84,14 @@ async def best_of_n(
     setup: Setup = None,
     only: Globs = [],  # noqa: B006
     drop_rest: DropRest = False,
-    commit: Commit = True,
+    commit: Commit = False,
     parent: Parent = MAIN,
 ) -> RaceResult:
-    """Let all commands finish, each in a branch of its own, and commit the success with the
-    highest score; the others are dropped. Without a score a success is worth 1.
+    """Run several shell commands in parallel, each in its own branch, wait for all, and choose the
+    one with the highest score. The score is the last number that `evaluate` prints in the branch,
+    or that the command writes to file descriptor 3; without one it is 1. Commands that exit
+    non-zero cannot win. All other branches are deleted. The winner's branch is left open, unless
+    commit is true.
     """
     if n is not None and len(candidates) > 1:
         raise ValueError("n is for a single command; several candidates are run once each")
@@ -118,4 +122,4 @@ async def _raced(
     async with progress.told(ctx) as tell:
         seconds = seconds_for(desk, timeout_seconds)
         raced = await commands.race(desk, what, make, seconds=seconds, tell=tell, **options)
-    return RaceResult.of(raced, scored=scored)
+    return RaceResult.of(raced, scored=scored, propose=desk.rules.propose)

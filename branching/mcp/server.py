@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from mcp.server.auth.provider import TokenVerifier
 from mcp.server.auth.settings import AuthSettings
@@ -12,20 +13,41 @@ from mcp.server.mcpserver import MCPServer
 
 from branching import __version__
 from branching.mcp.desk import Desk
+from branching.mcp.prompts import add_prompts
 from branching.mcp.resources import add_resources
-from branching.mcp.tools import make_tools
+from branching.mcp.tools import OLD_NAMES, make_tools
 
-INSTRUCTIONS = """\
-Copy-on-write branches of one directory, the workspace. A branch sees all of its files and costs
-nothing; what is done in it reaches the workspace only by a commit, all or nothing.
+_ABOUT = """\
+Copy-on-write branches of one directory, the workspace. A branch shows all of its files and takes no
+time to create; a change in it reaches the workspace only by a commit, in one atomic step.
 
-To try one thing: branch_create, branch_write and branch_run in it, branch_diff, then branch_commit
-or branch_abort. To try several at once: speculate (the first success is committed) or best_of_n
-(the best score), with candidates that end with the check that decides ("... && make test").
-Branches that changed different files can all be committed; where two changed the same file the
-second commit is refused and lists it. undo reverts a commit by its id.
-Branches that are left open are dropped when the server ends, unless branch_keep kept them.
 """
+_SEVERAL = """\
+To try several ways at once: branch_speculate (the first success wins) or branch_best_of_n (the best
+score wins), with candidates that end with the check that decides ("... && make test"). The winner's
+branch is left open.
+"""
+INSTRUCTIONS = f"""\
+{_ABOUT}To try one thing: branch_create, then branch_edit, branch_write and branch_run in the
+branch, then branch_diff, then branch_commit or branch_abort.
+{_SEVERAL}Branches that changed different files can all be committed; where two changed the same
+file the second commit is refused and lists it. branch_undo reverts a commit by its id.
+Branches that are left open are deleted when the server ends, unless branch_keep kept them.
+"""
+PROPOSING = f"""\
+{_ABOUT}This server proposes changes; only the user commits them. To propose one: branch_create,
+then branch_edit, branch_write and branch_run in the branch, then branch_diff; then tell the user
+what you changed, and to run `branching diff NAME` and `branching commit NAME`.
+{_SEVERAL}Delete with branch_abort what you do not propose. Branches that have changes stay open
+when the server ends.
+"""
+
+
+class _Server(MCPServer[Desk]):
+    """Also knows the tools by the names that they had in the first version."""
+
+    async def call_tool(self, name: str, *rest: Any, **options: Any) -> Any:
+        return await super().call_tool(OLD_NAMES.get(name, name), *rest, **options)
 
 
 def make_server(
@@ -40,16 +62,18 @@ def make_server(
 
     # What a tool says to its model is no news for the terminal; a fault of ours is.
     logging.basicConfig(format="branching mcp: %(message)s", level=logging.WARNING)
-    server: MCPServer[Desk] = MCPServer(
+    propose = desk.rules.propose
+    server = _Server(
         "branching",
         title="Branches of a directory",
         version=__version__,
-        instructions=INSTRUCTIONS,
-        tools=[*make_tools()],
+        instructions=PROPOSING if propose else INSTRUCTIONS,
+        tools=[*make_tools(propose=propose)],
         log_level="WARNING",
         lifespan=lifespan,
         token_verifier=verifier,
         auth=auth,
     )
     add_resources(server)
+    add_prompts(server, propose=propose)
     return server

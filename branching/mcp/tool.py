@@ -8,7 +8,7 @@ from typing import Any
 
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.server.mcpserver.tools import Tool
-from mcp_types import CallToolResult, TextContent, ToolAnnotations
+from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import ConfigDict, ValidationError
 
 from branching.mcp.answers import Answer, printable
@@ -58,7 +58,7 @@ class StrictTool(Tool):
                 return result
             if isinstance(result, Answer):
                 return CallToolResult(
-                    content=[TextContent(type="text", text=result.as_text())],
+                    content=result.blocks(),
                     structured_content=result.model_dump(mode="json"),
                 )
             return self.fn_metadata.convert_result(result)

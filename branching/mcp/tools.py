@@ -5,18 +5,22 @@ A tool's docstring and the descriptions of its parameters are what a model reads
 
 from __future__ import annotations
 
+import codecs
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import Tool, ToolAnnotations
 from pydantic import Field
 
-from branching.fs import Branch
-from branching.mcp import commands, progress
+from branching.fs import Branch, BranchRecord
+from branching.mcp import background, commands, progress
 from branching.mcp.answers import (
+    BackgroundCommand,
     Branches,
     BranchInfo,
     Changes,
@@ -26,24 +30,27 @@ from branching.mcp.answers import (
     Reverted,
 )
 from branching.mcp.commands import seconds_for
-from branching.mcp.desk import MAIN
-from branching.mcp.file_tools import branch_files, branch_read, branch_write
+from branching.mcp.desk import MAIN, Desk
+from branching.mcp.file_tools import branch_edit, branch_files, branch_read, branch_write
 from branching.mcp.parameters import (
     BranchName,
     Command,
+    CommandId,
     DropRest,
     ForceReversal,
     Globs,
     Parent,
     Seconds,
 )
-from branching.mcp.race_tools import best_of_n, speculate
+from branching.mcp.race_tools import branch_best_of_n, branch_speculate
 from branching.mcp.roots import AllowedDesk
 from branching.mcp.tool import StrictTool
 from branching.mcp.work import step
+from branching.process.sandbox.hidden import glob_pattern
 
 PATCH_BYTES_MAX = 12 << 10
 """In an answer; the resource of the diff has more."""
+WAIT_SECONDS_MAX = 600.0
 
 
 async def branch_list(desk: AllowedDesk) -> Branches:
@@ -52,7 +59,7 @@ async def branch_list(desk: AllowedDesk) -> Branches:
     return Branches(
         workspace=str(desk.workspace.seen_at),
         policy=desk.workspace.policy,
-        branches=[BranchInfo.of(each, kept=not desk.is_ours(each)) for each in records],
+        branches=[_info(desk, each) for each in records],
     )
 
 
@@ -73,7 +80,7 @@ async def branch_create(
     read-only.
     """
     branch = await desk.create(name, parent)
-    return BranchInfo.of(await step(branch.inspect), kept=False)
+    return _info(desk, await step(branch.inspect))
 
 
 async def branch_run(
@@ -84,8 +91,8 @@ async def branch_run(
     timeout_seconds: Seconds = None,
 ) -> CommandResult:
     """Run a shell command inside a branch and wait for it. Background processes are killed when it
-    returns, so start and test a server in one command. File changes stay in the branch; nothing is
-    committed.
+    returns: start a server with branch_start, or start and test it in one command. File changes
+    stay in the branch; nothing is committed.
     """
     async with progress.told(ctx) as tell:
         seconds = seconds_for(desk, timeout_seconds)
@@ -93,9 +100,64 @@ async def branch_run(
     return CommandResult.of(branch, ran)
 
 
+async def branch_start(
+    desk: AllowedDesk,
+    branch: BranchName,
+    command: Command,
+    timeout_seconds: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            description="Kill the command after so many seconds. Default: the longest time that "
+            "this server allows",
+        ),
+    ] = None,
+) -> BackgroundCommand:
+    """Start a shell command inside a branch, and leave it running in the background: a development
+    server, a watcher. It has ten ports of its own, from $BRANCHING_PORT_BASE on. Read its output
+    with branch_output and end it with branch_stop. The branch cannot be committed while it runs.
+    """
+    seconds = seconds_for(desk, timeout_seconds or desk.rules.seconds_max)
+    started = await background.start(desk, branch, command, seconds=seconds)
+    return BackgroundCommand.of(started, reachable=desk.rules.network)
+
+
+async def branch_output(
+    desk: AllowedDesk,
+    id: CommandId,  # noqa: A002  (the name that a model sees)
+    wait_seconds: Annotated[
+        float,
+        Field(ge=0, le=WAIT_SECONDS_MAX, description="Wait so long for the end of the command"),
+    ] = 0,
+    until: Annotated[
+        str, Field(description='Do not wait longer once the output has this text: "listening"')
+    ] = "",
+) -> BackgroundCommand:
+    """Show whether a command in the background runs, and what it has printed so far."""
+    started = background.find(desk, id)
+    await background.wait(started, wait_seconds, lambda text: bool(until) and until in text)
+    return BackgroundCommand.of(started, reachable=desk.rules.network)
+
+
+async def branch_stop(desk: AllowedDesk, id: CommandId) -> BackgroundCommand:  # noqa: A002
+    """End a command in the background with all processes it started. Its changes of files stay in
+    the branch.
+    """
+    started = background.find(desk, id)
+    await background.stop(started)
+    return BackgroundCommand.of(started, reachable=desk.rules.network)
+
+
 async def branch_diff(
     desk: AllowedDesk,
     branch: BranchName,
+    paths: Annotated[
+        list[str],
+        Field(
+            description="Show only changes of these paths: globs, and directories with all in "
+            "them. Default: all"
+        ),
+    ] = [],  # noqa: B006
     patch: Annotated[
         bool, Field(description="Also show the changed lines of text files, as a patch")
     ] = False,
@@ -104,9 +166,14 @@ async def branch_diff(
     stale branch, too.
     """
     found = await desk.find(branch)
-    changes = await step(found.diff)
+    chosen = selection(paths) if paths else None
+    changes = [
+        each
+        for each in await step(found.diff)
+        if chosen is None or chosen(each.path) or (each.origin and chosen(each.origin))
+    ]
     text, is_cut = (
-        await step(partial(patch_text, found, PATCH_BYTES_MAX, with_binary=False))
+        await step(partial(patch_text, found, PATCH_BYTES_MAX, with_binary=False, chosen=chosen))
         if patch
         else (None, False)
     )
@@ -139,8 +206,8 @@ async def branch_commit(
     """Apply all changes of a branch to its parent (normally the workspace) in one atomic step, and
     close the branch. With only, exclude or skip it stays open with the changes that were not
     committed; their number is in `remaining`. Other branches stay open. A stale branch is rebased
-    onto the workspace first. Review with branch_diff before; revert with undo and the id in
-    `commit`.
+    onto the workspace first. Review with branch_diff before; revert with branch_undo and the id
+    in `commit`.
     """
     changes, remaining = await desk.commit(
         branch,
@@ -170,8 +237,7 @@ async def branch_rebase(
     sides changed are listed, and nothing is changed without force.
     """
     await desk.rebase(branch, force=force)
-    record = await step((await desk.find(branch)).inspect)
-    return BranchInfo.of(record, kept=not desk.is_ours(record))
+    return _info(desk, await step((await desk.find(branch)).inspect))
 
 
 async def branch_abort(desk: AllowedDesk, branch: BranchName) -> Changes:
@@ -183,27 +249,28 @@ async def branch_abort(desk: AllowedDesk, branch: BranchName) -> Changes:
 
 
 async def branch_keep(desk: AllowedDesk, branch: BranchName) -> Changes:
-    """Keep a branch open when this server ends, so that the user can review it. Other branches
-    that were created through this server are dropped when it ends.
+    """Keep a branch open when this server ends, so that the user can review it and commit it with
+    `branching commit NAME`. Other branches that were created through this server are deleted when
+    it ends.
     """
     await desk.keep(branch)
     changes = await step((await desk.find(branch)).diff)
     return Changes.of(branch, changes, action="kept")
 
 
-async def history(desk: AllowedDesk) -> History:
+async def branch_history(desk: AllowedDesk) -> History:
     """List the commits to the workspace that can be undone or redone, the oldest first."""
     records = await step(desk.workspace.history)
     return History(commits=[CommitInfo.of(record) for record in records])
 
 
-async def undo(
+async def branch_undo(
     desk: AllowedDesk,
     commit: Annotated[
         int | None,
         Field(
-            description="Id of the commit to revert, from branch_commit or history. The call is "
-            "refused if another commit is the last one. Omit it to revert the last commit, "
+            description="Id of the commit to revert, from branch_commit or branch_history. The "
+            "call is refused if another commit is the last one. Omit it to revert the last commit, "
             "whoever made it"
         ),
     ] = None,
@@ -211,18 +278,18 @@ async def undo(
     force: ForceReversal = False,
 ) -> Reverted:
     """Revert the most recent commit to the workspace, in one atomic step. Call again for the one
-    before. This does not undo edits inside a branch.
+    before. This does not revert edits inside a branch.
     """
     reversal = await desk.undo(commit, force=force, dry_run=dry_run)
     return Reverted.of(reversal, done=not dry_run)
 
 
-async def redo(
+async def branch_redo(
     desk: AllowedDesk,
     dry_run: Annotated[bool, Field(description="Only show what would change")] = False,
     force: ForceReversal = False,
 ) -> Reverted:
-    """Apply the commit again that was undone last."""
+    """Apply the commit again that was reverted last."""
     reversal = await step(partial(desk.workspace.redo, force=force, dry_run=dry_run))
     return Reverted.of(reversal, done=not dry_run)
 
@@ -232,29 +299,49 @@ _ADDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world
 _RUNS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
 _COMMITS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
 
+_RACES = _COMMITS.model_copy(update={"open_world_hint": True})
+
 _TOOLS: tuple[tuple[Callable[..., Any], str, ToolAnnotations], ...] = (
     (branch_list, "List branches", _READS),
     (branch_create, "Make a branch", _ADDS),
     (branch_run, "Run a command in a branch", _RUNS),
+    (branch_start, "Start a command in the background", _RUNS),
+    (branch_output, "Show the output of a command in the background", _READS),
+    (branch_stop, "End a command in the background", _ADDS),
     (branch_read, "Read a file of a branch", _READS),
     (branch_write, "Write a file in a branch", _ADDS.model_copy(update={"idempotent_hint": True})),
+    (branch_edit, "Replace a text in a file of a branch", _ADDS),
     (branch_files, "List files of a branch", _READS),
     (branch_diff, "Show what a branch changed", _READS),
     (branch_commit, "Commit a branch", _COMMITS),
     (branch_rebase, "Rebase a branch", _ADDS),
     (branch_abort, "Drop a branch", _COMMITS.model_copy(update={"idempotent_hint": True})),
     (branch_keep, "Keep a branch", _ADDS.model_copy(update={"idempotent_hint": True})),
-    (speculate, "Race commands", _COMMITS.model_copy(update={"open_world_hint": True})),
-    (best_of_n, "Best of several commands", _COMMITS.model_copy(update={"open_world_hint": True})),
-    (history, "List commits", _READS),
-    (undo, "Undo the last commit", _COMMITS),
-    (redo, "Redo a commit", _COMMITS),
+    (branch_speculate, "Race commands", _RACES),
+    (branch_best_of_n, "Best of several commands", _RACES),
+    (branch_history, "List commits", _READS),
+    (branch_undo, "Revert the last commit", _COMMITS),
+    (branch_redo, "Apply a reverted commit again", _COMMITS),
 )
+_COMMITTING = (branch_commit, branch_undo, branch_redo)
+"""What only the user does where an agent proposes."""
+OLD_NAMES = {
+    "speculate": "branch_speculate",
+    "best_of_n": "branch_best_of_n",
+    "history": "branch_history",
+    "undo": "branch_undo",
+    "redo": "branch_redo",
+}
+"""Names of tools in the first version, which can still be called; they are not listed."""
 
 
-def make_tools() -> list[StrictTool]:
-    """Returns all tools."""
-    return [StrictTool.of(function, title, hints) for function, title, hints in _TOOLS]
+def make_tools(*, propose: bool = False) -> list[StrictTool]:
+    """Returns all tools; with `propose`, those of an agent that cannot commit."""
+    return [
+        StrictTool.of(function, title, hints)
+        for function, title, hints in _TOOLS
+        if not (propose and function in _COMMITTING)
+    ]
 
 
 async def registered_tools() -> list[Tool]:
@@ -263,7 +350,37 @@ async def registered_tools() -> list[Tool]:
     return await server.list_tools()
 
 
-def patch_text(branch: Branch, bytes_max: int, *, with_binary: bool = True) -> tuple[str, bool]:
+def _info(desk: Desk, record: BranchRecord) -> BranchInfo:
+    running = desk.background_of(record.name)
+    return BranchInfo.of(record, kept=desk.is_kept(record), running=running)
+
+
+def selection(globs: Sequence[str]) -> Callable[[str], bool]:
+    """Returns whether a path is one of those asked for, or lies below one.
+
+    A glob without a slash is a name in any directory, one with a slash a path from the root.
+    """
+    patterns = [
+        glob_pattern(trimmed.removeprefix("/") if "/" in trimmed else f"**/{trimmed}")
+        for trimmed in (glob.rstrip("/") for glob in globs)
+    ]
+
+    def is_chosen(path: str) -> bool:
+        whole = PurePosixPath(path)
+        return any(
+            pattern.fullmatch(str(part)) for part in (whole, *whole.parents) for pattern in patterns
+        )
+
+    return is_chosen
+
+
+def patch_text(
+    branch: Branch,
+    bytes_max: int,
+    *,
+    with_binary: bool = True,
+    chosen: Callable[[str], bool] | None = None,
+) -> tuple[str, bool]:
     """Returns a branch's patch and whether it is cut off.
 
     Args:
@@ -271,13 +388,19 @@ def patch_text(branch: Branch, bytes_max: int, *, with_binary: bool = True) -> t
         bytes_max: The length at which the patch is cut off.
         with_binary: Whether to show the content of binary files, as git does in base85. Without
             it a comment takes the place of the content, and the patch cannot be applied.
+        chosen: Whether to show the changes of a path. Default: of all.
     """
     with tempfile.TemporaryFile() as file:
         branch.patch(file)
         file.seek(0)
         kept = bytearray()
         is_binary = False
+        is_shown = True
         for line in file:
+            if line.startswith(b"diff --git ") and chosen is not None:
+                is_shown = chosen(_path_of(line))
+            if not is_shown:
+                continue
             if line == b"GIT binary patch\n" and not with_binary:
                 is_binary = True
                 line = b"# binary content left out\n"  # noqa: PLW2901
@@ -289,3 +412,18 @@ def patch_text(branch: Branch, bytes_max: int, *, with_binary: bool = True) -> t
             if len(kept) > bytes_max:
                 break
     return bytes(kept[:bytes_max]).decode("utf-8", "replace"), len(kept) > bytes_max
+
+
+def _path_of(header: bytes) -> str:
+    """Returns the new path in the first line of a file's part of a patch."""
+    line = header.rstrip(b"\n")
+    if line.endswith(b'"'):  # git quotes such a name, with escapes of C
+        quoted = line[line.rindex(b' "b/') + 2 : -1]
+        line, _ = codecs.escape_decode(quoted)
+        return os.fsdecode(line[2:])
+    # `a/PATH b/PATH`, or the paths of a rename: of equal ones the half is one.
+    words = line.removeprefix(b"diff --git ")
+    half = words[len(words) // 2 + 1 :]
+    if words == b"a/" + half[2:] + b" " + half:
+        return os.fsdecode(half[2:])
+    return os.fsdecode(words[words.rindex(b" b/") + 3 :])

@@ -74,7 +74,8 @@ class BranchCommand:
     """A command that is run in a branch. The subclass says what its end means.
 
     `hide` lists globs of files that it cannot read, `network=False` leaves it the loopback
-    interface alone, `clean_env` gives it an environment without keys and tokens.
+    interface alone, `clean_env` gives it an environment without keys and tokens, to which `env`
+    adds. `port_base` is the first of ten ports that the caller has (`lent_ports`).
     """
 
     ends_when_cancelled = True
@@ -97,11 +98,15 @@ class BranchCommand:
         hide: Sequence[str] = (),
         network: bool = True,
         clean_env: bool = False,
+        env: Mapping[str, str] | None = None,
+        port_base: int | None = None,
     ) -> None:
         check_walls(isolation, network=network, hide=hide)
         self._hide = tuple(hide)
         self._network = network
         self._clean_env = clean_env
+        self._env = dict(env or {})
+        self._port_base = port_base
         self._isolation = isolation
         self.label = shlex.join(argv) if label is None else label
         self._argv = argv
@@ -129,7 +134,7 @@ class BranchCommand:
         teller = None if lines is None else lines.feed
         budget = None if task is None else task.attempt.budget
         with ExitStack() as stack:
-            port_base = stack.enter_context(lent_ports())
+            port_base = self._port_base or stack.enter_context(lent_ports())
             scratch = OWN_TMP
             helm = None if self._inherit_stdin else Helm.current()
             words, steer = None, {}
@@ -151,6 +156,7 @@ class BranchCommand:
                 sandbox=sandbox,
                 environment={
                     **inherited_environment(is_clean=self._clean_env),
+                    **self._env,
                     **self._environment(task),
                     **(environment or {}),
                     **steer,

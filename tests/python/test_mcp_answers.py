@@ -50,10 +50,12 @@ async def test_a_commit_of_names_that_are_not_utf8_is_reported_as_a_commit(
         committed = await agent.call("branch_commit", branch="b")
         assert [each["path"] for each in committed["changes"]] == ["x\\xff"]
         assert (real_workspace.base / odd).exists()
-        undone = await agent.call("undo")
+        undone = await agent.call("branch_undo")
         assert [each["path"] for each in undone["changes"]] == ["x\\xff"]
         assert not (real_workspace.base / odd).exists()
-        raced = await agent.call("speculate", candidates=["touch \"$(printf 'y\\376')\""])
+        raced = await agent.call(
+            "branch_speculate", candidates=["touch \"$(printf 'y\\376')\""], commit=True
+        )
         assert [each["path"] for each in raced["changes"]] == ["y\\xfe"]
         assert raced["committed"]
 
@@ -111,7 +113,7 @@ async def test_a_long_line_of_a_command_is_shown_from_both_ends(real_workspace: 
         ran = await agent.call("branch_run", branch="b", command=command)
         assert ran["output"].startswith("[0, 1, 2,")
         assert ran["output"].endswith("5998, 5999]")
-        raced = await agent.call("speculate", candidates=[command], commit=False)
+        raced = await agent.call("branch_speculate", candidates=[command], commit=False)
         (candidate,) = raced["candidates"]
         assert candidate["output"].endswith("5998, 5999]")
 
@@ -157,8 +159,12 @@ async def test_every_tool_refuses_arguments_that_it_does_not_have(
         ("branch_read", {"branch": "b"}, "the argument 'path' is missing"),
         ("branch_run", {"branch": "b", "command": ""}, "command: "),
         ("branch_run", {"branch": "b", "command": "true", "timeout_seconds": -1}, "seconds: "),
-        ("speculate", {"candidates": []}, "candidates: "),
-        ("best_of_n", {"candidates": ["true", "false"], "n": 2}, "n is for a single command"),
+        ("branch_speculate", {"candidates": []}, "candidates: "),
+        (
+            "branch_best_of_n",
+            {"candidates": ["true", "false"], "n": 2},
+            "n is for a single command",
+        ),
         ("branch_write", {"branch": "b", "path": "f", "content": "!", "is_base64": True}, ""),
     ],
 )
@@ -194,9 +200,9 @@ async def test_answers_stay_within_what_a_client_accepts(real_workspace: Workspa
             ("branch_diff", {"branch": "b", "patch": True}),
             ("branch_read", {"branch": "main", "path": "big", "limit": 262144}),
             ("branch_read", {"branch": "main", "path": "binary"}),
-            ("speculate", {"candidates": [f"{much}; exit 1"] * 32}),
+            ("branch_speculate", {"candidates": [f"{much}; exit 1"] * 32}),
             ("branch_commit", {"branch": "b"}),
-            ("undo", {"dry_run": True}),
+            ("branch_undo", {"dry_run": True}),
         ]
         for tool, arguments in calls:
             for form in await answer_of(agent, tool, **arguments):
@@ -253,7 +259,7 @@ async def test_the_text_of_an_answer_is_plain(real_workspace: Workspace) -> None
         assert text == "d/\nseed.txt 5"
         text, _ = await answer_of(agent, "branch_read", branch="b", path="d/f")
         assert text == "x"
-        for tool in ("branch_list", "history"):
+        for tool in ("branch_list", "branch_history"):
             assert (await answer_of(agent, tool))[0]
 
 
@@ -330,15 +336,17 @@ async def test_undo_refuses_a_commit_that_is_not_the_last(real_workspace: Worksp
         await agent.call("branch_create", name="b")
         await agent.call("branch_write", branch="b", path="mine", content="x")
         commit = (await agent.call("branch_commit", branch="b"))["commit"]
-        assert commit == (await agent.call("history"))["commits"][-1]["id"]
+        assert commit == (await agent.call("branch_history"))["commits"][-1]["id"]
         with real_workspace.branch("person") as person:
             (person.path / "theirs").write_text("x")
-        text = await agent.refused("undo", commit=commit)
+        text = await agent.refused("branch_undo", commit=commit)
         assert "'person'" in text
         assert (base / "theirs").exists()
-        await agent.call("undo", commit=(await agent.call("history"))["commits"][-1]["id"])
+        await agent.call(
+            "branch_undo", commit=(await agent.call("branch_history"))["commits"][-1]["id"]
+        )
         assert not (base / "theirs").exists()
-        await agent.call("undo", commit=commit)
+        await agent.call("branch_undo", commit=commit)
         assert not (base / "mine").exists()
 
 

@@ -72,7 +72,9 @@ async def test_a_whole_session_over_pipes(
         await agent.call("branch_create", name="left")
         ran = await agent.call("branch_run", branch="left", command="pwd; echo stray >&1; cat")
         assert ran["output"].splitlines() == [str(project), "stray"]  # its input is empty
-        raced = await agent.call("speculate", candidates=["exec sleep 600", "echo x >made; exit 0"])
+        raced = await agent.call(
+            "branch_speculate", candidates=["exec sleep 600", "echo x >made; exit 0"], commit=True
+        )
         assert (raced["committed"], raced["winner"]) == (True, 1)
         await agent.hears("[")
     assert (project / "made").read_text() == "x\n"
@@ -221,7 +223,7 @@ def test_what_a_killed_server_has_left_is_told_and_dropped_by_the_next(project: 
         created(living, "living")
         created(killed, "left")
         created(keeping, "kept", is_kept=True)
-        send(killed, tool(5, "speculate", candidates=["exec sleep 600", "exec sleep 601"]))
+        send(killed, tool(5, "branch_speculate", candidates=["exec sleep 600", "exec sleep 601"]))
         until(lambda: claimed(project).count(" speculate-") == 2, "both are claimed")
         for server in (killed, keeping):
             server.kill()
@@ -347,7 +349,9 @@ async def test_a_whole_session_over_http(project: Path, mode: str) -> None:
                 assert "BRANCHING_BRANCH=b" in ran["output"]
                 assert token not in ran["output"]
                 await agent.call("branch_commit", branch="b")
-                raced = await agent.call("speculate", candidates=["false", "touch y"])
+                raced = await agent.call(
+                    "branch_speculate", candidates=["false", "touch y"], commit=True
+                )
                 assert raced["committed"]
                 await agent.call("branch_create", name="left")
                 await agent.hears("[")
@@ -407,8 +411,8 @@ def test_a_race_ends_when_its_http_client_is_killed(project: Path, mode: str) ->
             headers={"Authorization": f"Bearer {token}"},
             url=f"http://127.0.0.1:{port}/mcp",
             mode=mode,
-            tool="speculate",
-            arguments={"candidates": [command]},
+            tool="branch_speculate",
+            arguments={"candidates": [command], "commit": True},
         )
         python = str(OLD_PYTHON) if is_old else sys.executable
         client = subprocess.Popen([python, "-c", script])

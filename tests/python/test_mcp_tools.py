@@ -33,9 +33,14 @@ def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-READS = {"branch_list", "branch_read", "branch_files", "branch_diff", "history"}
-DESTROYS = {"branch_commit", "branch_abort", "speculate", "best_of_n", "undo", "redo"}
-ADDS = {"branch_create", "branch_rebase", "branch_run", "branch_write", "branch_keep"}
+READS = {"branch_list", "branch_read", "branch_files", "branch_diff"}
+READS |= {"branch_output", "branch_history"}
+RACES = {"branch_speculate", "branch_best_of_n"}
+COMMITS = {"branch_commit", "branch_undo", "branch_redo"}
+DESTROYS = {"branch_abort", *RACES, *COMMITS}
+RUNS = {"branch_run", "branch_start"}
+ADDS = {"branch_create", "branch_rebase", "branch_write", "branch_edit", "branch_keep"}
+ADDS |= {"branch_stop", *RUNS}
 
 
 async def test_the_tools_say_what_they_do(real_workspace: Workspace, mode: str) -> None:
@@ -51,9 +56,10 @@ async def test_the_tools_say_what_they_do(real_workspace: Workspace, mode: str) 
         assert hints.read_only_hint is (name in READS)
         if name not in READS:
             assert hints.destructive_hint is (name in DESTROYS)
-        assert bool(hints.open_world_hint) is (name in {"branch_run", "speculate", "best_of_n"})
+        assert bool(hints.open_world_hint) is (name in RUNS | RACES)
+        assert name.startswith("branch_")
         for parameter, schema in tool.input_schema["properties"].items():
-            assert "description" in schema or parameter == "content", (name, parameter)
+            assert "description" in schema, (name, parameter)
 
 
 async def test_a_change_is_made_looked_at_committed_and_undone(
@@ -89,13 +95,13 @@ async def test_a_change_is_made_looked_at_committed_and_undone(
         assert (base / "a/b.txt").read_text() == "été\n"
         assert os.access(base / "go", os.X_OK)
         assert not (base / "seed.txt").exists()
-        (commit,) = (await agent.call("history"))["commits"]
+        (commit,) = (await agent.call("branch_history"))["commits"]
         assert (commit["branch"], commit["undone"]) == ("fix", False)
-        assert not (await agent.call("undo", dry_run=True))["done"]
+        assert not (await agent.call("branch_undo", dry_run=True))["done"]
         assert (base / "go").exists()
-        assert (await agent.call("undo"))["done"]
+        assert (await agent.call("branch_undo"))["done"]
         assert sorted(path.name for path in base.iterdir()) == [".branching", "seed.txt"]
-        assert (await agent.call("redo"))["commit"]["branch"] == "fix"
+        assert (await agent.call("branch_redo"))["commit"]["branch"] == "fix"
         assert (base / "go").exists()
 
 
@@ -107,7 +113,11 @@ async def test_a_race_of_three_commands(real_workspace: Workspace, mode: str) ->
             "trap '' TERM; sleep 600",
         ]
         raced = await agent.call(
-            "speculate", candidates=candidates, setup="touch go prepared", only=["answer"]
+            "branch_speculate",
+            candidates=candidates,
+            setup="touch go prepared",
+            only=["answer"],
+            commit=True,
         )
         winner = raced["candidates"][1]
         assert await agent.text_of(winner["log"]) == "I am it\n"
@@ -127,18 +137,18 @@ async def test_a_race_of_three_commands(real_workspace: Workspace, mode: str) ->
 async def test_the_best_of_several_is_committed(real_workspace: Workspace) -> None:
     async with connected(served(real_workspace)) as agent:
         raced = await agent.call(
-            "best_of_n",
+            "branch_best_of_n",
             candidates=["echo $BRANCHING_ATTEMPT >tried; echo 0.$BRANCHING_ATTEMPT >&3"],
             n=3,
+            commit=True,
         )
         assert raced["winner"] == 2
         assert [each["score"] for each in raced["candidates"]] == [0.0, 0.1, 0.2]
         assert (real_workspace.base / "tried").read_text() == "2\n"
         raced = await agent.call(
-            "best_of_n",
+            "branch_best_of_n",
             candidates=["echo bbb >tried", "echo a >tried", "echo cc >tried; false"],
             evaluate="echo score; wc -c <tried",
-            commit=False,
         )
         assert (raced["committed"], raced["winner"]) == (False, 0)
         assert (real_workspace.base / "tried").read_text() == "2\n"
@@ -150,11 +160,13 @@ async def test_the_best_of_several_is_committed(real_workspace: Workspace) -> No
 
 async def test_nothing_that_succeeds_changes_nothing(real_workspace: Workspace) -> None:
     async with connected(served(real_workspace)) as agent:
-        raced = await agent.call("speculate", candidates=["touch x; echo no; false", "exit 9"])
+        raced = await agent.call(
+            "branch_speculate", candidates=["touch x; echo no; false", "exit 9"]
+        )
         assert (raced["committed"], raced["winner"], raced["timed_out"]) == (False, None, False)
         said = [(each["state"], each["reason"], each["output"]) for each in raced["candidates"]]
         assert said == [("failed", "exit 1", "no"), ("failed", "exit 9", "")]
-        raced = await agent.call("speculate", candidates=["sleep 600"], timeout_seconds=0.5)
+        raced = await agent.call("branch_speculate", candidates=["sleep 600"], timeout_seconds=0.5)
         assert (raced["winner"], raced["timed_out"]) == (None, True)
         assert raced["candidates"][0]["state"] == "timed_out"
         assert (await agent.call("branch_list"))["branches"] == []
@@ -164,7 +176,9 @@ async def test_nothing_that_succeeds_changes_nothing(real_workspace: Workspace) 
 async def test_a_race_in_a_branch_is_committed_into_it(real_workspace: Workspace) -> None:
     async with connected(served(real_workspace)) as agent:
         await agent.call("branch_create", name="outer")
-        raced = await agent.call("speculate", candidates=["touch x"], parent="outer")
+        raced = await agent.call(
+            "branch_speculate", candidates=["touch x"], parent="outer", commit=True
+        )
         assert raced["committed"]
         await agent.call("branch_create", name="inner", parent="outer")
         listed = (await agent.call("branch_list"))["branches"]
@@ -202,9 +216,9 @@ async def test_a_race_in_a_branch_is_committed_into_it(real_workspace: Workspace
         ("branch_read", {"branch": "b", "path": "./sub//key.pem"}, "hidden by the rules"),
         ("branch_write", {"branch": "b", "path": "sub/key.pem", "content": ""}, "hidden"),
         ("branch_write", {"branch": "b", "path": "x", "content": "?", "is_base64": True}, "base64"),
-        ("undo", {}, "Next: tell the user"),
-        ("best_of_n", {"candidates": ["a", "b"], "n": 2}, "n is for a single command"),
-        ("speculate", {"candidates": []}, "at least 1 item"),
+        ("branch_undo", {}, "Next: tell the user"),
+        ("branch_best_of_n", {"candidates": ["a", "b"], "n": 2}, "n is for a single command"),
+        ("branch_speculate", {"candidates": []}, "at least 1 item"),
         ("branch_run", {"branch": "b", "command": ""}, "at least 1 character"),
     ],
 )
@@ -301,19 +315,24 @@ async def test_hidden_files_keys_and_the_network_are_kept_from_commands(
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", "secret")
     (real_workspace.base / ".env").write_text("KEY=1\n")
-    rules: dict[str, Any] = {"hide": (".env",), "network": False, "clean_env": True}
+    monkeypatch.setenv("OTHER_API_KEY", "lent")
+    rules: dict[str, Any] = {"hide": (".env",), "env": ("OTHER_API_KEY", "NO_SUCH_NAME")}
     with socket.create_server(("127.0.0.1", 0)) as server:
         knock = f"bash -c 'exec 3<>/dev/tcp/127.0.0.1/{server.getsockname()[1]}'"
-        async with connected(served(real_workspace)) as agent:
-            raced = await agent.call("speculate", candidates=[f"{knock} && cat .env"], commit=False)
-            assert raced["candidates"][0]["output"] == "KEY=1"
+        opened = served(real_workspace, network=True, clean_env=False)
+        async with connected(opened) as agent:
+            script = f"{knock} && cat .env && echo $SOME_API_KEY"
+            raced = await agent.call("branch_speculate", candidates=[script])
+            assert raced["candidates"][0]["output"] == "KEY=1\nsecret"
         async with connected(served(real_workspace, **rules)) as agent:
             await agent.call("branch_create", name="b")
             ran = await agent.call("branch_run", branch="b", command="cat .env; env")
             assert "secret" not in ran["output"]
+            assert "OTHER_API_KEY=lent" in ran["output"].splitlines()
+            assert any(line.startswith("PATH=") for line in ran["output"].splitlines())
             assert "KEY=1" not in ran["output"]
             candidates = ["cat .env", 'test -n "$SOME_API_KEY"', knock]
-            raced = await agent.call("speculate", candidates=candidates)
+            raced = await agent.call("branch_speculate", candidates=candidates)
             assert raced["winner"] is None
 
 
@@ -387,7 +406,7 @@ async def test_branches_end_with_the_server_unless_they_are_kept(real_workspace:
         kept = await agent.call("branch_keep", branch="c")
         assert kept["action"] == "kept"
         await agent.call("branch_run", branch="others", command="touch x")
-        await agent.call("speculate", candidates=["touch y"], commit=False)
+        await agent.call("branch_speculate", candidates=["touch y"], commit=False)
         listed = (await agent.call("branch_list"))["branches"]
         assert {each["name"]: each["kept"] for each in listed[:4]} == {
             "others": True,
@@ -460,7 +479,7 @@ async def test_a_race_that_is_cancelled_leaves_no_branch(real_workspace: Workspa
     async with connected(served(real_workspace)) as agent:
         async with anyio.create_task_group() as group:
             candidates = ["sleep 600", "exec sleep 601"]
-            group.start_soon(lambda: agent.refused("speculate", candidates=candidates))
+            group.start_soon(lambda: agent.refused("branch_speculate", candidates=candidates))
             while len((await agent.call("branch_list"))["branches"]) < 2:
                 await anyio.sleep(0.05)
             group.cancel_scope.cancel()
@@ -504,8 +523,8 @@ async def test_roots_are_honoured(
         for tool, arguments in (
             ("branch_create", {"name": "b"}),
             ("branch_read", {"branch": "main", "path": "seed.txt"}),
-            ("speculate", {"candidates": ["touch x"]}),
-            ("undo", {}),
+            ("branch_speculate", {"candidates": ["touch x"]}),
+            ("branch_undo", {}),
         ):
             said = await agent.refused(tool, **arguments)
             assert "in none of the client's roots" in said

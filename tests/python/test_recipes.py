@@ -135,17 +135,20 @@ def test_every_command_of_the_skill_works(project: Path, environment: dict[str, 
     text = (project / "sums.py").read_text()
     assert "return a + b" in text
     assert "# repaired: it said 1 passed" in text
-    assert text.count("# b\n") == 2  # the race, and the branch that was kept
+    assert text.count("# b\n") == 3  # the race, the fork, and the branch that was kept
+    assert (project / "prepared").exists()
 
 
 def test_the_skill_is_one(tmp_path: Path) -> None:
-    """A short text behind a head that says when to read it."""
+    """A short text behind a head of the form that Agent Skills has."""
     text = SKILL.read_text()
     head, body = re.fullmatch(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
     facts = dict(line.split(": ", 1) for line in head.splitlines())
-    assert set(facts) == {"name", "description"}
+    assert set(facts) == {"name", "description", "license", "compatibility"}
     assert facts["name"] == SKILL.parent.name
     assert len(facts["description"]) <= 1024
+    assert len(facts["compatibility"]) <= 500
+    assert facts["license"] in (REPOSITORY / "pyproject.toml").read_text()
     assert len(body.splitlines()) <= 100
 
 

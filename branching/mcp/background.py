@@ -1,0 +1,121 @@
+"""Commands that run in a branch in the background, until they end, are stopped, or time is over.
+
+Each has a thread of its own. Its state is changed in the event loop's thread alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+
+from branching.errors import BranchError, BranchingError
+from branching.mcp.commands import log_name, logged, program
+from branching.mcp.desk import Desk
+from branching.mcp.output import Output
+from branching.mcp.work import step
+from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
+from branching.process import Ended
+from branching.process.ports import PORTS_EACH, lent_ports
+
+RUNNING_MAX = 32
+ENDED_MAX = 32
+"""Of so many that have ended the output can still be asked for; the logs have more."""
+POLL_SECONDS = 0.05
+PORTS = PORTS_EACH
+
+
+class Started:
+    """A command in the background."""
+
+    def __init__(self, branch: str, command: str, port_base: int) -> None:
+        self.id = f"bg-{secrets.token_hex(3)}"
+        self.branch = branch
+        self.command = command
+        self.port_base = port_base
+        self.log = log_name(branch)
+        self.output = Output()
+        self.scope = Scope()
+        self.has_ended = anyio.Event()
+        self.ended: Ended | None = None
+        self.error: str | None = None
+        """Why it could not be run."""
+
+    @property
+    def is_running(self) -> bool:
+        return not self.has_ended.is_set()
+
+
+async def start(desk: Desk, name: str, command: str, *, seconds: float) -> Started:
+    """Starts a command in a branch. BranchError if `RUNNING_MAX` are running."""
+    branch = await desk.find(name)
+    running = [each for each in desk.background.values() if each.is_running]
+    if len(running) >= RUNNING_MAX:
+        raise BranchError(
+            f"nothing was started: {RUNNING_MAX} commands run in the background",
+            hint="branch_stop one of them; branch_list names them",
+        )
+    ports = lent_ports()
+    started = Started(name, command, await step(ports.__enter__))
+    token = anyio.lowlevel.current_token()
+    candidate = program(desk, command, port_base=started.port_base)
+    call = logged(desk, branch, candidate, started.log, seconds, started.output)
+    end = desk.begin(name, started.scope)
+
+    def finish() -> None:
+        end()
+        started.has_ended.set()
+
+    def work() -> None:
+        try:
+            started.ended = started.scope.run(call)
+        except (BranchingError, OSError) as error:
+            started.error = str(error)
+        finally:
+            ports.__exit__(None, None, None)
+            anyio.from_thread.run_sync(finish, token=token)
+
+    desk.background[started.id] = started
+    _forget_oldest(desk)
+    threading.Thread(target=work, name=started.id, daemon=True).start()
+    return started
+
+
+async def wait(
+    started: Started, seconds: float, until: Callable[[str], bool] = lambda _: False
+) -> None:
+    """Waits for the end of a command, or until its output is as asked, or the time is over."""
+    with anyio.move_on_after(seconds):
+        while started.is_running and not until(started.output.text):
+            with anyio.move_on_after(POLL_SECONDS):
+                await started.has_ended.wait()
+
+
+async def stop(started: Started) -> None:
+    """Ends a command with all that it started, and waits for that."""
+    started.scope.cancel(STOP_GRACE_SECONDS)
+    with anyio.CancelScope(shield=True):
+        await started.has_ended.wait()
+
+
+def find(desk: Desk, number: str) -> Started:
+    """Returns a command by its id. BranchError if there is none."""
+    try:
+        return desk.background[number]
+    except KeyError:
+        known = ", ".join(desk.background) or "none"
+        raise BranchError(
+            f"there is no command {number!r} in the background (known: {known})",
+            hint="branch_list names those that run; the log of an older one is in "
+            "branching://logs/NAME",
+        ) from None
+
+
+def _forget_oldest(desk: Desk) -> None:
+    ended = [each.id for each in desk.background.values() if not each.is_running]
+    for number in ended[: max(0, len(ended) - ENDED_MAX)]:
+        del desk.background[number]
