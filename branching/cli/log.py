@@ -28,13 +28,20 @@ def log(
             show_default=False,
         ),
     ] = None,
+    patch: Annotated[
+        bool,
+        typer.Option(
+            "-p", "--patch", help="Print what the branch changed, as a patch that git apply takes."
+        ),
+    ] = False,
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
     """List what ran and what became of it, or print the output of one branch, or of one call.
 
     The output of candidates, and of what was run, is kept with the workspace, also of branches
-    that were dropped: the newest 200 and 10 MiB of each, until branching prune.
+    that were dropped: the newest 200 and 10 MiB of each, until branching prune. So is what each
+    candidate changed, as a patch of at most 256 KiB.
 
     On a terminal only colours are let through of what would command it; a pipe gets all as it was.
 
@@ -43,6 +50,11 @@ def log(
     with reported(json=json):
         from branching.patterns.logbook import read_entries
 
+        if patch and name is None:
+            raise UsageFault(
+                "--patch needs the name of a branch or a call; branching log lists them"
+            )
+
         with opened_workspace(workspace) as space:  # the store may go with the mount
             logs = None if space.store is None else space.store / "logs"
             entries = [] if logs is None else read_entries(logs)
@@ -50,7 +62,10 @@ def log(
                 entries = [entry for entry in entries if name in (entry.branch, entry.call)]
                 if logs is None or not entries:
                     raise UsageFault(f"no output is kept under {name!r}; branching log lists it")
-                _print_output(logs, entries, json=json)
+                if patch:
+                    _print_patches(logs, entries, json=json)
+                else:
+                    _print_output(logs, entries, json=json)
             elif json:
                 print_json("log", candidates=[asdict(entry) for entry in entries])
             else:
@@ -82,6 +97,33 @@ def _print_output(logs: Path, entries: list[Entry], *, json: bool) -> None:
         for line in outputs[entry.branch].split(b"\n")[:-1]:  # each ends in one
             shown = visible(line.decode("utf-8", "replace")).encode() if is_terminal else line
             sys.stdout.buffer.write(prefix + shown + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _print_patches(logs: Path, entries: list[Entry], *, json: bool) -> None:
+    from branching.patterns.logbook import UNDER_WAY
+    from branching.patterns.patches import read_patch
+
+    patches = {entry.branch: read_patch(logs, entry.branch) for entry in entries}
+    if json:
+        candidates = [
+            {**asdict(entry), "patch": text.decode("utf-8", "replace") if text else None}
+            for entry in entries
+            for text in [patches[entry.branch]]
+        ]
+        print_json("log", candidates=candidates)
+        return
+    is_terminal = sys.stdout.isatty()
+    for entry in entries:
+        text = patches[entry.branch]
+        if text is None:
+            why = "it runs still" if entry.state in UNDER_WAY else "it changed nothing, or is open"
+            note = f"{entry.branch}: no patch is kept: {why}"
+            print(line_for(sys.stderr, note), file=sys.stderr)
+            continue
+        for line in text.splitlines(keepends=True):
+            shown = visible(line.decode("utf-8", "replace")).encode() if is_terminal else line
+            sys.stdout.buffer.write(shown)
     sys.stdout.buffer.flush()
 
 

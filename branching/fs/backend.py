@@ -105,6 +105,14 @@ class DiffSummary:
         counts = zip("+~->", vars(self).values(), strict=True)
         return " ".join(f"{mark}{count}" for mark, count in counts if count) or "none"
 
+    @staticmethod
+    def parse(text: str) -> DiffSummary:
+        """Reads what `str` returns; of another text nothing is counted."""
+        pairs = (part.split(" ") for part in text.split(", "))
+        counts = {pair[1]: int(pair[0]) for pair in pairs if len(pair) == 2 and pair[0].isdecimal()}
+        known = ("added", "modified", "deleted", "renamed")
+        return DiffSummary(**{kind: count for kind, count in counts.items() if kind in known})
+
     def __str__(self) -> str:
         """`2 added, 1 deleted`, or `no changes`."""
         counts = vars(self).items()

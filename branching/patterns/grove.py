@@ -90,6 +90,7 @@ class Grove:
         the paths that `only` leaves, unless `drop_rest`.
         """
         self.drop_below(branch)
+        self._before_end(branch)
         try:
             is_any_first = self._policy == "snapshot"
             changes = branch.commit(
@@ -129,7 +130,12 @@ class Grove:
     def drop(self, branch: Branch) -> None:
         """Aborts the branch now, unless it is gone already, or to be kept."""
         if branch.is_open and not self._is_kept(branch):
+            self._before_end(branch)
             branch.abort()
+
+    def _before_end(self, branch: Branch) -> None:
+        if self._helm is not None:
+            self._helm.before_end(branch)
 
     def clear(self, under_way: BaseException | None) -> None:
         """Drops all. What it raises does not hide an exception that is under way."""

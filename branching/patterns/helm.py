@@ -21,9 +21,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from branching.errors import BranchError
+
+if TYPE_CHECKING:
+    from branching.fs import Branch
 
 WORDS_BYTES_MAX = 1 << 20
 """Of all that one process is told. It is a person's typing, not a channel for data."""
@@ -51,15 +54,22 @@ class _Steered:
 
 
 class Helm:
-    """One call's. `on_state` is told the branch and "paused" or "running" when that changes."""
+    """One call's. `on_state` is told the branch and "paused" or "running" when that changes;
+    `before_end` receives each branch that is about to be committed or dropped."""
 
-    def __init__(self, on_state: Callable[[str, str], None] = lambda _branch, _state: None) -> None:
+    def __init__(
+        self,
+        on_state: Callable[[str, str], None] = lambda _branch, _state: None,
+        before_end: Callable[[Branch], None] = lambda _branch: None,
+    ) -> None:
         self._on_state = on_state
+        self.before_end = before_end
         self.directory: Path | None = None
         """Where steer files are made; without it there are none."""
         self._lock = threading.Lock()  # guards all below
         self._running: dict[str, list[_Steered]] = {}
         self._kept: set[str] = set()
+        self._stopped: set[str] = set()
         self._called: dict[str, str] = {}
 
     @staticmethod
@@ -131,10 +141,19 @@ class Helm:
     def stop(self, branch: str) -> None:
         """Ends what runs in a branch: the candidate has failed, and the call goes on without it.
 
-        Returns at once. BranchError if none of its processes can be steered.
+        The log says that it was cancelled. Returns immediately. BranchError if none of its
+        processes can be steered.
         """
-        for steered in self._of(branch):
+        running = self._of(branch)
+        with self._lock:
+            self._stopped.add(branch)
+        for steered in running:
             steered.process.kill(STOP_GRACE_SECONDS)
+
+    def is_stopped(self, branch: str) -> bool:
+        """Whether somebody has stopped what ran in it."""
+        with self._lock:
+            return branch in self._stopped
 
     def tell(self, branch: str, text: str) -> None:
         """Adds a line to the steer file of what runs in a branch.

@@ -2,6 +2,7 @@
 
     STORE/logs/speculate-1a2b3c4d-0.log     what the candidate printed
     STORE/logs/speculate-1a2b3c4d-0.json    what became of it (see `Entry`)
+    STORE/logs/speculate-1a2b3c4d-0.patch   what it changed (see `patches`)
     STORE/logs/9f3c2a1b.door                where the call can be steered (see `door`)
     STORE/logs/kept                         the store is to stay for the logs
 
@@ -30,13 +31,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from branching.errors import BranchingError
 from branching.fs.store_files import is_name, open_directory, open_file, read
 from branching.patterns.door import SUFFIX, Door, answers, sweep
 from branching.patterns.event import takes_blocks, taking_blocks
 from branching.patterns.helm import Helm
+from branching.patterns.patches import SUFFIX as PATCH_SUFFIX
+from branching.patterns.patches import patch_of
 
 if TYPE_CHECKING:
-    from branching.fs import Workspace
+    from branching.fs import Branch, Workspace
     from branching.patterns.event import Event
 
 ENTRIES_MAX = 200
@@ -103,7 +107,7 @@ class Logbook:
         self._entries: dict[str, Entry] = {}
         # Guards the entries: the helm's states come from its own thread.
         self._lock = threading.Lock()
-        self.helm = Helm(self._on_state)
+        self.helm = Helm(self._on_state, self._keep_patch)
         """Through which the call is steered."""
         self._door: Door | None = None
 
@@ -174,6 +178,30 @@ class Logbook:
             if self._directory is not None and entry and entry.state in UNDER_WAY:
                 self._note(self._directory, replace(entry, state=state))
 
+    def _keep_patch(self, branch: Branch) -> None:
+        """Keeps what a branch changed, before it ends. Branches that have no log are left out."""
+        with self._lock:
+            if self._directory is None or branch.name not in self._entries:
+                return
+        try:
+            patch = patch_of(branch)
+        except BranchingError:
+            return  # it cannot be read any more, and its end says why
+        with self._lock:
+            if self._directory is None or not patch:
+                return
+            try:
+                name = f"{branch.name}{PATCH_SUFFIX}"
+                _remove(name, self._directory)
+                file = open_file(name, _NEW, directory=self._directory)
+                with os.fdopen(file, "wb") as opened:
+                    self._give(file)
+                    opened.write(patch)
+                return
+            except OSError as raised:
+                error = raised
+        self._give_up(error)
+
     def _give_up(self, error: OSError) -> None:
         self._close()
         text = f"branching: from here on no output is kept for `branching log`: {error}"
@@ -208,7 +236,8 @@ class Logbook:
             entry = read_entry(name, directory=directory)
             if entry is not None and entry.state in UNDER_WAY and entry.door in doors:
                 continue
-            for gone in (name.removesuffix(".json") + ".log", name):
+            branch = name.removesuffix(".json")
+            for gone in (f"{branch}.log", f"{branch}{PATCH_SUFFIX}", name):
                 _remove(gone, directory)
             excess -= 1
             if excess == 0:
@@ -221,7 +250,8 @@ class Logbook:
             self._logs[event.branch].write(event.text)
         elif event.branch in self._entries:
             facts = asdict(self._entries[event.branch])
-            facts |= {"state": event.state or facts["state"]}
+            is_stopped = event.state in ("failed", "error") and self.helm.is_stopped(event.branch)
+            facts |= {"state": "cancelled" if is_stopped else event.state or facts["state"]}
             facts |= {"seconds": round(event.seconds, 3)} if event.seconds else {}
             facts |= {"score": event.score} if event.score is not None else {}
             facts |= {"cost_usd": event.cost_usd} if event.cost_usd is not None else {}
@@ -236,6 +266,7 @@ class Logbook:
             self._make_room(directory)
             # Of branches of one name, one after the other, the last one's is kept.
             _remove(f"{event.branch}.log", directory)
+            _remove(f"{event.branch}{PATCH_SUFFIX}", directory)
         if before := self._logs.get(event.branch):
             before.close()
         flags = _AGAIN if earlier else _NEW
@@ -335,6 +366,7 @@ def forget(logs: Path) -> None:
                 is_running = True
                 continue
             _remove(path.with_suffix(".log").name, directory)
+            _remove(path.with_suffix(PATCH_SUFFIX).name, directory)
             _remove(path.name, directory)
         if not is_running:
             _remove(KEPT, directory)

@@ -13,7 +13,9 @@ from branching.errors import BranchError, BranchStaleError
 from branching.fs import Change, Reversal, Workspace
 from branching.fs.claims import release
 from branching.patterns.door import answers, ask
+from branching.patterns.patches import read_patch
 from branching.tui.observation import Sight
+from branching.tui.patch_sides import PatchSides
 
 
 class Deeds:
@@ -80,6 +82,17 @@ class Deeds:
             rest = f"; {branch.remaining} changed paths stay in the branch"
         return f"{sight.name} is committed to {parent}: {len(changes)} paths changed{rest}"
 
+    def rebase(self, sight: Sight) -> str:
+        """Moves a stale branch onto the present state of its parent.
+
+        Raises:
+            ConflictError: Both changed the same paths, which it names. Nothing was changed.
+        """
+        if sight.record is None:
+            raise BranchError(f"branch {sight.name!r} is gone", branch=sight.name)
+        self._space.reopen(sight.name).rebase()
+        return f"{sight.name} is rebased"
+
     def abort(self, sight: Sight) -> str:
         """Ends what runs in the branch, if it can be reached, and drops it with all it holds."""
         if sight.is_running:
@@ -92,6 +105,13 @@ class Deeds:
     def undo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
         """Takes the last commit to the workspace back."""
         return self._space.undo(force=force, dry_run=dry_run)
+
+    def patch(self, sight: Sight) -> PatchSides:
+        """Returns what a branch changed which is gone. Raises BranchError if no patch is kept."""
+        patch = None if self._logs is None else read_patch(self._logs, sight.name)
+        if patch is None:
+            raise BranchError(f"branch {sight.name!r} is gone, and no patch is kept of it")
+        return PatchSides(sight.name, patch)
 
     def changes(self, sight: Sight) -> list[Change]:
         """Lists what the branch changed."""
@@ -112,8 +132,8 @@ class Deeds:
             raise BranchError(f"branch {sight.name!r} is gone", branch=sight.name)
         if sight.state == "stale":
             raise BranchStaleError(
-                f"branch {sight.name!r} is stale: another one was committed first, and it can only "
-                "be aborted",
+                f"branch {sight.name!r} is stale: another one was committed first",
+                hint="r rebases it onto what was committed, a drops it",
                 branch=sight.name,
             )
 

@@ -33,6 +33,8 @@ OUTPUT_BYTES_MAX = 64 << 10
 """Of an output so much is shown; `branching log` has it all."""
 OUTPUT_LINES_MAX = 500
 """Of what comes between two looks so many are: drawing takes its time, and nobody reads more."""
+LAST_LINE_BYTES_MAX = 1 << 10
+"""So much of a log is read for its last line."""
 DOOR_SECONDS = 2.0
 """How often a call that looks alive is asked whether it is."""
 FINISHED_MAX = 20
@@ -57,6 +59,16 @@ class Sight:
     seconds: float = 0.0
     changes: str = ""
     """`+2 ~1`; "" while that is not known."""
+    last_line: str = ""
+    """The last line that it printed."""
+    has_patch: bool = False
+    """The branch is gone, and its patch is kept."""
+
+    @property
+    def group(self) -> str:
+        """The call that it belongs to, if the call has several candidates; else ""."""
+        is_candidate = self.depth == 0 and self.entry is not None and self.entry.index >= 0
+        return self.entry.call if is_candidate and self.entry is not None else ""
 
     @property
     def label(self) -> str:
@@ -74,7 +86,8 @@ class Look:
     """What was seen at one moment."""
 
     sights: tuple[Sight, ...] = ()
-    """The open branches as a tree, parents before children, then those that are gone."""
+    """The branches as a tree, parents before children; the candidates of a call together, in their
+    order, also those that are gone."""
     commits: int = 0
     """How many commits can be undone."""
     error: str = ""
@@ -118,6 +131,7 @@ class Observer:
         self._began = time.time()
         self._entries: dict[str, tuple[int, Entry]] = {}
         self._doors: dict[str, tuple[float, bool]] = {}
+        self._last_lines: dict[str, tuple[int, str]] = {}
         self._left: set[int] = set()
         self._changes: dict[int, str] = {}
         self._asked = 0
@@ -166,9 +180,12 @@ class Observer:
         roots = [record for record in records if record.parent not in known]
         sights = list(self._tree(roots, children, entries, depth=0))
         names = {record.name for record in records}
-        gone = [self._gone(entry) for entry in _worth_showing(entries, names, self._began)]
-        commits = sum(1 for commit in self._space.history() if commit.undone is None)
-        return Look(sights=(*sights, *gone), commits=commits)
+        history = [commit for commit in self._space.history() if commit.undone is None]
+        committed = {commit.branch: commit.committed for commit in history}
+        gone = [
+            self._gone(entry, committed) for entry in _worth_showing(entries, names, self._began)
+        ]
+        return Look(sights=tuple(_grouped([*sights, *gone])), commits=len(history))
 
     def _tree(
         self,
@@ -190,6 +207,7 @@ class Observer:
                 is_dropped_next=record.id in self._left,
                 seconds=_seconds(entry),
                 changes=self._changes.get(record.id, ""),
+                last_line=self._last_line(record.name) if entry is not None else "",
             )
             yield from self._tree(children.get(record.id, ()), children, entries, depth + 1)
 
@@ -202,16 +220,42 @@ class Observer:
             return entry.state if self._is_attended(entry) else "lost"
         return entry.state
 
-    def _gone(self, entry: Entry) -> Sight:
-        is_lost = entry.state in UNDER_WAY and not self._is_attended(entry)
+    def _gone(self, entry: Entry, committed: dict[str, float]) -> Sight:
+        state = entry.state
+        if state in UNDER_WAY and not self._is_attended(entry):
+            state = "lost"
+        elif committed.get(entry.branch, 0.0) >= entry.started:
+            state = "won"  # also one that was kept, and committed by hand
         return Sight(
             name=entry.branch,
             depth=0,
-            state="lost" if is_lost else entry.state,
+            state=state,
             entry=entry,
             seconds=_seconds(entry),
-            changes="" if entry.changes == "no changes" else entry.changes,
+            changes=DiffSummary.parse(entry.changes).short if entry.changes else "",
+            last_line=self._last_line(entry.branch),
+            has_patch=self._logs is not None and (self._logs / f"{entry.branch}.patch").is_file(),
         )
+
+    def _last_line(self, name: str) -> str:
+        """Reads the end of a log, if the log has grown since the last look."""
+        if self._logs is None:
+            return ""
+        size, line = self._last_lines.get(name, (-1, ""))
+        try:
+            file = open_file(self._logs / f"{name}.log")
+        except OSError:
+            return line
+        try:
+            now = os.fstat(file).st_size
+            if now != size:
+                end = os.pread(file, LAST_LINE_BYTES_MAX, max(0, now - LAST_LINE_BYTES_MAX))
+                lines = end.decode("utf-8", "replace").strip().splitlines()
+                size, line = now, lines[-1] if lines else ""
+        finally:
+            os.close(file)
+        self._last_lines[name] = (size, line)
+        return line
 
     def _is_attended(self, entry: Entry) -> bool:
         if not entry.door or self._logs is None:
@@ -318,6 +362,20 @@ def _worth_showing(entries: dict[str, Entry], open_names: set[str], began: float
         entry for entry in gone if entry.call == newest or entry.started + entry.seconds >= began
     ]
     return shown[-FINISHED_MAX:]
+
+
+def _grouped(sights: list[Sight]) -> list[Sight]:
+    """Brings the candidates of each call together, with the branches inside them."""
+    groups: dict[str, list[list[Sight]]] = {}
+    for sight in sights:
+        if sight.depth == 0:
+            key = sight.group or f"branch {sight.name}"
+            groups.setdefault(key, []).append([sight])
+        else:
+            groups[key][-1].append(sight)
+    for blocks in groups.values():
+        blocks.sort(key=lambda block: block[0].entry.index if block[0].entry else 0)
+    return [sight for blocks in groups.values() for block in blocks for sight in block]
 
 
 def _seconds(entry: Entry | None) -> float:

@@ -1,5 +1,5 @@
-"""The panels of `branching watch`: the tree, what is known of the chosen branch, what it prints,
-which files it changed.
+"""The panels of `branching watch`: the table of branches, what is known of the chosen one, what it
+prints, which files it changed, and the keys.
 
 Each draws what it is given, and only that.
 """
@@ -15,33 +15,73 @@ from textual.widgets.option_list import Option
 from branching.fs import Change
 from branching.tui.looks import coloured
 from branching.tui.observation import Output, Sight
-from branching.tui.sight_text import change_text, facts_text, tree_text
+from branching.tui.sight_text import RowLayout, change_text, facts_text, group_text, row_text
 
+GROUP_PREFIX = "/"
+"""Of the ids of lines that are no branches: no branch has such a name."""
 OUTPUT_LINES_MAX = 2000
 FILES_MAX = 1000
 """Nobody looks through more; `branching diff` lists them."""
 
 
-class BranchTree(OptionList):
-    """The branches as a tree, two lines each; one is chosen, one may be marked."""
+class BranchTable(OptionList):
+    """The branches, one line each, grouped by call; one is chosen, one may be marked."""
 
     def on_resize(self) -> None:
         self.call_after_refresh(self.scroll_to_highlight)  # it may be out of sight now
 
     def show(self, sights: Sequence[Sight], chosen: int, marked: str) -> None:
-        """Draws what has changed. Says nothing of a choice that it was told itself."""
+        """Draws what has changed. Posts no message about a choice that it was told."""
+        layout = RowLayout.of(sights, max(20, self.scrollable_content_region.width))
+        groups: dict[str, list[Sight]] = {}
+        for sight in sights:
+            groups.setdefault(sight.group, []).append(sight)
+        rows: list[tuple[str, Text]] = []
+        last = ""
+        for index, sight in enumerate(sights):
+            if sight.depth == 0 and sight.group != last:
+                last = sight.group
+                if last:
+                    rows.append((f"{GROUP_PREFIX}{last}", group_text(groups[last])))
+            is_chosen, is_marked = index == chosen, sight.name == marked
+            text = row_text(sight, layout, index + 1, is_marked=is_marked, is_chosen=is_chosen)
+            rows.append((sight.name, text))
         shown = [self.get_option_at_index(index).id for index in range(self.option_count)]
         with self.prevent(OptionList.OptionHighlighted):
-            if shown == [sight.name for sight in sights]:
-                for index, sight in enumerate(sights):
-                    self.replace_option_prompt_at_index(index, tree_text(sight, marked))
+            if shown == [name for name, _ in rows]:
+                for index, (_, text) in enumerate(rows):
+                    self.replace_option_prompt_at_index(index, text)
             else:
                 self.clear_options()
                 self.add_options(
-                    [Option(tree_text(sight, marked), id=sight.name) for sight in sights]
+                    Option(text, id=name, disabled=name.startswith(GROUP_PREFIX))
+                    for name, text in rows
                 )
-            if sights and self.highlighted != chosen:
-                self.highlighted = chosen
+            if sights:
+                self.highlighted = self.get_option_index(sights[chosen].name)
+
+
+class KeyBar(Static):
+    """The keys that apply now, as many as there is room for; those for help and leaving first."""
+
+    DEFAULT_CSS = "KeyBar { height: 1; text-wrap: nowrap; }"
+
+    def show(self, keys: Sequence[tuple[str, str]]) -> None:
+        """Draws them."""
+        self.update(keys_text(keys, self.size.width or 80))
+
+
+def keys_text(keys: Sequence[tuple[str, str]], width: int) -> Text:
+    """Returns the keys that fit whole into a width."""
+    text = Text(no_wrap=True)
+    for key, meaning in keys:
+        gap = "  " if len(text) else ""
+        if len(text) + len(gap) + len(key) + 1 + len(meaning) > width:
+            continue
+        text.append(gap)
+        text.append(key, "bold")
+        text.append(f" {meaning}")
+    return text
 
 
 class Facts(Static):

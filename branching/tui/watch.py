@@ -1,10 +1,9 @@
 """`branching watch`: one screen with all branches of a workspace, whoever made them.
 
     line 1      the workspace, how many branches there are, what is wrong
-    line 2      a chip for each branch
-    left        the tree: two lines a branch (name and state; time, score, cost, changed paths)
-    right       of the chosen branch: what it prints, or which files it changed
-    below       what was done last, and the keys
+    table       a line for each branch, the candidates of a call below the call's name
+    below       of the chosen branch: what it prints, or which files it changed
+    last lines  what was done last, for a while, and the keys that apply now
 
 The screen is drawn from a `Look` at a time; whatever changes something is an errand, and the next
 look shows what came of it. The kinds of errands are apart: a commit that takes its time does not
@@ -20,9 +19,9 @@ from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
 from textual.message import Message
-from textual.widgets import ContentSwitcher, Footer, OptionList, Static
+from textual.timer import Timer
+from textual.widgets import ContentSwitcher, OptionList, Static
 
 from branching.errors import BranchingError, ConflictError
 from branching.fs import Workspace
@@ -32,24 +31,25 @@ from branching.tui.errands import Errands
 from branching.tui.leaving import TerminalDriver, leave_on_signals
 from branching.tui.looks import failure, letter, plain
 from branching.tui.observation import Look, Observer, Output, Sight
-from branching.tui.panels import BranchTree, Facts, FileList, Printed
-from branching.tui.side_by_side import SideBySide
-from branching.tui.sides import Pair, pair
-from branching.tui.sight_text import TREE_WIDTH, chip_name
-from branching.tui.strip import Chip, Strip
+from branching.tui.panels import BranchTable, Facts, FileList, KeyBar, Printed
+from branching.tui.side_by_side import SideBySide, Sides
+from branching.tui.sides import pair
 
-NARROW_COLUMNS = 60
-"""Below this the tree is above what is known of the chosen branch, not beside it."""
+SHORT_LINES = 16
+"""Below this the facts about the chosen branch are left out."""
+SAID_SECONDS = 10
+"""After so long a message goes."""
 
 _HELP = """\
 up, down, tab, 1-9   choose a branch
 o   what it prints               f   which files it changed
 d   side by side: with its parent, or with the marked branch
-m   mark a branch to compare with
+    of a branch that is gone: its patch  m   mark a branch to compare with
 s   say a word to what runs in it (by its BRANCHING_STEER file)
 p   pause, and go on             x   stop what runs in it
 k   keep it when its call ends   c   commit it to its parent
-a   abort it: drop it            u   undo the last commit
+a   abort it: drop it            r   rebase it, if it is stale
+u   undo the last commit
 q   leave; nothing that runs is touched"""
 
 
@@ -58,26 +58,30 @@ class Watch(App[None]):
 
     TITLE = "branching watch"
     ENABLE_COMMAND_PALETTE = False
-    CSS = f"""
-    #top {{ height: 1; text-style: reverse; text-wrap: nowrap; text-overflow: ellipsis; }}
-    #main {{ height: 1fr; }}
-    #tree {{ height: 1fr; width: {TREE_WIDTH}; padding: 0; }}
-    #tree, #tree:focus {{ border: none; border-right: solid $foreground; }}
-    #tree > .option-list--option-highlighted {{ text-style: reverse; }}
-    #facts {{ height: auto; max-height: 3; text-wrap: nowrap; text-overflow: ellipsis; }}
-    #views {{ height: 1fr; border-top: solid $foreground; }}
-    #output {{ height: 1fr; }}
-    #files {{ height: 1fr; padding: 0; }}
-    #files, #files:focus {{ border: none; }}
-    #files > .option-list--option-highlighted {{ text-style: reverse; }}
-    #said {{ height: auto; max-height: 3; text-style: bold; }}
-    .-narrow #main {{ layout: vertical; }}
-    .-narrow #tree {{ width: 1fr; }}
-    .-narrow #tree, .-narrow #tree:focus {{ border: none; }}
+    CSS = """
+    #top { height: 1; text-style: reverse; text-wrap: nowrap; text-overflow: ellipsis; }
+    #table { height: auto; max-height: 50%; padding: 0; }
+    #table, #table:focus { border: none; }
+    #table > .option-list--option-disabled { color: ansi_default; }
+    /* An OptionList takes no reverse style for a row: the text of the chosen row has it. */
+    #table > .option-list--option-highlighted, #table:focus > .option-list--option-highlighted {
+        color: ansi_default; background: ansi_default; text-style: none;
+    }
+    #facts { height: auto; max-height: 4; border-top: solid $foreground; }
+    #facts { text-wrap: nowrap; text-overflow: ellipsis; }
+    #views { height: 1fr; min-height: 2; border-top: solid $foreground; }
+    #output { height: 1fr; }
+    #files { height: 1fr; padding: 0; }
+    #files, #files:focus { border: none; }
+    #files > .option-list--option-highlighted { text-style: reverse; }
+    #said { height: auto; max-height: 3; text-style: bold; }
+    .-short #facts { display: none; }
+    .-short #table { max-height: 4; }
+    .-short #said { max-height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
     """
-    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012  (Textual declares no class variable)
-        (0, "-narrow"),
-        (NARROW_COLUMNS, "-wide"),
+    VERTICAL_BREAKPOINTS = [  # noqa: RUF012  (Textual declares no class variable)
+        (0, "-short"),
+        (SHORT_LINES, "-tall"),
     ]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("tab", "choose(1)", "next", priority=True, show=False),
@@ -92,6 +96,7 @@ class Watch(App[None]):
         Binding("k", "keep", "keep"),
         Binding("c", "commit", "commit"),
         Binding("a", "abort", "abort"),
+        Binding("r", "rebase", "rebase"),
         Binding("u", "undo", "undo"),
         Binding("question_mark", "help", "keys", key_display="?"),
         Binding("q", "quit", "quit"),
@@ -125,32 +130,30 @@ class Watch(App[None]):
         )
         # Held, not looked up: a look may still arrive while the screen is taken down.
         self._top = Static(id="top")
-        self._strip = Strip(id="chips")
-        self._tree = BranchTree(id="tree")
+        self._table = BranchTable(id="table")
         self._facts = Facts(id="facts")
         self._views = ContentSwitcher(id="views", initial="output")
         self._output = Printed("output")
         self._files = FileList("files")
         self._said = Static(id="said")
+        self._keys = KeyBar(id="keys")
+        self._forget: Timer | None = None
         self._look = Look()
         self._chosen = ""
         self._marked = ""
 
     def compose(self) -> ComposeResult:
         yield self._top
-        yield self._strip
-        with Horizontal(id="main"):
-            yield self._tree
-            with Vertical():
-                yield self._facts
-                with self._views:
-                    yield self._output
-                    yield self._files
+        yield self._table
+        yield self._facts
+        with self._views:
+            yield self._output
+            yield self._files
         yield self._said
-        yield Footer(compact=True, show_command_palette=False)
+        yield self._keys
 
     def on_mount(self) -> None:
-        self._tree.focus()
+        self._table.focus()
         self._draw_top()
         leave_on_signals(lambda code: self.exit(return_code=code))
         self._observer.start()
@@ -172,11 +175,11 @@ class Watch(App[None]):
         self.call_after_refresh(self._draw)
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        if event.option_list is self._tree and event.option.id is not None:
+        if event.option_list is self._table and event.option.id is not None:
             self._choose(event.option.id)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        if event.option_list is self._tree:
+        if event.option_list is self._table:
             self.action_compare()
         elif path := self._files.path(event.option_index):
             self._compare(path)
@@ -189,10 +192,34 @@ class Watch(App[None]):
         self._draw_top()
         names = [sight.name for sight in sights]
         chosen = names.index(self._chosen) if self._chosen in names else 0
-        chips = [Chip(chip_name(sight), sight.state) for sight in sights]
-        self._strip.show(chips, chosen)
-        self._tree.show(sights, chosen, self._marked)
-        self._facts.show(self._look.find(self._chosen))
+        self._table.show(sights, chosen, self._marked)
+        sight = self._look.find(self._chosen)
+        self._facts.show(sight)
+        self._keys.show(self._applicable(sight))
+
+    def _applicable(self, sight: Sight | None) -> list[tuple[str, str]]:
+        """Lists the keys that do something now, those for help and leaving first."""
+        keys = [("?", "keys"), ("q", "quit")]
+        if sight is not None:
+            is_open = sight.record is not None and sight.state != "stale"
+            if sight.record is not None or sight.has_patch:
+                keys.append(("d", "diff"))
+            is_listing = self._views.current == "files"
+            keys.append(("o", "output") if is_listing else ("f", "files"))
+            if sight.is_running:
+                keys.append(("s", "say"))
+                keys.append(("p", "resume" if sight.state == "paused" else "pause"))
+                keys.append(("x", "stop"))
+                keys.append(("k", "keep"))
+            elif is_open:
+                keys.append(("c", "commit"))
+            elif sight.record is not None:
+                keys.append(("r", "rebase"))
+            if sight.record is not None:
+                keys.append(("a", "abort"))
+        if self._look.commits:
+            keys.append(("u", "undo"))
+        return keys
 
     def _draw_top(self) -> None:
         look = self._look
@@ -250,7 +277,8 @@ class Watch(App[None]):
 
     def action_view(self, name: str) -> None:
         self._views.current = name
-        (self._files if name == "files" else self._tree).focus()
+        (self._files if name == "files" else self._table).focus()
+        self._draw()
         if name == "files":
             self._list_files()
 
@@ -269,6 +297,10 @@ class Watch(App[None]):
 
     def _say(self, text: str) -> None:
         self._said.update(Text(plain(text)))
+        self._said.display = bool(text)
+        if self._forget is not None:
+            self._forget.stop()
+        self._forget = self.set_timer(SAID_SECONDS, lambda: self._say("")) if text else None
 
     async def _do(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Runs an errand; tells its failure and returns None."""
@@ -310,7 +342,11 @@ class Watch(App[None]):
             return
         other = self._look.find(self._marked) if self._marked != sight.name else None
         try:
-            found: Pair = await self._reading.do(pair, self._space, sight, other)
+            found: Sides
+            if sight.has_patch:
+                found = await self._reading.do(self._deeds.patch, sight)
+            else:
+                found = await self._reading.do(pair, self._space, sight, other)
         except (BranchingError, OSError, RuntimeError) as error:
             self._say(failure(error))
             return
@@ -334,6 +370,11 @@ class Watch(App[None]):
     async def action_keep(self) -> None:
         if sight := self._sight():
             await self._do_and_say(self._deeds.keep, sight)
+
+    @work
+    async def action_rebase(self) -> None:
+        if sight := self._sight():
+            await self._do_and_say(self._deeds.rebase, sight)
 
     @work
     async def action_stop(self) -> None:
@@ -375,10 +416,28 @@ class Watch(App[None]):
         except (BranchingError, OSError, RuntimeError) as error:
             self._say(failure(error))
             return
+        if stale := self._becoming_stale(sight):
+            lines.append(
+                f"Afterwards these are stale until they are rebased (r): {', '.join(stale)}"
+            )
         answer = await self.push_screen_wait(Question(f"Commit {sight.name}?", lines, answers))
         if answer:
             force, skip = answer == "f", answer == "s"
             await self._do_and_say(self._deeds.commit, sight, force=force, skip=skip)
+
+    def _becoming_stale(self, sight: Sight) -> list[str]:
+        """Lists the branches that a commit of this one makes stale."""
+        if self._space.policy != "first-winner" or sight.record is None:
+            return []
+        parent = sight.record.parent
+        return [
+            other.name
+            for other in self._look.sights
+            if other.name != sight.name
+            and other.record is not None
+            and other.record.parent == parent
+            and other.state != "stale"
+        ]
 
     @work
     async def action_undo(self) -> None:

@@ -19,6 +19,7 @@ from textual.pilot import Pilot
 from branching import Workspace
 from branching.fs import BranchRecord
 from branching.fs.claims import drop_left
+from branching.tui import watch
 from branching.tui.watch import Watch
 
 WAITS = 'until grep -q go "$BRANCHING_STEER"; do sleep 0.02; done; echo it went'
@@ -48,7 +49,9 @@ def test_a_race_in_another_process_is_seen(real: Mounted, app: Watch) -> None:
     call = race(real.root, f"echo hello; echo new > made; {WAITS}", "echo no; exit 3")
 
     async def act(pilot: Pilot[Any]) -> None:
-        await until_shown(pilot, "● speculate", "running", "✗ speculate", "failed", "hello")
+        await until_shown(
+            pilot, "speculate-", "1 running, 1 failed", "● running", "✗ failed", "hello"
+        )
         await until_shown(pilot, "1 running", "+1")
         await pilot.press("tab")
         await until_shown(pilot, "echo no; exit 3")
@@ -56,7 +59,7 @@ def test_a_race_in_another_process_is_seen(real: Mounted, app: Watch) -> None:
         await pilot.press("1")
         await until_shown(pilot, "hello")
         await pilot.press("s", *"go", "enter")
-        await until_shown(pilot, "it went", "★ speculate", "won")
+        await until_shown(pilot, "it went", "★ won", "1 won, 1 failed")
 
     piloted(app, act)
     assert call.done().code == 0
@@ -73,19 +76,19 @@ def test_p_pauses_and_lets_go_on_and_x_stops_after_a_question(real: Mounted, app
     call = race(real.root, "i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done")
 
     async def act(pilot: Pilot[Any]) -> None:
-        await until_shown(pilot, "● speculate", "running")
+        await until_shown(pilot, "● running")
         await pilot.press("p")
-        await until_shown(pilot, "‖ speculate", "paused")
+        await until_shown(pilot, "‖ paused", "p resume")
         await pilot.press("p")
-        await until_shown(pilot, "● speculate", "goes on")
+        await until_shown(pilot, "● running", "goes on")
         await pilot.press("x")
         await until_shown(pilot, "Stop what runs in")
         await pilot.press("enter")  # no answer
         await until_shown(pilot, "Stop what runs in")
         await pilot.press("escape")
-        await until_shown(pilot, "● speculate")
+        await until_shown(pilot, "● running")
         await pilot.press("x", "y")
-        await until_shown(pilot, "✗ speculate", "failed")
+        await until_shown(pilot, "⊘ cancelled")
 
     piloted(app, act)
     assert call.done().code == 1
@@ -98,15 +101,15 @@ def test_a_fork_in_another_process_is_steered_as_a_race_is(real: Mounted, app: W
     call = Running(real.root, ["fork", "--quiet", *labels, "-c", begun, "-c", "sleep 600"])
 
     async def act(pilot: Pilot[Any]) -> None:
-        await until_shown(pilot, "-one running", "-two running")
+        await until_shown(pilot, "fork ", "2 running", "0 one:", "1 two:")
         await pilot.press("2")  # the first is the parent's own, which may be seen alone
         await until_shown(pilot, "one: echo begun", "begun", "+1")
         await pilot.press("p")
-        await until_shown(pilot, "-one paused", "is paused")
+        await until_shown(pilot, "1 paused, 1 running", "is paused")
         await pilot.press("p")
-        await until_shown(pilot, "-one running", "goes on")
+        await until_shown(pilot, "2 running", "goes on")
         await pilot.press("s", *"go", "enter")
-        await until_shown(pilot, "it went", "-one done")
+        await until_shown(pilot, "it went", "✓ done")
         await pilot.press("tab")
         await until_shown(pilot, "two: sleep 600")
         await pilot.press("k")
@@ -114,7 +117,7 @@ def test_a_fork_in_another_process_is_steered_as_a_race_is(real: Mounted, app: W
         await pilot.press("x")
         await until_shown(pilot, "Stop what runs in")
         await pilot.press("y")
-        await until_shown(pilot, "-one won", "1 open")
+        await until_shown(pilot, "★ won", "1 open")
         assert call.done().code == 0
 
     piloted(app, act)
@@ -125,13 +128,13 @@ def test_what_was_kept_is_committed_and_undone(real: Mounted, app: Watch) -> Non
     call = race(real.root, "echo new > made; echo more >> " + NAME_FROM + "; sleep 600")
 
     async def act(pilot: Pilot[Any]) -> None:
-        await until_shown(pilot, "● speculate", "+1 ~1")
+        await until_shown(pilot, "● running", "+1 ~1")
         await pilot.press("c")
         await until_shown(pilot, "it still runs")
         await pilot.press("k")
         await until_shown(pilot, "is kept when its call ends")
         await pilot.press("x", "y")
-        await until_shown(pilot, "✗ speculate", "1 open")
+        await until_shown(pilot, "⊘ cancelled", "1 open")
         assert call.done().code == 1
         await pilot.press("c")
         await until_shown(pilot, "Commit speculate", "A made", f"M {NAME_FROM}")
@@ -152,14 +155,14 @@ def test_a_drops_a_branch_after_a_question(space: Workspace, app: Watch) -> None
     kept(space, "mine", {"x": "1"})
 
     async def act(pilot: Pilot[Any]) -> None:
-        await until_shown(pilot, "○ mine", "open", "+1", "keeps no log")
+        await until_shown(pilot, "○ open", "mine", "+1", "keeps no log")
         await pilot.press("p")
         await until_shown(pilot, "mine cannot be steered: the program that made it")
         await pilot.press("k")
         await until_shown(pilot, "mine is open; if the program that made it runs still")
         await pilot.press("a", "escape")
         await pilot.press("a", "y")
-        await until_shown(pilot, "mine is dropped", "no branch yet")
+        await until_shown(pilot, "mine is dropped", "No branch is open")
 
     piloted(app, act)
     assert space.branches() == []
@@ -179,7 +182,7 @@ def test_nested_branches_are_a_tree(space: Workspace, app: Watch) -> None:
     kept(space, "innermost", {"z": "1"}, parent="inner")
 
     async def act(pilot: Pilot[Any]) -> None:
-        await until_shown(pilot, "○ outer", "   ○ inner ", "     ○ innermost")
+        await until_shown(pilot, " outer", "   inner", "     innermost")
         await pilot.press("3")
         await until_shown(pilot, "/main/outer/inner/innermost")
 
@@ -198,7 +201,7 @@ def test_side_by_side_with_the_parent_and_with_a_marked_branch(
     kept(space, "two", {"text": "\n".join(edited) + "\n"})
 
     async def act(pilot: Pilot[Any]) -> None:
-        await until_shown(pilot, "○ one", "○ two")
+        await until_shown(pilot, "1 ○ open", "2 ○ open")
         await pilot.press("1", "f")
         await until_shown(pilot, "A binary", "M text  +2 -2")
         await pilot.press("d")
@@ -211,7 +214,7 @@ def test_side_by_side_with_the_parent_and_with_a_marked_branch(
         await until_shown(pilot, "hunk 2/2", "~   91 ninety")
         await pilot.press("c", "a", "x", "enter")  # keys of the screen behind do nothing here
         await pilot.press("escape")
-        await until_shown(pilot, "○ one")
+        await until_shown(pilot, "1 ○ open")
         assert "Drop" not in shown(app)
         await pilot.press("m", "2", "d")
         await until_shown(pilot, "one │ two", "binary")
@@ -228,7 +231,7 @@ def test_a_conflict_lists_the_paths_and_can_be_forced(
     (real.base / NAME_FROM).write_text("theirs, and longer\n")
 
     async def act(pilot: Pilot[Any]) -> None:
-        await until_shown(pilot, "○ mine", "~1")
+        await until_shown(pilot, "○ open", "~1")
         await pilot.press("c")
         await until_shown(pilot, "Others have changed", NAME_FROM, "[f] force", "[s] skip")
         await pilot.press("f")
@@ -242,10 +245,10 @@ def test_a_call_whose_program_was_killed_is_lost(real: Mounted, app: Watch) -> N
     call = race(real.root, "sleep 600")
 
     async def act(pilot: Pilot[Any]) -> None:
-        await until_shown(pilot, "● speculate")
+        await until_shown(pilot, "● running")
         call.process.kill()
         call.done()
-        await until_shown(pilot, "? speculate", "lost", "its program was killed")
+        await until_shown(pilot, "? lost", "its program was killed")
         await pilot.press("p")
         await until_shown(pilot, "nothing runs in", "lost")
 
@@ -266,9 +269,9 @@ def test_what_a_killed_server_of_tools_has_left_is_said_and_can_be_kept(
     left_behind(space, "mine", "others")
 
     async def act(pilot: Pilot[Any]) -> None:
-        await until_shown(pilot, "? mine", "? others", "its MCP server was killed", "k keep")
+        await until_shown(pilot, "1 ? lost", "2 ? lost", "its MCP server was killed", "k keep")
         await pilot.press("1", "k")
-        await until_shown(pilot, "○ mine", "? others", "mine is open, and stays so")
+        await until_shown(pilot, "1 ○ open", "2 ? lost", "mine is open, and stays so")
 
     piloted(app, act)
     assert [record.name for record in drop_left(space)] == ["others"]
@@ -294,14 +297,14 @@ def test_what_candidates_print_and_call_their_files_cannot_touch_the_screen(
     call = race(real.root, f"printf '{evil}\\n'; touch \"$(printf 'a\\033[2Jb')\"; {WAITS}")
 
     async def act(pilot: Pilot[Any]) -> None:
-        await until_shown(pilot, "● speculate", "last")
+        await until_shown(pilot, "● running", "last")
         assert "title" not in output(app)
         assert "\x1b" not in shown(app)
         await until_shown(pilot, "+1")
         await pilot.press("f")
         await until_shown(pilot, "A ab")
         await pilot.press("x", "y")
-        await until_shown(pilot, "failed")
+        await until_shown(pilot, "cancelled")
 
     piloted(app, act)
     call.done()
@@ -351,9 +354,144 @@ def test_what_cannot_be_seen_is_said(space: Workspace, app: Watch) -> None:
     kept(space, "mine", {"x": "1"})
 
     async def act(pilot: Pilot[Any]) -> None:
-        await until_shown(pilot, "○ mine")
+        await until_shown(pilot, "○ open", "mine")
         space.branches = refuse  # type: ignore[method-assign]
-        await until_shown(pilot, "nothing can be seen: the mount is gone", "○ mine")
+        await until_shown(pilot, "nothing can be seen: the mount is gone", "○ open")
         del space.branches
+
+    piloted(app, act)
+
+
+def row_of(app: Watch, text: str) -> str:
+    """Returns the first line of the screen that has the text."""
+    return next((line for line in shown(app).splitlines() if text in line), "")
+
+
+def test_candidates_stand_together_with_their_last_lines(real: Mounted, app: Watch) -> None:
+    """In the order of their numbers, whichever has ended, below the name of their call."""
+    call = race(real.root, f"echo first; {WAITS}", "echo second; exit 1", f"echo third; {WAITS}")
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "2 running, 1 failed")
+        await until_shown(pilot, "first", "second", "third")
+        lines = [line.strip() for line in shown(app).splitlines()]
+        start = next(n for n, line in enumerate(lines) if line.startswith("speculate-"))
+        rows = lines[start + 1 : start + 4]
+        assert [row[:1] for row in rows] == ["1", "2", "3"]
+        assert [row.split()[-1] for row in rows] == ["first", "second", "third"]
+        await pilot.press("1", "s", *"go", "enter")
+        await until_shown(pilot, "1 won, 1 failed, 1 cancelled")
+
+    piloted(app, act)
+    assert call.done().code == 0
+
+
+@pytest.mark.parametrize("size", [(40, 10), (60, 16), (80, 24), (200, 50)])
+def test_nothing_is_cut_at_any_size(real: Mounted, app: Watch, size: tuple[int, int]) -> None:
+    call = race(real.root, "echo new >made; for i in 1 2 3; do echo line $i; done; sleep 600")
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "1 ● running", "+1", "line 3", "? keys", "q quit")
+        await pilot.press("m")
+        await until_shown(pilot, "is marked")
+        for line in shown(app).splitlines()[-2:]:
+            assert len(line) <= size[0]
+        await pilot.press("x")
+        await until_shown(pilot, "[y] stop it", "[escape] back")
+        await pilot.press("y")
+        await until_shown(pilot, "1*⊘ cancelled", "? keys", "q quit")
+
+    piloted(app, act, size=size)
+    call.done()
+
+
+def test_the_chosen_row_has_the_two_colours_of_the_terminal_alone(
+    space: Workspace, app: Watch
+) -> None:
+    """Its contrast is then that of the terminal's own text."""
+    kept(space, "one", {"x": "1"})
+    kept(space, "two", {"x": "1"})
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "1 ○ open", "2 ○ open")
+        await pilot.press("2")
+        await pilot.pause()
+        strips = app.screen._compositor.render_strips()
+        [chosen] = [strip for strip in strips if "2 ○ open" in strip.text]
+        segments = [segment for segment in chosen if segment.text.strip()]
+        assert segments
+        for segment in segments:
+            assert segment.style is not None
+            assert segment.style.reverse
+            for colour in (segment.style.color, segment.style.bgcolor):
+                assert colour is None or colour.is_default, segment
+
+    piloted(app, act)
+
+
+def test_a_commit_names_who_becomes_stale_and_the_committed_one_has_won(
+    real: Mounted, app: Watch, space: Workspace
+) -> None:
+    call = race(real.root, "echo new >made; sleep 600")
+    kept(space, "other", {"x": "1"})
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "● running", "+1", "other")
+        await pilot.press(row_of(app, "● running").strip()[0])
+        await pilot.press("k")
+        await until_shown(pilot, "is kept when its call ends")
+        await pilot.press("x", "y")
+        await until_shown(pilot, "⊘ cancelled")
+        call.done()
+        await pilot.press("c")
+        await until_shown(pilot, "Afterwards these are stale until they are rebased (r): other")
+        await pilot.press("y")
+        await until_shown(pilot, "★ won", "⊘ stale")
+        await pilot.press(row_of(app, "⊘ stale").strip()[0])
+        await until_shown(pilot, "r rebase")
+        await pilot.press("r")
+        await until_shown(pilot, "other is rebased", "○ open")
+
+    piloted(app, act)
+
+
+def test_the_changes_of_a_branch_that_is_gone_are_short(real: Mounted, app: Watch) -> None:
+    race(real.root, f"rm {NAME_FROM}; echo new >made; exit 1").done()
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "✗ failed", "+1 -1")
+        assert "added" not in shown(app)
+
+    piloted(app, act)
+
+
+def test_a_message_goes_after_a_while(
+    space: Workspace, app: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "SAID_SECONDS", 0.3)
+    kept(space, "mine", {"x": "1"})
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "○ open")
+        await pilot.press("m")
+        await until_shown(pilot, "mine is marked")
+        await until(pilot, lambda: "is marked" not in shown(app), "the message is gone")
+
+    piloted(app, act)
+
+
+def test_losers_and_the_winner_can_be_compared_after_the_race(real: Mounted, app: Watch) -> None:
+    done = race(real.root, f"echo mine > {NAME_FROM}; exit 1", "echo x > made; sleep 0.3").done()
+    assert done.code == 0
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "1 won", "1 failed")
+        await pilot.press(row_of(app, "✗ failed").strip()[0])
+        await until_shown(pilot, "d diff")
+        await pilot.press("d")
+        await until_shown(pilot, "before │ speculate-", f"M {NAME_FROM}", "1 mine", "hunk 1/1")
+        await pilot.press("escape")
+        await pilot.press(row_of(app, "★ won").strip()[0], "d")
+        await until_shown(pilot, "A made", "1 x")
 
     piloted(app, act)
