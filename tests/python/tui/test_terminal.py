@@ -19,29 +19,29 @@ from branching import Workspace
 
 WATCHED = """\
  branching watch · 2 open · 0 running · first-winner · BASE
- 1 ○ outer  2 ○ inner
- ○ outer open                    │outer
-   +1                            │made by a program that keeps no log
-   ○ inner open                  │/main/outer
-     +1                          │──────────────────────────────────────────────
-                                 │no output is kept of it
-                                 │
-                                 │
-                                 │
-                                 │
-                                 │
-                                 │
-                                 │
-                                 │
-                                 │
-                                 │
-                                 │
-                                 │
-                                 │
-                                 │
-                                 │
+1 ○ open             +1       outer
+2 ○ open             +1         inner
+────────────────────────────────────────────────────────────────────────────────
+outer
+made by a program that keeps no log
+/main/outer
+────────────────────────────────────────────────────────────────────────────────
+no output is kept of it
 
-f files d diff s say p pause x stop k keep c commit a abort u undo ? keys q quit
+
+
+
+
+
+
+
+
+
+
+
+
+
+? keys  q quit  d diff  f files  c commit  a abort
 """
 
 
@@ -68,7 +68,7 @@ def nest(root: Path) -> None:
 def test_the_screen_is_the_documented_one(real: Mounted, root: Path) -> None:
     nest(root)
     with watching(root) as terminal:
-        terminal.until_shown("○ inner", "     +1", "   +1", "no output")
+        terminal.until_shown("1 ○ open             +1       outer", "  inner", "no output")
         deadline = time.monotonic() + SECONDS_MAX
         while (found := _below_the_top(terminal.screen())) != _below_the_top(WATCHED):
             assert time.monotonic() < deadline, f"{found}\nis not\n{WATCHED}"
@@ -90,7 +90,7 @@ def test_without_colour_nothing_is_coloured_and_the_choice_is_seen(
     """Nobody wants any, or the terminal has none."""
     nest(root)
     with watching(root, **environment) as terminal:
-        terminal.until_shown("○ inner")
+        terminal.until_shown("2 ○ open", "  inner")
         found = terminal.screen(with_colours=True)
         codes = {
             code for codes in re.findall(r"\x1b\[([0-9;]*)m", found) for code in codes.split(";")
@@ -104,15 +104,15 @@ def test_without_colour_nothing_is_coloured_and_the_choice_is_seen(
 def test_it_is_drawn_anew_when_resized(root: Path) -> None:
     nest(root)
     with watching(root) as terminal:
-        terminal.until_shown("○ inner", "q quit")
+        terminal.until_shown("2 ○ open", "  inner", "q quit")
         terminal.resize(50, 12)
-        terminal.until_shown("○ inner", "/main/outer")
+        terminal.until_shown("2 ○ open", "  inner", "q quit", without="/main/outer")
         assert len(terminal.screen().splitlines()) == 12
         terminal.resize(40, 10)
-        terminal.until_shown("○ inner", "/main/outer")  # the tree above the rest
+        terminal.until_shown("2 ○ open", "  inner", "q quit")
         assert len(terminal.screen().splitlines()) == 10
         terminal.resize(120, 40)
-        terminal.until_shown("○ inner", "q quit")
+        terminal.until_shown("2 ○ open", "  inner", "q quit")
         terminal.press("q")
         assert terminal.until_ended() == 0
 
@@ -121,12 +121,12 @@ def test_a_race_is_steered_from_the_terminal(real: Mounted, root: Path) -> None:
     waits = 'echo waits; until grep -q go "$BRANCHING_STEER"; do sleep 0.02; done; touch made'
     call = Running(root, ["speculate", "--quiet", "-c", waits])
     with watching(root) as terminal:
-        terminal.until_shown("● speculate", "waits")
+        terminal.until_shown("● running", "waits")
         terminal.press("s")
         terminal.until_shown("say to speculate")
         terminal.type("go on")
         terminal.press("Enter")
-        terminal.until_shown("★ speculate", "told speculate")
+        terminal.until_shown("★ won", "told speculate")
         terminal.press("q")
         assert terminal.until_ended() == 0
     assert call.done().code == 0
@@ -136,7 +136,7 @@ def test_a_race_is_steered_from_the_terminal(real: Mounted, root: Path) -> None:
 def test_a_closed_terminal_ends_it_and_touches_nothing(root: Path) -> None:
     nest(root)
     with watching(root) as terminal:
-        terminal.until_shown("○ inner")
+        terminal.until_shown("2 ○ open", "  inner")
         pid = terminal.pid()
         terminal.press("d")
         terminal.hang_up()
