@@ -40,10 +40,9 @@ class Place:
         return self.workspace.path
 
     @property
-    def policy(self) -> Policy | None:
-        """What our commits mean for branches that are not the fork's: they live on, where the
-        driver can do that."""
-        return None if self.workspace.fstype == "overlay" else "snapshot"
+    def policy(self) -> Policy:
+        """What our commits mean for branches that are not the fork's: they stay live."""
+        return "snapshot"
 
     @property
     def name(self) -> str | None:

@@ -36,7 +36,6 @@ class Conflict(str, Enum):
     keep = "keep"
     theirs = "theirs"
     fail = "fail"
-    merge3 = "merge3"
 
 
 @grouped
@@ -90,8 +89,8 @@ def fork(
         Conflict | None,
         typer.Option(
             help="A path that was changed in the workspace meanwhile: keep what is there, take the "
-            "branch's (theirs), merge nothing (fail), or merge texts line by line, where what was "
-            "there at the fork is known still (merge3). It is told in any case. [default: keep]",
+            "branch's (theirs), or merge nothing and leave the fork open (fail). The path is named "
+            "in any case, and the branch's version is in branching log --patch. [default: keep]",
             show_default=False,
         ),
     ] = None,
@@ -199,6 +198,8 @@ def _plan(
         raise UsageFault("-n is for one command; candidates have their own number")
     commands: list[Any] = [*(candidates or [])] or [command] * (n or N_DEFAULT)
     labels = [*(label or []), *map(str, range(len(label or []), len(commands)))]
+    if not all(each.strip() for each in labels):
+        raise UsageFault("a label cannot be empty")
     if len(labels) > len(commands) or len(set(labels)) < len(labels):
         raise UsageFault("each branch takes one label of its own")
     if choice.get("pick", labels[0]) not in labels:

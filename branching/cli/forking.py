@@ -13,6 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from branching.agent.checkpoint import InMemoryCheckpointStore
@@ -24,6 +25,7 @@ from branching.agent.judge import Panel
 from branching.agent.runtime import BranchRuntime
 from branching.agent.testing import BranchTester, TestRun
 from branching.agent.types import BranchSpec, Budget, MergeOptions, MergeResult, MergeStrategy
+from branching.awaited import finished
 from branching.cli.caller import for_caller
 from branching.cli.display import shown
 from branching.cli.interrupt import interruptible
@@ -250,7 +252,7 @@ class Forking:
             winner = branches[choice.pick]
             if winner not in done:
                 return None
-            return await _whole(coordinator.merge_or_select(f"pick:{winner.id}", options))
+            return await self._merge_one(coordinator, winner, options)
         if not done:
             return None
         # Not `auto`: for that the files of all branches are kept, to be able to change one's mind.
@@ -263,8 +265,16 @@ class Forking:
                 self.is_left = True
                 await coordinator.detach()
             return None
-        pick = f"pick:{winner_id}"
-        return await _whole(coordinator.merge_or_select(pick, options))
+        return await self._merge_one(coordinator, coordinator.branches[winner_id], options)
+
+    async def _merge_one(
+        self, coordinator: ForkCoordinator, winner: BranchRuntime, options: MergeOptions
+    ) -> MergeResult:
+        """Merges a branch. What it changed is kept as a patch: not all of it may be merged."""
+        if self._log is not None and winner.branch is not None:
+            self._log.notice()
+            await finished(partial(self._log.helm.before_end, winner.branch))
+        return await _whole(coordinator.merge_or_select(f"pick:{winner.id}", options))
 
     # What is seen of it.
 
@@ -388,6 +398,10 @@ class Forking:
             lines.append(f"kept: {names} ({how} takes it over)")
         if merged is not None:
             lines += merged.notice.splitlines()[1:]
+            if merged.conflicts:
+                name = self._branch_names[self._winner_index(merged) or 0]
+                how = f"the winner's version of these paths: branching log --patch {name}"
+                lines.append(for_caller(how))
         elif self.is_left and self.has_failed_tests and self._coordinator is not None:
             fork_id = self._coordinator.fork_id
             lines.append(

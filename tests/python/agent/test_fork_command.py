@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from pathlib import Path
 
@@ -150,15 +151,13 @@ def test_pick_merges_the_one_that_was_named(root: Path) -> None:
     [
         ("keep", 0, "1\n2\n3 base\n"),
         ("theirs", 0, "1 branch\n2\n3\n"),
-        ("merge3", 0, "1\n2\n3 base\n"),
         ("fail", 125, "1\n2\n3 base\n"),
     ],
 )
 def test_conflicts_end_as_they_are_told_to(
     real: Mounted, policy: str, code: int, content: str
 ) -> None:
-    """The file is changed in the base, behind the mount, while the branch runs. What was there at
-    the fork is gone then, so that a text cannot be merged: it is kept, as by `keep`."""
+    """The file is changed in the base, behind the mount, while the branch runs."""
     lines = real.base / "lines"
     lines.write_text("1\n2\n3\n")
     script = "sed -i 's/^1$/1 branch/' lines; touch begun; while [ ! -e go ]; do sleep 0.1; done"
@@ -171,6 +170,32 @@ def test_conflicts_end_as_they_are_told_to(
     assert done.code == code
     assert "lines" in done.out + done.err, "the conflict is told"
     assert lines.read_text() == content
+    if code == 0:  # what the branch made of the file can still be had
+        found = re.search(r"the winner's version of these paths: branching (.*)", done.out)
+        assert found
+        assert "+1 branch\n" in called(real.root, *found[1].split()).out
+
+
+@pytest.mark.parametrize("driver", ["real", "overlaid"])
+def test_a_merge_leaves_another_fork_live(driver: str, request: pytest.FixtureRequest) -> None:
+    """Two forks that change different files, with both drivers."""
+    mounted: Mounted = request.getfixturevalue(driver)
+    top = mounted.root
+    scripts = [
+        f"touch begun{n}; while [ ! -e go ]; do sleep 0.1; done; touch made{n}" for n in "ab"
+    ]
+    runs = [Running(top, ["fork", "-q", "-c", script]) for script in scripts]
+    branches = [branch_with(top, f"begun{n}") for n in "ab"]
+    for branch, run in zip(branches, runs, strict=True):
+        (branch / "go").touch()
+        done = run.done()
+        assert done.code == 0, done.err
+    assert {"madea", "madeb"} <= {path.name for path in mounted.base.iterdir()}
+
+
+def test_merge3_and_empty_labels_are_refused(root: Path) -> None:
+    assert called(root, "fork", "--on-conflict", "merge3", "-c", "true").code == 2
+    assert called(root, "fork", "--label", "", "-c", "true").code == 2
 
 
 def test_no_success_and_no_time(root: Path) -> None:
