@@ -599,6 +599,41 @@ impl Case {
     }
 }
 
+/// The trace holds the whole verb: it makes about as many calls that can fail as were once counted for it. A verb that has
+/// changed is counted again, from what this prints.
+fn check_count(verb: Verb, found: usize) {
+    // With the FUSE driver, with a store on another file system, and with the overlay driver.
+    let (fuse, elsewhere, overlay) = match verb {
+        Verb::Commit => (298, 515, 544),
+        Verb::PartialCommit => (613, 833, 1370),
+        Verb::NestedCommit => (213, 213, 260),
+        Verb::Undo => (200, 201, 200),
+        Verb::Redo => (230, 231, 230),
+        Verb::Rebase => (257, 478, 590),
+        // One write to the log of branches. The overlay driver also makes the next spare layer.
+        Verb::Create => (1, 1, 120),
+        // The layer is removed in the background, after the answer.
+        Verb::Abort => (76, 79, 86),
+        Verb::Import => (75, 76, 75),
+        Verb::Prune => (79, 70, 67),
+        Verb::Mount => (585, 853, 729),
+        Verb::Recover => (570, 841, 631),
+    };
+    let is_elsewhere = module_path!().starts_with("elsewhere::");
+    let usual: usize = match common::driver() {
+        "overlay" => overlay,
+        _ if is_elsewhere => elsewhere,
+        _ => fuse,
+    };
+    // Other kernels and file systems make some calls more or fewer.
+    let expected = usual - usual / 5..=usual + usual.div_ceil(5);
+    eprintln!("{verb:?}, {}: {found} calls, {usual} expected", common::driver());
+    assert!(
+        expected.contains(&found),
+        "{verb:?}: {found} calls can fail, not {expected:?}: the trace is not of the whole verb, or the verb has changed"
+    );
+}
+
 /// Runs one verb with one fault after the other.
 fn sweep(verb: Verb) {
     let case = Case::new(verb);
@@ -614,7 +649,9 @@ fn sweep(verb: Verb) {
     let new = State::of(&case.mount);
     drop(case);
     assert_ne!(old, new);
-    let faults = faults(verb, calls_of(&trace, &servers).into_iter().collect());
+    let calls: Vec<Call> = calls_of(&trace, &servers).into_iter().collect();
+    check_count(verb, calls.len());
+    let faults = faults(verb, calls);
     let (mut hits, mut failures) = (0, Vec::new());
     for (call, error) in &faults {
         let mut when = format!("{verb:?}, BRANCHFS_FAULT={}:{}:{error}", call.name, call.number);
