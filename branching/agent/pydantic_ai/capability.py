@@ -139,7 +139,11 @@ class LiveForkCapability(AbstractCapability[Any]):
     def get_workspace(
         self, ctx: RunContext[Any], *, ref: WorkspaceRef | None
     ) -> WorkspaceBackend | None:
-        """Returns the place as the run's workspace, unless it continues in another provider's."""
+        """Returns the place as the run's workspace, unless it continues in another provider's.
+
+        A conversation that was in a workspace of ours goes on in `place`, whatever path its
+        messages name: the directory may be mounted elsewhere now.
+        """
         if self.place is None or (ref is not None and ref.provider != PROVIDER):
             return None
         run_id, place = ctx.run_id, self.place
@@ -149,7 +153,7 @@ class LiveForkCapability(AbstractCapability[Any]):
             moved_to = run.coordinator.parent_path if run and run.coordinator else None
             return moved_to or place.path
 
-        return MovingWorkspace(where, seen_at=self._seen_at())
+        return MovingWorkspace(where, seen_at=self._seen_at(), ref=ref)
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> Any:
         try:

@@ -33,18 +33,22 @@ PROVIDER = "branching"
 
 
 class BranchWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, SupportsRealpath):
-    """The workspace of one branch. `close` of its sandbox ends all that runs in it."""
+    """The workspace of one branch. `close` of its sandbox ends all that runs in it.
 
-    def __init__(self, sandbox: BranchSandbox) -> None:
+    Args:
+        sandbox: The sandbox in which commands and file operations run.
+        ref: The reference of the conversation that goes on in it. By default it has none before
+            the first use, and then the path at which commands see the directory: the same in every
+            branch, after a merge, and in another process that mounts the directory elsewhere.
+    """
+
+    def __init__(self, sandbox: BranchSandbox, ref: WorkspaceRef | None = None) -> None:
         self.sandbox = sandbox
-        self._is_used = False
+        self._ref = ref
 
     @property
     def ref(self) -> WorkspaceRef | None:
-        """The branch's directory; None before the first use."""
-        if not self._is_used:
-            return None
-        return WorkspaceRef(provider=PROVIDER, id=str(self.sandbox.directory))
+        return self._ref
 
     async def working_dir(self) -> str:
         reply, _ = await self._ask("cwd")
@@ -110,7 +114,8 @@ class BranchWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, Su
     def _use(self) -> None:
         if not self.sandbox.directory.is_dir():
             raise WorkspaceUnavailableError(f"the branch at {self.sandbox.directory} is gone")
-        self._is_used = True
+        if self._ref is None:
+            self._ref = WorkspaceRef(provider=PROVIDER, id=str(self.sandbox.seen_at))
 
 
 def _result(done: Completed, timeout: float | None) -> CommandResult:
@@ -153,10 +158,16 @@ class MovingWorkspace(BranchWorkspace):
     branch of its own. The path that it sees stays the same; what ran at the old place is ended.
     """
 
-    def __init__(self, where: Callable[[], Path], *, seen_at: Path | None = None) -> None:
+    def __init__(
+        self,
+        where: Callable[[], Path],
+        *,
+        seen_at: Path | None = None,
+        ref: WorkspaceRef | None = None,
+    ) -> None:
         self._where = where
         self._seen_at = seen_at
-        super().__init__(BranchSandbox(where(), seen_at=seen_at))
+        super().__init__(BranchSandbox(where(), seen_at=seen_at), ref)
 
     def close(self) -> None:
         """Ends what runs in it."""

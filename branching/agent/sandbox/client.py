@@ -62,6 +62,8 @@ class BranchSandbox:
         isolation: Isolation = "sandbox",
     ) -> None:
         self.directory = directory
+        self.seen_at = seen_at or directory
+        """The path at which commands see the directory."""
         self._options: dict[str, Any] = {
             "seen_at": seen_at,
             "env": dict(environment or {}),
