@@ -117,7 +117,14 @@ class Tree:
             return os.readlink(name, dir_fd=directory)
 
     def remove(self, path: str) -> None:
-        """Removes a file, a link, or a directory with all that is in it."""
+        """Removes a file, a link, or a directory with all that is in it.
+
+        Raises:
+            OSError: EBUSY for the root itself, of which nothing is removed; EINVAL for a path that
+                ends in "..", and what the removal met.
+        """
+        if path == ".":
+            raise OSError(errno.EBUSY, "the root cannot be removed", path)
         with self._acting():
             self._remove(path)
 

@@ -10,7 +10,9 @@ Each run of the agent gets a coordinator of its own, made when it forks. What ha
                      place of the parent's, at the parent's next request: `result.all_messages()`
                      is the winner's history with what came after the merge
     end of the run   a fork that is still open stays, with its branches; the next run of the
-                     conversation finds it, and so does `coordinator_of(deps)`
+                     conversation finds it, and so does `coordinator_of(deps)`. A run of another
+                     conversation finds it too, works beside it, and can end it: it then gets the
+                     winner's files, and keeps its own conversation
 
 Without `place` the branches share the files of their agent: conversations and budgets fork, files
 do not.
@@ -105,6 +107,8 @@ class LiveForkCapability(AbstractCapability[Any]):
         self._runs: dict[str, LiveForkCapability] = {}
         self.branch: BranchRuntime | None = None
         self._merged: MergeResult | None = None
+        self._is_guest = False
+        """The fork is that of another conversation."""
         self._codec = MessagesCodec()
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:
@@ -117,7 +121,10 @@ class LiveForkCapability(AbstractCapability[Any]):
             own.coordinator = own._nested(ctx, own.branch, current_coordinator.get())
         else:
             kept = coordinator_of(ctx.deps) or self._open.get(ctx.conversation_id or "")
-            if kept is not None and not kept.is_resolved:
+            if kept is None or kept.is_resolved:
+                kept = next((each for each in self._open.values() if not each.is_resolved), None)
+                own._is_guest = kept is not None
+            if kept is not None:
                 own.coordinator = kept
             else:
                 own.coordinator = own._new(ctx)
@@ -160,9 +167,11 @@ class LiveForkCapability(AbstractCapability[Any]):
             return await handler()
         finally:
             self._runs.pop(ctx.run_id or "", None)
-            if self.branch is None and self.coordinator is not None and ctx.conversation_id:
+            for key in [key for key, each in self._open.items() if each.is_resolved]:
+                del self._open[key]
+            is_own = self.branch is None and not self._is_guest
+            if is_own and self.coordinator is not None and ctx.conversation_id:
                 if self.coordinator.is_resolved:
-                    self._open.pop(ctx.conversation_id, None)
                     if self.coordinator.fork_id is None:
                         await self.coordinator.aclose()  # it has never forked
                 else:
@@ -189,7 +198,8 @@ class LiveForkCapability(AbstractCapability[Any]):
 
     def adopt(self, merged: MergeResult) -> None:
         """The run goes on with the winner's conversation, from its next request on."""
-        self._merged = merged
+        if not self._is_guest:
+            self._merged = merged
 
     def _adopted(
         self, ctx: RunContext[Any], request: ModelRequestContext, merged: MergeResult

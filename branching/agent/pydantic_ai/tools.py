@@ -105,7 +105,12 @@ class ForkTools:
         self._run = run
 
     def toolset(self) -> FunctionToolset[Any]:
-        """Returns them as pydantic-ai takes them."""
+        """Returns them as pydantic-ai takes them.
+
+        A fork freezes the files, and a merge replaces them: other calls of the same answer run
+        before or after these two, never beside them.
+        """
+        alone = (self.fork_run, self.merge_or_select)
         toolset: FunctionToolset[Any] = FunctionToolset(id="live-fork")
         for tool in (
             self.fork_run,
@@ -116,7 +121,9 @@ class ForkTools:
             self.terminate_branch,
             self.delete_file,
         ):
-            toolset.add_function(answered(tool), takes_ctx=False, name=tool.__name__)
+            toolset.add_function(
+                answered(tool), takes_ctx=False, name=tool.__name__, sequential=tool in alone
+            )
         return toolset
 
     async def fork_run(

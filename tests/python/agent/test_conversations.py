@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse
 from support.branchfs import find_program
 
 from branching import Workspace
 
-from .scripted import call, say
+from .scripted import call, returned, say
 from .test_live_fork import Deps, Director, agent_of, capability, fork, in_time, pick, spec
 
 
@@ -106,3 +106,92 @@ def test_a_turn_with_a_fork_left_open_finds_the_fork_and_can_merge_it(project: P
 
     in_time(act())
     assert (project / "b").read_text() == "1\n"
+
+
+def test_a_run_without_dependencies_finds_the_fork_that_another_run_left_open(
+    project: Path,
+) -> None:
+    """It is told of the branches, can write, and can end the fork."""
+
+    async def act() -> None:
+        with Workspace.open(project) as workspace:
+            director = Director(
+                fork(spec("one", "run: echo 1 > a")),
+                call("until_done"),
+                say("left open"),
+                shell("echo parent > p"),
+                call("inspect_branches"),
+                pick("one"),
+                say("merged"),
+                shell("echo after > c"),
+                say("done"),
+            )
+            agent = agent_of(director, capability(workspace))
+            first = await agent.run("first")
+            director.parent = (
+                *director.parent[:5],
+                lambda _messages: pick("one")(first.all_messages()),
+                *director.parent[6:],
+            )
+            second = await agent.run("second")
+            told = returned(second.all_messages(), "inspect_branches")[-1]
+            assert "one" in told
+            assert returned(second.all_messages(), "shell") == ["[exit 0]"]
+            third = await agent.run("third")
+            assert returned(third.all_messages(), "shell") == ["[exit 0]"]
+
+    in_time(act())
+    assert (project / "a").read_text() == "1\n"
+    assert (project / "c").read_text() == "after\n"
+
+
+def both(*parts: ModelResponse) -> ModelResponse:
+    """One answer with the calls of several."""
+    return ModelResponse(parts=[part for response in parts for part in response.parts])
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["before", "after"])
+def test_calls_beside_a_fork_and_beside_a_merge_work(project: Path, order: int) -> None:
+    """In one answer, before and after the call that freezes or replaces the files."""
+    loop = "set -e; for i in 1 2 3 4 5; do echo $i >> p{}; sleep 0.05; done"
+    slow = [shell(loop.format(n)) for n in (1, 2)]
+
+    async def act() -> None:
+        with Workspace.open(project) as workspace:
+            begin = fork(spec("one", "run: echo 1 > a"))
+            director = Director(
+                both(*[begin, slow[0]][::order]),
+                call("until_done"),
+                lambda messages: both(*[pick("one")(messages), slow[1]][::order]),
+                shell("cat a p1 p2 | wc -l"),
+                say("merged"),
+            )
+            agent = agent_of(director, capability(workspace))
+            result = await agent.run("first", deps=Deps())
+            told = [text for seen in director.seen for text in returned(seen, "shell")]
+            assert told
+            assert all("[exit 0]" in text for text in told), told
+            assert result.output == "merged"
+
+    in_time(act())
+    assert (project / "a").read_text() == "1\n"
+
+
+@pytest.mark.parametrize("path", [".", "./", "x/..", "./.", "..", ""])
+def test_the_root_of_a_branch_cannot_be_deleted(project: Path, path: str) -> None:
+    (project / "x").mkdir()
+
+    async def act() -> list[str]:
+        with Workspace.open(project) as workspace:
+            director = Director(
+                fork(spec("one", f"delete: {path}")), call("until_done"), pick("one"), say("merged")
+            )
+            agent = agent_of(director, capability(workspace))
+            await agent.run("first", deps=Deps())
+            return [text for seen in director.seen for text in returned(seen, "delete_file")]
+
+    told = in_time(act())
+    assert told
+    assert all("delete_file failed" in text or "failed" in text for text in told)
+    assert (project / "seed.txt").read_text() == "seed\n"
+    assert (project / "x").is_dir()

@@ -78,6 +78,10 @@ class Director:
             if since_prompt(messages) == 0:
                 return call("shell", command=told.removeprefix("run: "))
             return say(returned(messages, "shell")[-1])
+        if told.startswith("delete: "):
+            if since_prompt(messages) == 0:
+                return call("delete_file", path=told.removeprefix("delete: "))
+            return say(returned(messages, "delete_file")[-1])
         if told.startswith("say: "):
             return say(told.removeprefix("say: "))
         step = self.parent[self.turn]
