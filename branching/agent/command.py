@@ -77,7 +77,7 @@ class CommandRunner:
         self._branch = branch
         self._command = command
         self._index = index
-        self._seen_at = seen_at
+        self._seen_at = seen_at or branch.seen_at
         self._on_output = on_output
         self._helm = helm
         self._words: Path | None = None

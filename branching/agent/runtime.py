@@ -131,6 +131,12 @@ class BranchRuntime:
         self._on_change = on_change
 
     @property
+    def seen_at(self) -> Path | None:
+        """The path at which commands see its files: that of the workspace, the same in every
+        branch. None for a fork without files of its own."""
+        return None if self.branch is None else self.branch.seen_at
+
+    @property
     def environment(self) -> Mapping[str, str]:
         """To be set for every process that the run starts."""
         marked = {FORK_VARIABLE: self.lineage, "BRANCHING": "1"}

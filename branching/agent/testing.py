@@ -310,7 +310,11 @@ class BranchTester:
             command = detect_test_command(branch.path)
         if command is None:
             return None
-        place = Place(directory=branch.path, seen_at=self._seen_at, environment=branch.environment)
+        place = Place(
+            directory=branch.path,
+            seen_at=self._seen_at or branch.seen_at,
+            environment=branch.environment,
+        )
         with nullcontext() if branch.branch is None else branch.branch.in_use():
             run = await TestPlan(command=command, **self._options).run(place)
         self.runs[branch.id] = run

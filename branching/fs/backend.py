@@ -161,6 +161,9 @@ class Committed:
 class Backend(Protocol):
     """One mount of a branching file system."""
 
+    seen_at: Path
+    """The path at which commands in a branch see the workspace."""
+
     @property
     def root(self) -> Path:
         """The mount's own directory, which shows the main branch."""

@@ -105,6 +105,11 @@ class Branch:
         return self._opened().path
 
     @property
+    def seen_at(self) -> Path:
+        """The path at which commands in the branch see it: `Workspace.seen_at`."""
+        return self._backend.seen_at
+
+    @property
     def branch_path(self) -> str:
         """Its place in the tree of branches: `/main/outer/inner`."""
         return self._record.branch_path if self._record else f"{self._parent_path}/{self._name}"

@@ -64,6 +64,7 @@ class BranchFS:
     def __init__(self, mount: Mount) -> None:
         self._control, info = answered(mount.point, lambda: _introduced(mount.point))
         self._root = Path(str(info["mountpoint"]))
+        self.seen_at = self._root
         self._base = Path(str(info["base"]))
         self._store = Path(str(info["store"])) if info.get("store") else None
         self._policy = str(info.get("policy"))

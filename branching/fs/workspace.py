@@ -159,6 +159,8 @@ class Workspace:
                 held = hold()
                 workspace = cls(held.point)
                 workspace._held = held
+                if held.is_made_up:
+                    workspace._backend.seen_at = workspace._backend.base
                 # Who forgets to close it must not leave a mount behind.
                 weakref.finalize(workspace, held.close)
         except BaseException:
@@ -179,10 +181,9 @@ class Workspace:
 
     @property
     def seen_at(self) -> Path:
-        """Where a command in a branch is to see the workspace: at the mount's root, or, where that
-        is a passing one that we made up, at the directory itself."""
-        is_passing = self._held is not None and self._held.is_made_up
-        return self._backend.base if is_passing else self._backend.root
+        """The path at which commands in a branch see the workspace: the mount's root, or the
+        directory itself if the mount is a temporary one of `Workspace.open`."""
+        return self._backend.seen_at
 
     @property
     def base(self) -> Path:

@@ -44,7 +44,8 @@ class AgentCandidate:
 
     def __call__(self, path: Path, *arguments: Any) -> Answer:
         task = Task.of_caller()
-        sandbox = BranchSandbox(Path(path))
+        seen_at = None if task is None else task.attempt.branch.seen_at
+        sandbox = BranchSandbox(Path(path), seen_at=seen_at)
         ear = _Ear()
         run = _Run(self._coroutine(sandbox, self._prompt(path, arguments), ear), ear)
         helm = Helm.current()

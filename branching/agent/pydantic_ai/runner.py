@@ -99,7 +99,7 @@ class RunnerOptions:
     output_type: Any = None
     """In the place of the agent's."""
     seen_at: Any = None
-    """The path at which commands see the branch; by default the mount's root."""
+    """The path at which commands see the branch; by default that of the workspace."""
 
 
 class AgentRunner:
@@ -194,7 +194,9 @@ class AgentRunner:
             return None
         if self._sandbox is None:
             self._sandbox = BranchSandbox(
-                branch.path, seen_at=self._options.seen_at, environment=branch.environment
+                branch.path,
+                seen_at=self._options.seen_at or branch.seen_at,
+                environment=branch.environment,
             )
         workspace = BranchWorkspace(self._sandbox)
         if branch.isolation.backend == "share_readonly":

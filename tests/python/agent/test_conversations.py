@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,11 @@ import pytest
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse
 from support.branchfs import find_program
 
-from branching import Workspace
+from branching import Speculate, Workspace
+from branching.agent.checkpoint import InMemoryCheckpointStore
+from branching.agent.coordinator import ForkCoordinator
+from branching.agent.pydantic_ai import AgentRunner, MessagesCodec, agent_candidate
+from branching.agent.types import BranchSpec
 
 from .scripted import call, returned, say
 from .test_live_fork import Deps, Director, agent_of, capability, fork, in_time, pick, spec
@@ -195,3 +200,32 @@ def test_the_root_of_a_branch_cannot_be_deleted(project: Path, path: str) -> Non
     assert all("delete_file failed" in text or "failed" in text for text in told)
     assert (project / "seed.txt").read_text() == "seed\n"
     assert (project / "x").is_dir()
+
+
+def test_branches_of_a_coordinator_and_of_a_pattern_see_the_projects_own_path(
+    project: Path,
+) -> None:
+    """So a virtual environment made in a branch has paths that are right after a merge."""
+
+    async def act() -> None:
+        with Workspace.open(project) as workspace:
+            director = Director()
+            agent = agent_of(director)
+            coordinator = ForkCoordinator(
+                runner=lambda branch: AgentRunner(agent, branch),
+                codec=MessagesCodec(),
+                place=workspace,
+                checkpoint_store=InMemoryCheckpointStore(),
+            )
+            handle = await coordinator.fork([BranchSpec("one", "run: pwd > of-coordinator")])
+            tasks = [branch.task for branch in coordinator.branches.values() if branch.task]
+            await asyncio.wait(tasks)
+            await coordinator.merge_or_select(f"pick:{handle.branches[0].id}")
+            await coordinator.aclose()
+            candidate = agent_candidate(agent, "run: pwd > of-pattern")
+            found = await asyncio.to_thread(Speculate([candidate]), workspace)
+            assert found.committed
+
+    in_time(act())
+    for name in ("of-coordinator", "of-pattern"):
+        assert (project / name).read_text() == f"{project}\n"

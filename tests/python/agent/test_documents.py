@@ -1,14 +1,15 @@
-"""The programs of docs/agents.md run, each by itself, in a workspace."""
+"""The programs of docs/agents.md run, each by itself, in an ordinary directory."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import Mounted
+from support.branchfs import find_program
 
 import branching.agent
 
@@ -18,10 +19,13 @@ PROGRAM_SECONDS_MAX = 100
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_every_program_runs(real: Mounted, program: str) -> None:
+def test_every_program_runs(place: Path, program: str) -> None:
+    project = place / "project"
+    project.mkdir()
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
-        cwd=real.root,
+        cwd=project,
+        env={**os.environ, "BRANCHFS": find_program()},
         capture_output=True,
         text=True,
         timeout=PROGRAM_SECONDS_MAX,
