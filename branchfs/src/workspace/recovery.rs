@@ -123,8 +123,9 @@ impl Workspace {
         let Loaded { records, made, gone, .. } = loaded;
         let mut missing = BTreeSet::new();
         for layer in records.values().flat_map(|record| &record.layers) {
-            let path = self.layer_path(*layer);
-            if made.contains(layer) && !no_follow::exists(&path).at(path)? {
+            // A loss of power may keep the removal of what was in a layer, and not that the layer was moved to the trash before.
+            let upper = self.layer_path(*layer).join("upper");
+            if made.contains(layer) && !no_follow::exists(&upper).at(upper)? {
                 missing.insert(*layer);
             }
         }
