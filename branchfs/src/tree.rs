@@ -301,11 +301,15 @@ impl Tree {
 
     /// Removes whatever is at `path`, with everything below it. Absent is success.
     pub(crate) fn remove_all(&self, path: &Path) -> Result<()> {
-        self.remove_in_steps(path, &|| ())
+        self.remove_in_steps(path, &|| Ok(()))
     }
 
-    /// As [`Self::remove_all`], with a call of `between` before each removal.
-    pub(crate) fn remove_in_steps(&self, path: &Path, between: &dyn Fn()) -> Result<()> {
+    /// As [`Self::remove_all`], with a call of `between` before each removal. Its error ends the removal.
+    pub(crate) fn remove_in_steps(
+        &self,
+        path: &Path,
+        between: &dyn Fn() -> Result<()>,
+    ) -> Result<()> {
         self.forget(path);
         let (parent, name) = self.parent(path)?;
         remove_below(&parent, name, between)
@@ -395,7 +399,7 @@ pub(crate) fn remove_path(path: &Path) -> Result<()> {
         return Err(Errno::INVAL);
     };
     match open_directory(parent) {
-        Ok(parent) => remove_below(&parent, name, &|| ()),
+        Ok(parent) => remove_below(&parent, name, &|| Ok(())),
         Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(error),
     }
@@ -412,13 +416,13 @@ struct Emptied {
 
 /// Removes the entry `name` of the directory `top` with everything below it. Two descriptors are open at a time, whatever the
 /// depth: the way up leads through `..`, and each directory must be the one that was descended from.
-fn remove_below(top: &OwnedFd, name: &OsStr, between: &dyn Fn()) -> Result<()> {
+fn remove_below(top: &OwnedFd, name: &OsStr, between: &dyn Fn() -> Result<()>) -> Result<()> {
     let mut emptied: Vec<Emptied> = Vec::new();
     let mut here = with_room(|| rustix::io::fcntl_dupfd_cloexec(top, 0))?;
     let mut next = Some((name.to_os_string(), FileType::Unknown));
     loop {
         if let Some((name, kind)) = next.take() {
-            between();
+            between()?;
             if let Some(below) = remove_or_open(&here, &name, kind)? {
                 let parent = identity(&stat_of(&here)?);
                 let entries = list_opened(below.try_clone().map_err(to_errno)?)?;
@@ -436,7 +440,7 @@ fn remove_below(top: &OwnedFd, name: &OsStr, between: &dyn Fn()) -> Result<()> {
         if identity(&stat_of(&parent)?) != last.parent {
             return Err(Errno::STALE); // it was moved meanwhile
         }
-        between();
+        between()?;
         absent_is_success(rustix::fs::unlinkat(&parent, &*last.name, AtFlags::REMOVEDIR))?;
         emptied.pop();
         here = parent;

@@ -519,7 +519,9 @@ impl Workspace {
         }
         let keep = KeptTimes::of(&self.base_path)?;
         if self.is_elsewhere() {
-            store::remove(&self.store_path)?;
+            if !store::remove_in_time(&self.store_path, store::TRASH_WAIT_MAX)? {
+                return Ok(());
+            }
             let link = self.home_path.join("store");
             no_follow::remove_file(&link).at(&link)?;
         }
@@ -527,7 +529,7 @@ impl Workspace {
         if keeps(&self.home_path, "journal")? || keeps(&self.home_path, "history")? {
             return Ok(());
         }
-        store::remove(&self.home_path)?;
+        store::remove_in_time(&self.home_path, store::TRASH_WAIT_MAX)?;
         keep.restore()
     }
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Deref;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
@@ -14,7 +15,7 @@ use super::inspection::inspect;
 use crate::error::{Context, Error};
 use crate::no_follow;
 use crate::overlay::Namespace;
-use crate::tree::remove_path;
+use crate::tree::{Tree, remove_path};
 use crate::view::HIDDEN;
 
 /// Version of the store's format.
@@ -174,9 +175,33 @@ fn refuse_others(store: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// How long the end of a mount goes on deleting what is in the trash of a store that keeps nothing else.
+pub(super) const TRASH_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// As [`remove`], but only if its trash can be deleted within `wait`; else the store stays, and the next mount continues.
+/// Returns whether the store is removed.
+pub(super) fn remove_in_time(store: &Path, wait: Duration) -> Result<bool, Error> {
+    let deadline = Instant::now() + wait;
+    let in_time = || if Instant::now() < deadline { Ok(()) } else { Err(Errno::TIMEDOUT) };
+    if let Ok(trash) = Tree::open_root(&store.join("trash")) {
+        for entry in trash.list(Path::new("")).at(store)? {
+            // Any other error is met, and reported, by the removal of the whole.
+            if trash.remove_in_steps(Path::new(&entry.name), &in_time) == Err(Errno::TIMEDOUT) {
+                tracing::info!(
+                    "{} stays: the next mount deletes the rest of its trash",
+                    store.display()
+                );
+                return Ok(false);
+            }
+        }
+    }
+    remove(store)?;
+    Ok(true)
+}
+
 /// Removes a store that keeps nothing, and whose lock the caller holds; what is not its own stays, and so does a directory that
 /// something is mounted on. The lock goes last: until then another mount must not begin to use the store.
-pub(super) fn remove(store: &Path) -> Result<(), Error> {
+fn remove(store: &Path) -> Result<(), Error> {
     let before_lock = NAMES.iter().filter(|name| !["lost+found", LOCK].contains(name));
     for name in before_lock.chain(&[LOCK]) {
         let path = store.join(name);
@@ -501,6 +526,19 @@ mod tests {
             assert!(matches!(refused, Error::Refused { .. }), "{name}: {refused}");
             assert_eq!(fs::read_dir(&precious).unwrap().count(), 1, "{name}");
         }
+    }
+
+    #[test]
+    fn a_store_whose_trash_takes_too_long_to_delete_stays_for_the_next_mount() {
+        let base = tempfile::tempdir().unwrap();
+        let store = base.path().join(".branching");
+        let owner = fs::metadata(base.path()).map(|found| (found.uid(), found.gid())).unwrap();
+        make_store(&store, owner).unwrap();
+        fs::create_dir_all(store.join("trash/layer-1-1/upper/d")).unwrap();
+        assert!(!remove_in_time(&store, Duration::ZERO).unwrap());
+        assert!(store.join("trash/layer-1-1/upper/d").exists() && store.join("format").exists());
+        assert!(remove_in_time(&store, Duration::from_secs(60)).unwrap());
+        assert!(!store.exists());
     }
 
     #[test]

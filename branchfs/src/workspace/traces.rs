@@ -133,7 +133,11 @@ impl Unlinker {
         if SHARING.iter().any(|start| name.to_string_lossy().starts_with(start)) {
             self.unlink_shared(trash, name)?;
         }
-        trash.remove_in_steps(name, &let_others).at(name)
+        let between = || {
+            let_others();
+            Ok(())
+        };
+        trash.remove_in_steps(name, &between).at(name)
     }
 
     fn unlink_shared(&self, trash: &Tree, name: &Path) -> Result<(), Error> {
