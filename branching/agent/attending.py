@@ -33,7 +33,7 @@ class Attendant:
         self._stopping: set[asyncio.Task[None]] = set()
         seconds = fork.ledger.total.seconds
         self._timer = seconds and self._loop.call_later(
-            seconds, self._out_of_total, f"the fork has run for its budget of {seconds:g} seconds"
+            seconds, self._out_of_total, f"the fork reached its time limit of {seconds:g} seconds"
         )
 
     def start(self, branch: BranchRuntime, prompt: str) -> asyncio.Task[None]:
@@ -105,7 +105,7 @@ class Attendant:
     async def _attend(self, branch: BranchRuntime, prompt: str, history: History) -> None:
         assert branch.runner is not None, "a branch is started after its runner is made"
         seconds = branch.budget.seconds
-        reason = f"branch {branch.id} has run for its budget of {seconds or 0:g} seconds"
+        reason = f"branch {branch.id} reached its time limit of {seconds or 0:g} seconds"
         timer = seconds and self._loop.call_later(
             seconds, self._stop_later, branch, "budget_exhausted", reason
         )

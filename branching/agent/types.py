@@ -187,11 +187,15 @@ class MergeResult:
     def notice(self) -> str:
         """The merge in words: the winner, the files, what did not go smoothly."""
         lines = [f"Merged: kept branch {self.winner_label or self.winner_branch_id}"]
-        lines.append(f"{len(self.applied_paths)} files applied" + _listed(self.applied_paths))
+        lines.append(
+            _counted(len(self.applied_paths), "file") + " applied" + _listed(self.applied_paths)
+        )
         if self.deleted_paths:
-            lines.append(f"{len(self.deleted_paths)} files deleted" + _listed(self.deleted_paths))
+            lines.append(
+                _counted(len(self.deleted_paths), "file") + " deleted" + _listed(self.deleted_paths)
+            )
         if self.conflicts:
-            lines.append(f"{len(self.conflicts)} conflicts" + _listed(self.conflicts))
+            lines.append(_counted(len(self.conflicts), "conflict") + _listed(self.conflicts))
         lines += [f"error: {error.path}: {error.message}" for error in self.errors]
         lines += [f"denied: {command}" for command in self.blocked_commands]
         return "\n".join(lines)
@@ -364,6 +368,10 @@ class ResolveOutcome:
     merge_result: MergeResult | None = None
     judge_usage: Usage | None = None
     """Not part of any branch's cost."""
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _listed(paths: Sequence[str], at_most: int = 20) -> str:

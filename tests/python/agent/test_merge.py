@@ -196,7 +196,7 @@ class TestConflict:
         found = (forked.base / SEED).read_text() if (forked.base / SEED).exists() else None
         assert found == stays
         assert (forked.base / "new").read_text() == "new\n"
-        assert f"1 conflicts: {SEED}" in result.notice
+        assert f"1 conflict: {SEED}" in result.notice
 
     @pytest.mark.contract("F8")
     def test_theirs_lands_and_is_reported(

@@ -28,7 +28,7 @@ async def test_the_picker_merges_by_number_and_the_conversation_continues(
     await enter(pilot, "/merge")
     await until_shown(pilot, "which branch wins?", "1 ✓ one: done · 2 turns", "2 ✓ two")
     await answer(pilot, "2")
-    await until_shown(pilot, "Merged: kept branch two", "1 files applied: b")
+    await until_shown(pilot, "Merged: kept branch two", "1 file applied: b")
     assert (harness.space.base / "b").read_text() == "two\n" * 3
     assert not (harness.space.base / "a").exists()
     said = [message["content"] for message in harness.session.conversation.history]

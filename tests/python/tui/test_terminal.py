@@ -193,7 +193,7 @@ def test_a_whole_chat_with_a_real_agent(real: Mounted, root: Path, place: Path) 
             "which branch wins?", "[1-9, enter] merge", "1 ✓ one: done", "2 ✓ two: done"
         )
         terminal.press("1")
-        terminal.until_shown("Merged: kept branch one", "1 files applied: seed.txt")
+        terminal.until_shown("Merged: kept branch one", "1 file applied: seed.txt")
         assert (real.base / "seed.txt").read_text() == "seed\n1\n"
         _enter(terminal, "and now?")
         terminal.until_shown("prompt 4 was: and now?")
