@@ -24,6 +24,7 @@ CONTEXT = (
     "docker",
     "pyproject.toml",
     "scripts/base-image",
+    "skills",
 )
 
 

@@ -74,7 +74,7 @@ def test_an_agent_on_the_host_works_in_branches_of_its_directory(
             ran = await call("branch_run", branch="fix", command="id -u; cat kept.txt new/file; touch by-command")
             assert ran["output"] == f"{project.owner}\nas it was\nnew"
             await call("branch_commit", branch="fix")
-            raced = await call("speculate", candidates=["sleep 600", "make test", "false"])
+            raced = await call("branch_speculate", candidates=["sleep 600", "make test", "false"], commit=True)
             assert (raced["committed"], raced["winner"]) == (True, 1)
             await call("branch_create", name="left")
         async with connected(image, project.root, allowed=Path("/nowhere")) as call:
