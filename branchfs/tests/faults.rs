@@ -20,7 +20,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::time::Duration;
 
 use common::{Mount, Object, assert_same, snapshot_by_names, succeed};
@@ -31,7 +31,7 @@ use rustix::process::{PidfdFlags, Signal};
 const ERRORS: [&str; 4] = ["EIO", "ENOSPC", "EPERM", "EDQUOT"];
 
 /// Faults after which something was wrong once: every run tries these too.
-const FOUND: [(Verb, &str, usize, &str); 10] = [
+const FOUND: [(Verb, &str, usize, &str); 12] = [
     // A mark that could not be read was taken for none.
     (Verb::Commit, "lgetxattr", 1, "EPERM"),
     (Verb::Commit, "lgetxattr", 14, "EDQUOT"),
@@ -48,6 +48,9 @@ const FOUND: [(Verb, &str, usize, &str); 10] = [
     (Verb::Recover, "statx", 1, "EIO"),
     // A mount stayed over the branch.
     (Verb::NestedCommit, "umount2", 1, "EDQUOT"),
+    // The fault hit the test's own query for the pid of the daemon.
+    (Verb::Undo, "statx", 1, "EIO"),
+    (Verb::Abort, "statx", 1, "EIO"),
 ];
 
 /// Calls that are not made to fail: they reach no file system, or an error would be one of strace's (a `close` that is
@@ -104,10 +107,9 @@ struct Trace {
 }
 
 impl Trace {
-    /// Attaches to a daemon.
-    fn attach(mount: &Mount, rules: &[String]) -> Self {
+    /// Attaches to the daemon of a mount, whose pid is `daemon`.
+    fn attach(mount: &Mount, daemon: i32, rules: &[String]) -> Self {
         let (mut strace, log) = Self::command(mount, rules);
-        let daemon = mount.daemon();
         let of_transfers = |rule: &String| rule.strip_prefix("-etrace=").is_some_and(is_transfer);
         let mut attached = 1;
         if rules.iter().any(of_transfers) {
@@ -368,7 +370,7 @@ enum Answer {
 }
 
 impl Answer {
-    fn of(output: &std::process::Output) -> Self {
+    fn of(output: &Output) -> Self {
         if output.status.success() {
             return Self::Done;
         }
@@ -449,10 +451,11 @@ impl Case {
     /// The daemon dies at one of the middle steps of a commit, and so does its guard.
     fn kill_in_the_middle(&self) {
         common::kill_guard(&self.mount);
-        let daemon = rustix::process::Pid::from_raw(self.mount.daemon()).unwrap();
+        let pid = self.mount.daemon();
+        let daemon = rustix::process::Pid::from_raw(pid).unwrap();
         let daemon = rustix::process::pidfd_open(daemon, PidfdFlags::empty()).unwrap();
         let rule = "-einject=renameat2:signal=KILL:when=6".to_owned();
-        let trace = Trace::attach(&self.mount, &["-etrace=renameat2".to_owned(), rule]);
+        let trace = Trace::attach(&self.mount, pid, &["-etrace=renameat2".to_owned(), rule]);
         common::refusal(&self.mount.run(&["commit", "work"], &[]));
         trace.wait_for_death(&daemon);
         let flags = rustix::mount::UnmountFlags::DETACH;
@@ -476,16 +479,20 @@ impl Case {
                 let mut command = Command::new(common::PROGRAM);
                 command.args(["import", "work"]).arg(self.mount.mountpoint());
                 command.stdin(self.archive());
-                let trace = Trace::attach(&self.mount, rules);
-                let output = command.output().unwrap();
-                wait_for_rest(self.mount.daemon());
-                return (Answer::of(&output), trace.end());
+                return self.traced(rules, || command.output().unwrap());
             }
             Verb::Mount | Verb::Recover => return self.start(rules),
         };
-        let trace = Trace::attach(&self.mount, rules);
-        let output = self.mount.run(words, &[]);
-        wait_for_rest(self.mount.daemon());
+        self.traced(rules, || self.mount.run(words, &[]))
+    }
+
+    /// Runs a command while the daemon is traced by these rules.
+    fn traced(&self, rules: &[String], run: impl FnOnce() -> Output) -> (Answer, String) {
+        // The daemon answers this query itself: a fault must not hit it.
+        let daemon = self.mount.daemon();
+        let trace = Trace::attach(&self.mount, daemon, rules);
+        let output = run();
+        wait_for_rest(daemon);
         (Answer::of(&output), trace.end())
     }
 

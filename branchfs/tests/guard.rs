@@ -38,17 +38,19 @@ fn with_work() -> Mount {
 /// Attaches strace, which kills the daemon at a rename in the middle of the next commit.
 fn arm(mount: &Mount) -> Child {
     let output = mount.directory.path().join("strace");
+    // The daemon answers this query itself: it is made before strace is attached.
+    let daemon = mount.daemon();
     let mut strace = Command::new("strace");
-    strace.args(["-f", "-p", &mount.daemon().to_string(), "-e", "trace=renameat2"]);
+    strace.args(["-f", "-p", &daemon.to_string(), "-e", "trace=renameat2"]);
     strace.args(["-e", "inject=renameat2:signal=KILL:when=20", "-o"]).arg(&output);
     let strace = strace.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let status = format!("/proc/{}/status", mount.daemon());
+    let status = format!("/proc/{daemon}/status");
     wait_until("strace attaches", || {
         !fs::read_to_string(&status).unwrap().contains("TracerPid:\t0")
     });
     // Until all threads are attached.
     wait_until("strace attaches to all threads", || {
-        fs::read_dir(format!("/proc/{}/task", mount.daemon())).unwrap().all(|task| {
+        fs::read_dir(format!("/proc/{daemon}/task")).unwrap().all(|task| {
             let status = task.unwrap().path().join("status");
             !fs::read_to_string(status).unwrap_or_default().contains("TracerPid:\t0")
         })
