@@ -38,7 +38,13 @@ from branching.agent.protocols import (
 from branching.agent.resolving import Resolver
 from branching.agent.resuming import place_of, take_up
 from branching.agent.runs import ForkRuns
-from branching.agent.runtime import FORK_VARIABLE, BranchRuntime, RunnerFactory, Tester
+from branching.agent.runtime import (
+    FORK_VARIABLE,
+    BranchRuntime,
+    RunnerFactory,
+    Tester,
+    make_runner,
+)
 from branching.agent.session import ForkSession
 from branching.agent.store import InMemoryForkStateStore
 from branching.agent.types import (
@@ -85,8 +91,11 @@ class ForkCoordinator(ForkRuns, Resolver):
 
         `agent` and `parent_deps` are not looked at: the runner factory finds the latter on each
         branch (`deps`). Without `checkpoint_store` the one of `parent_deps` is used, if that has
-        one. `outer` is the branch whose run forks, where forks are nested.
+        one. `outer` is the branch whose run forks, where forks are nested. Raises TypeError for a
+        runner that is not callable.
         """
+        if not callable(runner):
+            raise TypeError(f"runner must be callable with a branch, not {runner!r}")
         self.agent = agent
         self.parent_deps = parent_deps
         self.goal = goal
@@ -129,8 +138,9 @@ class ForkCoordinator(ForkRuns, Resolver):
         kept with the fork's state.
 
         Raises ValueError for specs that are none, ForkBranchLimitError, ForkDepthLimitError,
-        ForkStateError while a fork is open or a rewind is half done, and what making branches
-        raises; then there is no branch, and the parent is not frozen.
+        ForkStateError while a fork is open or a rewind is half done, TypeError for a runner
+        without the methods of a `BranchRunner`, and what making branches raises; then there is no
+        branch, and the parent is not frozen.
         """
         check_specs(specs)
         if self.anchors.store is None:
@@ -315,7 +325,7 @@ class ForkCoordinator(ForkRuns, Resolver):
             made._overridable = session
             return made
         for branch in fork.branches.values():
-            branch.runner = runner(branch)
+            branch.runner = make_runner(runner, branch)
         if fork.phase == "open":
             session.save()
             return made

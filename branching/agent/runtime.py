@@ -274,6 +274,25 @@ class BranchRuntime:
 
 RunnerFactory = Callable[[BranchRuntime], BranchRunner]
 
+RUNNER_METHODS = ("run", "steer", "stop")
+"""Of a `BranchRunner`."""
+
+
+def make_runner(factory: RunnerFactory, branch: BranchRuntime) -> BranchRunner:
+    """Returns the runner that the factory makes for a branch.
+
+    Raises:
+        TypeError: The factory returned an object without the methods of a `BranchRunner`.
+    """
+    runner = factory(branch)
+    missing = [each for each in RUNNER_METHODS if not callable(getattr(runner, each, None))]
+    if missing:
+        raise TypeError(
+            f"runner returned {runner!r} for branch {branch.spec.label!r}, "
+            f"which has no method {' or '.join(missing)}: see BranchRunner"
+        )
+    return runner
+
 
 class Tester(Protocol):
     """Runs a branch's tests."""

@@ -21,7 +21,7 @@ from branching.agent.fork import Fork
 from branching.agent.mirror import Mirror
 from branching.agent.override import Override, kept
 from branching.agent.protocols import ForkStateStore
-from branching.agent.runtime import BranchRuntime, RunnerFactory
+from branching.agent.runtime import BranchRuntime, RunnerFactory, make_runner
 from branching.agent.types import FlushReport, ForkHandle, MergeOptions
 from branching.awaited import finished
 from branching.errors import BranchingError
@@ -55,10 +55,10 @@ class ForkSession:
             if fork.place is not None:
                 self.save()  # so that after a process that dies now can be cleaned up
             await finished(fork.make_files)
+            for branch in fork.branches.values():
+                branch.runner = make_runner(runner, branch)
             label, history = f"fork:{fork.fork_id}", fork.parent_history
             fork.checkpoint_id = await finished(lambda: anchors.keep(label, history, fork.place))
-            for branch in fork.branches.values():
-                branch.runner = runner(branch)
             fork.phase = "open"
             self.save()
         except BaseException:

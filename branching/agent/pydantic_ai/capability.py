@@ -46,7 +46,7 @@ from branching.agent.coordinator import ForkCoordinator
 from branching.agent.judge import Panel, SingleJudge
 from branching.agent.protocols import CheckpointStore, ForkStateStore, Judge
 from branching.agent.pydantic_ai.codec import MessagesCodec, moved, workspace_of
-from branching.agent.pydantic_ai.deps import COORDINATOR
+from branching.agent.pydantic_ai.deps import COORDINATOR, keep_coordinator
 from branching.agent.pydantic_ai.judge import model_judge
 from branching.agent.pydantic_ai.prices import Price, listed_price
 from branching.agent.pydantic_ai.runner import (
@@ -128,8 +128,7 @@ class LiveForkCapability(AbstractCapability[Any]):
                 own.coordinator = kept
             else:
                 own.coordinator = own._new(ctx)
-                if hasattr(ctx.deps, COORDINATOR):
-                    setattr(ctx.deps, COORDINATOR, own.coordinator)
+                keep_coordinator(ctx.deps, own.coordinator)
             if ctx.run_id is not None:
                 self._runs[ctx.run_id] = own
         if own.coordinator is not None:
