@@ -114,9 +114,12 @@ class Attendant:
                 outcome = await branch.runner.run(prompt, history)
         except asyncio.CancelledError:
             state, told = branch.ending or ("terminated", None)
+            is_ours = branch.ending is not None
+            if not is_ours:  # the program ends: a sandbox left running keeps its mount busy
+                await self._stop_runner(branch)
             self._end(branch, state, told)
-            if branch.ending is None:
-                raise  # not by us: the program ends
+            if not is_ours:
+                raise
         except Exception as error:
             self._failed(branch, error)
         else:
@@ -124,6 +127,13 @@ class Attendant:
         finally:
             if timer:
                 timer.cancel()
+
+    async def _stop_runner(self, branch: BranchRuntime) -> None:
+        try:
+            if branch.runner is not None:
+                await branch.runner.stop()
+        except Exception as error:
+            branch.touch(error=f"what the run started was not stopped: {error}")
 
     def _succeeded(self, branch: BranchRuntime, outcome: RunOutcome) -> None:
         branch.output = outcome.output

@@ -17,6 +17,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from branching.agent.anchors import Anchors
@@ -58,7 +59,7 @@ from branching.agent.types import (
     MergeStrategy,
 )
 from branching.awaited import finished
-from branching.errors import BranchingError
+from branching.errors import BranchingError, add_note
 from branching.fs import Branch, Workspace
 
 
@@ -342,16 +343,52 @@ class ForkCoordinator(ForkRuns, Resolver):
                 await self._session.quiet()
                 self._session.save()
 
+    async def interrupt(self) -> None:
+        """Ends an open fork whose parent was cancelled or has failed.
+
+        A fork in a durable store is left to be resumed, as by `detach`. Any other fork is aborted,
+        because nothing could find it again; the parent's own changes land. Raises what these two
+        raise.
+        """
+        if self.store.home is not None:
+            await self.detach()
+        elif not self.is_resolved:
+            await self.abort_fork()
+
+    async def __aenter__(self) -> ForkCoordinator:
+        """Returns the coordinator. The end of the block ends an open fork: by `aclose`, or by
+        `interrupt` if the block is left by an exception or a cancellation."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.aclose()
+            return
+        try:
+            await self.interrupt()
+        except (BranchingError, OSError) as failure:
+            add_note(error, f"and fork {self.fork_id} was not ended: {failure}")
+        finally:
+            self._release()
+
     async def aclose(self) -> None:
         """Ends it all: an open fork is aborted. May be called again."""
         if not self.is_resolved:
             await self.abort_fork()
         if self.store.home is None:
             self._forget_override()
-        if self._place is not None:
-            self._place.close()
+        self._release()
 
     # Helpers.
+
+    def _release(self) -> None:
+        if self._place is not None:
+            self._place.close()
 
     def _new_session(self, fork: Fork) -> ForkSession:
         return ForkSession(

@@ -13,6 +13,9 @@ Each run of the agent gets a coordinator of its own, made when it forks. What ha
                      conversation finds it, and so does `coordinator_of(deps)`. A run of another
                      conversation finds it too, works beside it, and can end it: it then gets the
                      winner's files, and keeps its own conversation
+    exception        a run that raises or is cancelled ends its fork: the branches are dropped and
+                     the parent's files land. With a durable `store` the branches are stopped, and
+                     the fork can be resumed
 
 Without `place` the branches share the files of their agent: conversations and budgets fork, files
 do not.
@@ -61,6 +64,7 @@ from branching.agent.pydantic_ai.workspace import PROVIDER, MovingWorkspace
 from branching.agent.runtime import BranchRuntime, Tester
 from branching.agent.testing import TIMEOUT_SECONDS, BranchTester
 from branching.agent.types import MergeResult
+from branching.errors import BranchingError, add_note
 from branching.fs import Branch, Workspace
 
 INSTRUCTIONS = """\
@@ -164,12 +168,14 @@ class LiveForkCapability(AbstractCapability[Any]):
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> Any:
         try:
             return await handler()
+        except BaseException as error:
+            await self._interrupted(error)
+            raise
         finally:
             self._runs.pop(ctx.run_id or "", None)
             for key in [key for key, each in self._open.items() if each.is_resolved]:
                 del self._open[key]
-            is_own = self.branch is None and not self._is_guest
-            if is_own and self.coordinator is not None and ctx.conversation_id:
+            if self._owns_coordinator and self.coordinator is not None and ctx.conversation_id:
                 if self.coordinator.is_resolved:
                     if self.coordinator.fork_id is None:
                         await self.coordinator.aclose()  # it has never forked
@@ -178,6 +184,19 @@ class LiveForkCapability(AbstractCapability[Any]):
             workspace = getattr(ctx.workspace, "backend", None)
             if isinstance(workspace, MovingWorkspace):
                 workspace.close()
+
+    @property
+    def _owns_coordinator(self) -> bool:
+        return self.branch is None and not self._is_guest
+
+    async def _interrupted(self, error: BaseException) -> None:
+        """Ends the run's own fork. What prevents that is added to the error."""
+        if not self._owns_coordinator or self.coordinator is None:
+            return
+        try:
+            await self.coordinator.interrupt()
+        except (BranchingError, OSError) as failure:
+            add_note(error, f"and the fork {self.coordinator.fork_id} is still open: {failure}")
 
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext

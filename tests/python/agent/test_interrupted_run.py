@@ -1,0 +1,184 @@
+"""A run that is cancelled, or raises, while its fork is open."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai.messages import ModelMessage, ModelResponse
+from support.agents import coordinator, forever, run, specs, until
+
+from branching import Workspace
+from branching.agent.checkpoint import InMemoryCheckpointStore
+from branching.agent.coordinator import ForkCoordinator
+from branching.agent.errors import ForkStateError
+from branching.agent.pydantic_ai import LiveForkCapability
+from branching.agent.store import SQLiteForkStateStore
+
+from .scripted import call, model_of, prompts, returned, say, since_prompt, working_agent
+
+END_SECONDS_MAX = 3.0
+"""An end that waits for a busy mount takes more than 5 seconds."""
+
+
+class Interrupted(Exception):
+    """Raised by the parent's model while its branches run."""
+
+
+class Program:
+    """An agent whose two branches sleep in their shells, and which writes a file after the fork."""
+
+    def __init__(self, project: Path, workspace: Workspace, store: Any = None) -> None:
+        self.project = project
+        self.workspace = workspace
+        self.is_ready = asyncio.Event()
+        self.interrupted_at = 0.0
+        capability = LiveForkCapability(
+            place=workspace, store=store, checkpoint_store=InMemoryCheckpointStore()
+        )
+        self.agent = working_agent(model_of(self._answer), capabilities=[capability])
+
+        @self.agent.tool_plain
+        async def interrupt(how: str) -> str:
+            """Wait until both branches run their command, then end the run."""
+            branches = self.workspace.branches()
+            paths = [branch.path for branch in branches if not branch.name.endswith(".parent")]
+            await until(lambda: all((path / "started").exists() for path in paths))
+            self.interrupted_at = time.monotonic()
+            if how == "raise":
+                raise Interrupted
+            self.is_ready.set()
+            await asyncio.Event().wait()
+            return "never"
+
+    def _answer(self, messages: list[ModelMessage]) -> ModelResponse:
+        told = prompts(messages)[-1]
+        if told == "sleep":
+            if since_prompt(messages) == 0:
+                return call("shell", command="touch started; sleep 1000")
+            return say("slept")
+        if not returned(messages, "fork_run"):
+            both = [{"label": label, "steer": "sleep"} for label in "ab"]
+            return call("fork_run", specs=both)
+        if not returned(messages, "shell"):
+            return call("shell", command="echo mine > parent.txt")
+        return call("interrupt", how=told)
+
+    async def run(self, how: str) -> None:
+        if how == "raise":
+            with pytest.raises(Interrupted):
+                await self.agent.run(how)
+            return
+        task = asyncio.create_task(self.agent.run(how))
+        await self.is_ready.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A directory of a person, mounted by the program that needs it."""
+    (tmp_path / "project").mkdir()
+    return tmp_path / "project"
+
+
+@pytest.mark.parametrize("how", ["raise", "cancel"])
+def test_an_interrupted_run_ends_its_fork_promptly(project: Path, how: str) -> None:
+    """The parent's own files land, no branch is left, and the mount is not busy at its end."""
+    with Workspace.open(project) as workspace:
+        program = Program(project, workspace)
+        run(program.run(how))
+        assert workspace.branches() == []
+    assert time.monotonic() - program.interrupted_at < END_SECONDS_MAX
+    assert (project / "parent.txt").read_text() == "mine\n"
+    assert not (project / "started").exists()
+
+
+@pytest.mark.parametrize("how", ["raise", "cancel"])
+def test_a_fork_in_a_durable_store_is_stopped_and_can_be_resumed(project: Path, how: str) -> None:
+    with Workspace.open(project) as workspace:
+        store = SQLiteForkStateStore.beside(workspace)
+        program = Program(project, workspace, store)
+        run(program.run(how))
+        [state] = store.list_all()
+        store.close()
+    assert time.monotonic() - program.interrupted_at < END_SECONDS_MAX
+    assert [branch.status.state for branch in state.branches] == ["terminated"] * 2
+
+    with Workspace.open(project) as workspace:
+        store = SQLiteForkStateStore.beside(workspace)
+
+        async def drop() -> None:
+            resumed = await _resumed(state.fork_id, store, workspace)
+            assert [branch.status.state for branch in resumed.branches.values()] == [
+                "terminated"
+            ] * 2
+            await resumed.aclose()
+
+        run(drop())
+        store.close()
+        assert workspace.branches() == []
+    assert (project / "parent.txt").read_text() == "mine\n"
+
+
+async def _resumed(fork_id: str, store: Any, workspace: Workspace) -> ForkCoordinator:
+    from branching.agent.pydantic_ai import AgentRunner, MessagesCodec
+
+    agent = working_agent(model_of(lambda _: say("unused")))
+    return await ForkCoordinator.resume(
+        fork_id,
+        store=store,
+        runner=lambda branch: AgentRunner(agent, branch),
+        codec=MessagesCodec(),
+        place=workspace,
+    )
+
+
+def test_leaving_the_coordinators_block_by_an_exception_aborts_the_fork(
+    real_workspace: Workspace,
+) -> None:
+    async def work() -> None:
+        made = coordinator(real_workspace, {"a": forever})
+        with pytest.raises(Interrupted):
+            async with made as entered:
+                assert entered is made
+                await made.fork(specs("a"), parent_history=[{"role": "user", "content": "hi"}])
+                raise Interrupted
+        assert made.is_resolved
+        assert real_workspace.branches() == []
+
+    run(work())
+
+
+def test_leaving_the_coordinators_block_aborts_a_fork_that_is_still_open(
+    real_workspace: Workspace,
+) -> None:
+    async def work() -> None:
+        async with coordinator(real_workspace, {"a": forever}) as made:
+            await made.fork(specs("a"), parent_history=[{"role": "user", "content": "hi"}])
+        assert made.is_resolved
+        with pytest.raises(ForkStateError):
+            await made.abort_fork()
+
+    run(work())
+
+
+def test_a_run_that_is_cancelled_with_its_loop_stops_what_it_started() -> None:
+    """Without a block around it, the end of `asyncio.run` cancels the run of each branch."""
+    stops: list[Callable[[], int]] = []
+
+    async def work() -> None:
+        made = coordinator(None, {"a": forever})
+        await made.fork(specs("a"), parent_history=[{"role": "user", "content": "hi"}])
+        [branch] = made.branches.values()
+        runner: Any = branch.runner
+        stops.append(lambda: runner.stops)
+        await until(lambda: branch.partial_history is not None)
+
+    asyncio.run(work())
+    assert stops[0]() == 1
