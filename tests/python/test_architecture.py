@@ -97,6 +97,15 @@ def test_the_table_of_modules_lists_every_module_and_every_use() -> None:
     assert {module: others for module, others in unlisted.items() if others} == {}
 
 
+def test_the_modules_that_use_each_other_are_named() -> None:
+    text = " ".join(DOCUMENT.read_text().split())
+    sentence = text.split("These pairs use each other: ", 1)[1].split(". ", 1)[0]
+    named_pairs = set(re.findall(r"`(\w+)` and `(\w+)`", sentence))
+    used = uses_in_source()
+    mutual = {(a, b) for a in used for b in used[a] if a < b and a in used[b]}
+    assert named_pairs == mutual
+
+
 def test_the_fuse_crate_does_not_use_branchfs() -> None:
     manifest = (BRANCHFS / "crates" / "fuse" / "Cargo.toml").read_text()
     dependencies = manifest.split("[dependencies]", 1)[1]
