@@ -54,27 +54,18 @@ def note_forgotten(branches: Sequence[str], *, is_dry_run: bool = False) -> None
         note(f"the commit of {branch!r} {could} no longer be undone: the history is full")
 
 
-def privilege_warnings(changes: Sequence[Change]) -> list[str]:
-    """Returns what to say of committed files that give rights to those who execute them."""
-    return [
-        f"warning: the commit has {change.path!r} with {' and '.join(change.privileges)}: "
-        "whoever executes it gets rights of its owner or group"
-        for change in changes
-        if change.privileges
-    ]
-
-
 def note_privileges(changes: Sequence[Change]) -> None:
     """Prints these warnings, of the first few files."""
-    warnings = privilege_warnings(changes)
-    for warning in warnings[:WARNINGS_MAX]:
+    from branching.fs import privilege_warnings
+
+    for warning in privilege_warnings(changes, WARNINGS_MAX):
         note(warning)
-    if len(warnings) > WARNINGS_MAX:
-        note(f"warning: {len(warnings) - WARNINGS_MAX} more files with such rights")
 
 
 def warning_facts(changes: Sequence[Change]) -> dict[str, list[str]]:
     """Returns the field of a document that has these warnings, if there are any."""
+    from branching.fs import privilege_warnings
+
     warnings = privilege_warnings(changes)
     return {"warnings": warnings} if warnings else {}
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from branching.fs.backend import BranchRecord, Change, CommitRecord, DiffSummary, Reversal
+from branching.fs.backend import (
+    BranchRecord,
+    Change,
+    CommitRecord,
+    DiffSummary,
+    Reversal,
+    privilege_warnings,
+)
 from branching.fs.branch import Branch
 from branching.fs.workspace import Workspace
 
@@ -14,4 +21,5 @@ __all__ = [
     "DiffSummary",
     "Reversal",
     "Workspace",
+    "privilege_warnings",
 ]

@@ -76,6 +76,21 @@ class Change:
     or group to all who execute it: "set-user-ID", "set-group-ID", "capabilities"."""
 
 
+def privilege_warnings(changes: Iterable[Change], count_max: int | None = None) -> list[str]:
+    """Returns what to say of committed files that give rights to those who execute them: one text
+    a file, and, of more than `count_max` files, how many are left out."""
+    warnings = [
+        f"warning: the commit has {change.path!r} with {' and '.join(change.privileges)}: "
+        "whoever executes it gets rights of its owner or group"
+        for change in changes
+        if change.privileges
+    ]
+    if count_max is not None and len(warnings) > count_max:
+        left_out = len(warnings) - count_max
+        warnings[count_max:] = [f"warning: {left_out} more files with such rights"]
+    return warnings
+
+
 @dataclass(frozen=True, kw_only=True)
 class DiffSummary:
     """How many paths a branch changed, by kind of change."""

@@ -11,7 +11,14 @@ from typing import Any, Literal
 from mcp_types import ContentBlock, ImageContent, TextContent
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
-from branching.fs import BranchRecord, Change, CommitRecord, DiffSummary, Reversal
+from branching.fs import (
+    BranchRecord,
+    Change,
+    CommitRecord,
+    DiffSummary,
+    Reversal,
+    privilege_warnings,
+)
 from branching.mcp.background import PORTS, Started
 from branching.mcp.commands import Raced, Ran
 from branching.patterns import SpeculationResult
@@ -116,6 +123,8 @@ class PathChange(Answer):
         return f"{mark} {self.origin} -> {name}" if self.origin else f"{mark} {name}"
 
 
+WARNINGS_MAX = 10
+WARNINGS = "Committed files that give rights of their owner to whoever executes them"
 REST = "still open; changed paths that were not committed"
 
 
@@ -133,6 +142,7 @@ class Changes(Answer):
     changes: list[PathChange] = Field(description=f"The first {CHANGES_MAX} of them")
     patch: str | None = Field(None, description="As a patch that git apply takes, if asked for")
     truncated: bool = Field(False, description="There are more changes, or the patch is cut off")
+    warnings: list[str] = Field(default=[], description=WARNINGS)
 
     @staticmethod
     def of(
@@ -150,6 +160,7 @@ class Changes(Answer):
             changes=(listed := first_changes(changes)),
             patch=patch,
             truncated=truncated or len(listed) < len(changes),
+            warnings=privilege_warnings(changes, WARNINGS_MAX),
         )
 
     def as_text(self) -> str:
@@ -163,7 +174,7 @@ class Changes(Answer):
         lines = [f"branch {self.branch}{done}: {self.summary}", *change_lines(self.changes)]
         if self.truncated:
             lines.append(f"... more in branching://branches/{self.branch}/diff")
-        return "\n".join(lines + rest + ([self.patch] if self.patch else []))
+        return "\n".join(lines + self.warnings + rest + ([self.patch] if self.patch else []))
 
 
 class CommandResult(Answer):
@@ -327,6 +338,7 @@ class RaceResult(Answer):
     candidates: list[Candidate] = Field(description="In the order they were given")
     changes: list[PathChange] = Field(description=f"What was committed, up to {CHANGES_MAX} paths")
     summary: str
+    warnings: list[str] = Field(default=[], description=WARNINGS)
     next: str | None = Field(None, description="How the winner's branch is committed")
 
     @staticmethod
@@ -352,6 +364,7 @@ class RaceResult(Answer):
             ],
             changes=first_changes(outcome.changes),
             summary=str(DiffSummary.of(outcome.changes)),
+            warnings=privilege_warnings(outcome.changes, WARNINGS_MAX),
             next=how,
         )
 
@@ -367,9 +380,8 @@ class RaceResult(Answer):
             head = f"candidate {self.winner} won; its branch {self.branch} is open, not committed"
         if self.next:
             head += f"\nNext: {self.next}"
-        return "\n".join(
-            [head, *change_lines(self.changes), *(each.as_text() for each in self.candidates)]
-        )
+        candidates = [each.as_text() for each in self.candidates]
+        return "\n".join([head, *change_lines(self.changes), *self.warnings, *candidates])
 
 
 def user_commits(name: str) -> str:

@@ -134,6 +134,29 @@ async def test_a_race_of_three_commands(real_workspace: Workspace, mode: str) ->
     assert not (real_workspace.base / "prepared").exists()
 
 
+async def test_commits_warn_of_files_that_give_rights(real_workspace: Workspace) -> None:
+    make = "for n in $(seq 12); do : >$n; chmod 4755 $n; done; : >plain"
+    warning = "with set-user-ID: whoever executes it gets rights of its owner or group"
+    async with connected(served(real_workspace)) as agent:
+        await agent.call("branch_create", name="b")
+        await agent.call("branch_run", branch="b", command=make)
+        for dry_run in (True, False):
+            answer = await agent.client.call_tool(
+                "branch_commit", {"branch": "b", "dry_run": dry_run}
+            )
+            assert answer.structured_content is not None
+            warnings = answer.structured_content["warnings"]
+            assert len(warnings) == 11
+            assert warning in warnings[0]
+            assert warnings[-1] == "warning: 2 more files with such rights"
+            assert all(each in str(answer.content) for each in (warning, warnings[-1]))
+        raced = await agent.call(
+            "branch_speculate", candidates=["touch other; chmod 2755 other"], commit=True
+        )
+        (only,) = raced["warnings"]
+        assert "'other' with set-group-ID" in only
+
+
 async def test_the_best_of_several_is_committed(real_workspace: Workspace) -> None:
     async with connected(served(real_workspace)) as agent:
         raced = await agent.call(
