@@ -81,6 +81,11 @@ class Confidence:
         )
 
 
+def compute_confidence(signals: ConfidenceSignals, judge_confidence: float) -> float:
+    """Returns the effective confidence by the default rule, between 0 and 1."""
+    return Confidence().effective(signals, judge_confidence)
+
+
 def quality_spread(agreement_score: float) -> float:
     """Returns how much the branches differ: 1 if in all that was touched, 0 if in nothing."""
     return clamp01(1.0 - agreement_score)

@@ -86,6 +86,8 @@ class ForkCoordinator(ForkRuns, Resolver):
         materializer_root: Path | None = None,
         judge: Judge | None = None,
         tester: Tester | None = None,
+        test_command: str | Sequence[str] | None = None,
+        test_timeout_s: float = 60.0,
         outer: BranchRuntime | None = None,
     ) -> None:
         """`place` is where the parent works: a workspace (main) or a branch; None is no files.
@@ -94,9 +96,18 @@ class ForkCoordinator(ForkRuns, Resolver):
         branch (`deps`). Without `checkpoint_store` the one of `parent_deps` is used, if that has
         one. `outer` is the branch whose run forks, where forks are nested. Raises TypeError for a
         runner that is not callable.
+
+        `test_command` is run in each branch before a judge is asked, for at most `test_timeout_s`
+        seconds; "auto" finds the project's own. ValueError beside a `tester`, which replaces it.
         """
         if not callable(runner):
             raise TypeError(f"runner must be callable with a branch, not {runner!r}")
+        if test_command is not None:
+            if tester is not None:
+                raise ValueError("test_command and tester exclude each other")
+            from branching.agent.testing import BranchTester
+
+            tester = BranchTester(test_command, timeout=test_timeout_s)
         self.agent = agent
         self.parent_deps = parent_deps
         self.goal = goal

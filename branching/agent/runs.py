@@ -51,12 +51,15 @@ class ForkRuns(ForkView):
             return session.attendant.start(branch, branch.spec.steer)
 
     async def terminate_branch(
-        self, branch_id: str, reason: tuple[BranchState, str] | None = None
+        self, branch_id: str, reason: tuple[BranchState, str] | str | None = None
     ) -> None:
         """Stops a branch that runs; one that does not is left as it is.
 
-        `reason` is the state and the error text that it gets. ValueError for an unknown branch.
+        `reason` is the state and the error text that it gets; a text alone is the error text, and
+        the state is `terminated`. ValueError for an unknown branch.
         """
+        if isinstance(reason, str):
+            reason = ("terminated", reason)
         async with self._lock:
             branch = self._known(branch_id)
             if self._session is not None and self._session.attendant is not None:

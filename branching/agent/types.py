@@ -118,6 +118,10 @@ class BranchStatus:
     last_message_preview: str = ""
     error: str | None = None
 
+    def __str__(self) -> str:
+        """Returns the id, so that `f"pick:{handle.branches[0]}"` names the branch."""
+        return self.id
+
 
 @dataclass(frozen=True, kw_only=True)
 class ForkHandle:

@@ -6,6 +6,10 @@ agent_candidate      an agent's run as a candidate of any pattern (`Speculate`, 
 BranchWorkspace      a branch as pydantic-ai's workspace
 MessagesCodec        pydantic-ai's conversations, for the coordinator
 JudgeVerdict, model_judge   a model as the judge
+
+Names of the published documents, for programs that were written after them: `BranchOverlay` (the
+files of a branch), `BranchDiffAgreement`, `BranchDiffOperation`, `JudgeAgent`, `clone_for_branch`,
+`compute_confidence`.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ except ImportError as error:
         'branching.agent.pydantic_ai needs its extra: pip install ".[agent]" in the source tree'
     ) from error
 
+from branching.agent.confidence import compute_confidence
+from branching.agent.files import BranchFiles as BranchOverlay
 from branching.agent.pydantic_ai.candidate import agent_candidate
 from branching.agent.pydantic_ai.capability import LiveForkCapability, coordinator_of, forking
 from branching.agent.pydantic_ai.codec import (
@@ -24,20 +30,29 @@ from branching.agent.pydantic_ai.codec import (
     count_retry_parts,
     count_stuck_loop_hits,
 )
-from branching.agent.pydantic_ai.judge import JudgeVerdict, model_judge
+from branching.agent.pydantic_ai.deps import branch_deps as clone_for_branch
+from branching.agent.pydantic_ai.judge import JudgeAgent, JudgeVerdict, model_judge
 from branching.agent.pydantic_ai.prices import Price, listed_price
 from branching.agent.pydantic_ai.runner import AgentRunner, RunnerOptions, current_branch
 from branching.agent.pydantic_ai.workspace import BranchWorkspace
+from branching.agent.types import Agreement as BranchDiffAgreement
+from branching.agent.types import Operation as BranchDiffOperation
 
 __all__ = [
     "AgentRunner",
+    "BranchDiffAgreement",
+    "BranchDiffOperation",
+    "BranchOverlay",
     "BranchWorkspace",
+    "JudgeAgent",
     "JudgeVerdict",
     "LiveForkCapability",
     "MessagesCodec",
     "Price",
     "RunnerOptions",
     "agent_candidate",
+    "clone_for_branch",
+    "compute_confidence",
     "coordinator_of",
     "count_retry_parts",
     "count_stuck_loop_hits",

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelResponse
 from pydantic_ai.models import Model, infer_model
 
-from branching.agent.judge import JudgeCase, Opinion, SingleJudge
+from branching.agent.judge import (
+    JudgeCase,
+    Opinion,
+    SingleJudge,
+    described_outcomes,
+    described_report,
+    evaluate,
+    judge_prompt,
+)
 from branching.agent.pydantic_ai.prices import Price, listed_price, used
-from branching.agent.types import Usage
+from branching.agent.types import BranchDiffReport, BranchOutcome, Usage, Verdict
 
 
 class JudgeVerdict(BaseModel):
@@ -62,3 +70,26 @@ def model_judge(
         return Opinion(verdict=verdict, usage=usage)
 
     return judge
+
+
+class JudgeAgent:
+    """A judge to be called without a coordinator."""
+
+    def __init__(self, model: Model | str) -> None:
+        self._judge = model_judge(model)
+
+    async def evaluate(
+        self, goal: str, diff_report: BranchDiffReport, outcomes: Sequence[BranchOutcome]
+    ) -> tuple[Verdict, Usage]:
+        """Asks the model which branch is best. Nothing is merged.
+
+        Returns:
+            The verdict, a `JudgeVerdict`, and what asking the model has used.
+
+        Raises:
+            JudgeError: The model cannot be asked, or it chose none of the branches.
+        """
+        prompt = judge_prompt(goal, described_report(diff_report), described_outcomes(outcomes))
+        case = JudgeCase(goal=goal, report=diff_report, outcomes=outcomes, prompt=prompt)
+        opinion = await evaluate(self._judge, case)
+        return opinion.verdict, opinion.usage
