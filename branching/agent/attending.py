@@ -38,7 +38,7 @@ class Attendant:
 
     def start(self, branch: BranchRuntime, prompt: str) -> asyncio.Task[None]:
         """Starts a run; the branch is running when this returns."""
-        history = self._fork.codec.copy(branch.current_history() or branch.history)
+        history = branch.current_history() or branch.history
         if branch.task is not None:
             branch.partial_history = history  # an earlier turn is not lost when this one is stopped
         branch.ending = None
@@ -110,8 +110,10 @@ class Attendant:
             seconds, self._stop_later, branch, "budget_exhausted", reason
         )
         try:
+            # The run may change what it is given; the branch keeps the original.
+            own = await finished(lambda: self._fork.codec.copy(history))
             with nullcontext() if branch.branch is None else branch.branch.in_use():
-                outcome = await branch.runner.run(prompt, history)
+                outcome = await branch.runner.run(prompt, own)
         except asyncio.CancelledError:
             state, told = branch.ending or ("terminated", None)
             is_ours = branch.ending is not None

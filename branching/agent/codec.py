@@ -9,12 +9,33 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from branching.agent.protocols import History, ToolCall
 
 PREVIEW_CHARACTERS_MAX = 120
 STUCK_MARK = "stuck loop"
 """Text of a warning that the model repeats itself."""
+
+
+def copied_after(history: Sequence[Any], earlier: Sequence[Any]) -> list[Any]:
+    """Returns a deep copy of the messages that shares equal ones with an earlier copy.
+
+    A conversation grows at its end, so the cost of comparing is all that most messages cost. One
+    that has been changed since, or cannot be compared, is copied again; `earlier` stays as it is.
+    """
+    copies = [
+        theirs if _is_equal(message, theirs) else copy.deepcopy(message)
+        for message, theirs in zip(history, earlier, strict=False)
+    ]
+    return [*copies, *copy.deepcopy(list(history[len(copies) :]))]
+
+
+def _is_equal(message: object, other: object) -> bool:
+    try:
+        return bool(message == other)
+    except Exception:  # of a value in it, such as an array of numbers
+        return False
 
 
 class JsonCodec:
@@ -31,6 +52,9 @@ class JsonCodec:
 
     def copy(self, history: History) -> History:
         return copy.deepcopy(history)
+
+    def copy_after(self, history: History, earlier: History) -> History:
+        return copied_after(history, earlier)
 
     def turns(self, history: History) -> int:
         return sum(message.get("role") == "assistant" for message in history)

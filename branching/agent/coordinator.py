@@ -182,10 +182,14 @@ class ForkCoordinator(ForkRuns, Resolver):
                 about=about or {},
             )
             session = self._new_session(fork)
-            for number, spec in enumerate(specs):
-                branch_id = f"{fork.fork_id}-{number}"
-                fork.ledger.open(branch_id, spec.limits)
-                fork.add(branch_id, spec, deps=self.parent_deps, on_change=session.changed)
+
+            def add() -> None:
+                for number, spec in enumerate(specs):
+                    branch_id = f"{fork.fork_id}-{number}"
+                    fork.ledger.open(branch_id, spec.limits)
+                    fork.add(branch_id, spec, deps=self.parent_deps, on_change=session.changed)
+
+            await finished(add)  # it copies the conversation for each branch
             await session.make(self.anchors, self._runner)
             return self._begin(session)
 

@@ -197,8 +197,17 @@ class BranchRuntime:
             self._on_change()
 
     def capture(self, history: History) -> None:
-        """Keeps a copy of the conversation as it is sent: without the call that is under way."""
-        self.partial_history = self._codec.copy(history)
+        """Keeps a copy of the conversation as it is sent: without the call that is under way.
+
+        Where the codec has `copy_after`, only messages that are new or changed are copied: a deep
+        copy of a long conversation at each request would hold up the event loop.
+        """
+        copy_after = getattr(self._codec, "copy_after", None)
+        if copy_after is None:
+            self.partial_history = self._codec.copy(history)
+        else:
+            earlier = self.history if self.partial_history is None else self.partial_history
+            self.partial_history = copy_after(history, earlier)
         self.touch()
         self._on_change()
 

@@ -25,7 +25,7 @@ from pydantic_ai.messages import (
     WorkspaceRef,
 )
 
-from branching.agent.codec import PREVIEW_CHARACTERS_MAX
+from branching.agent.codec import PREVIEW_CHARACTERS_MAX, copied_after
 from branching.agent.protocols import ToolCall
 from branching.agent.pydantic_ai.workspace import PROVIDER
 
@@ -46,6 +46,9 @@ class MessagesCodec:
 
     def copy(self, history: Any) -> Messages:
         return copy.deepcopy(list(history or []))
+
+    def copy_after(self, history: Any, earlier: Any) -> Messages:
+        return copied_after(history or [], earlier or [])
 
     def turns(self, history: Any) -> int:
         return sum(isinstance(message, ModelResponse) for message in history or [])
