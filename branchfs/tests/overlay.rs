@@ -40,6 +40,10 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use common::hold::Hold;
 use common::{Mount, assert_same, refusal, shell, snapshot, snapshot_by_names, succeed};
@@ -197,6 +201,127 @@ fn a_file_open_for_writing_stands_against_commit_and_fork_and_is_named() {
     drop(file);
     mount.commit("branch");
     assert_eq!(fs::read_to_string(mount.base().join("d/f")).unwrap(), "1\n2\n");
+}
+
+/// Threads that open, write and close a file of their own in a branch all the time, until this is dropped.
+struct Writers {
+    end: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Writers {
+    fn new(branch: &Path, names: &[String]) -> Self {
+        let end = Arc::new(AtomicBool::new(false));
+        let start = |name: &String| {
+            let (path, end) = (branch.join(name), Arc::clone(&end));
+            std::thread::spawn(move || {
+                while !end.load(Ordering::Relaxed) {
+                    // Fails while the branch is frozen, and after its commit.
+                    let _ = fs::write(&path, "new");
+                }
+            })
+        };
+        let threads = names.iter().map(start).collect();
+        Self { end, threads }
+    }
+}
+
+impl Drop for Writers {
+    fn drop(&mut self) {
+        self.end.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Commits `rounds` times beside `count` writers. Each commit succeeds, or is refused within the time that a
+/// commit waits and names no file but those that are written. Afterwards a refused one succeeds.
+fn commits_beside_writers(count: usize, rounds: usize) {
+    /// A second of waiting, and time for a loaded machine to do the rest.
+    const BOUND: Duration = Duration::from_secs(5);
+    let names: Vec<String> = (0..count).map(|number| format!("f{number}")).collect();
+    let fill =
+        |base: &Path| names.iter().for_each(|name| fs::write(base.join(name), "old").unwrap());
+    let mut succeeded = 0;
+    for _ in 0..rounds {
+        let mount = Mount::over(fill);
+        let branch = mount.create("branch");
+        let writers = Writers::new(&branch, &names);
+        common::wait_until("all files are written", || {
+            names.iter().all(|name| fs::read(branch.join(name)).unwrap() != b"old")
+        });
+        let start = Instant::now();
+        let output = mount.run(&["commit", "branch"], &[]);
+        let elapsed = start.elapsed();
+        drop(writers);
+        assert!(elapsed < BOUND, "{elapsed:?}");
+        if output.status.success() {
+            succeeded += 1;
+            for name in &names {
+                // No file is open at that instant, so none is between its truncation and its new content.
+                let found = fs::read_to_string(mount.base().join(name)).unwrap();
+                assert_eq!(found, "new", "{name}");
+            }
+        } else {
+            let refused = refusal(&output);
+            assert!(refused.contains("has files open for writing"), "{refused}");
+            let mut named = refused.lines().filter_map(|line| line.strip_prefix("  "));
+            assert!(named.all(|path| names.iter().any(|name| name == path)), "{refused}");
+            mount.commit("branch");
+        }
+    }
+    eprintln!("{succeeded} of {rounds} commits beside {count} writers succeeded");
+}
+
+/// Goal: a commit finds the short instants in which no file is open for writing. Method: a writer has its file open but for
+/// 50 microseconds in each tenth of a second, of which there are ten in the time that a commit waits.
+#[test]
+fn a_commit_needs_only_short_instants_in_which_no_file_is_open_for_writing() {
+    const OPEN: Duration = Duration::from_millis(100);
+    const CLOSED: Duration = Duration::from_micros(50);
+    const ROUNDS: usize = 6;
+    let mut succeeded = 0;
+    for _ in 0..ROUNDS {
+        let mount = Mount::over(|base| fs::write(base.join("f"), "old").unwrap());
+        let branch = mount.create("branch");
+        let path = branch.join("f");
+        let end = AtomicBool::new(false);
+        let mut file = Some(fs::OpenOptions::new().write(true).open(&path).unwrap());
+        file.as_mut().unwrap().write_all(b"new").unwrap();
+        let output = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !end.load(Ordering::Relaxed) {
+                    std::thread::sleep(OPEN);
+                    drop(file.take());
+                    let closed = Instant::now();
+                    while closed.elapsed() < CLOSED {
+                        std::hint::spin_loop();
+                    }
+                    // Fails while the branch is frozen, and after its commit.
+                    file = fs::OpenOptions::new().write(true).open(&path).ok();
+                }
+            });
+            let output = mount.run(&["commit", "branch"], &[]);
+            end.store(true, Ordering::Relaxed);
+            output
+        });
+        if output.status.success() {
+            assert_eq!(fs::read_to_string(mount.base().join("f")).unwrap(), "new");
+            succeeded += 1;
+        } else {
+            assert!(refusal(&output).contains("\n  f\n"));
+        }
+    }
+    // A busy machine may take all instants of one round.
+    assert!(succeeded + 1 >= ROUNDS, "{succeeded} of {ROUNDS} commits succeeded");
+}
+
+#[test]
+fn a_commit_beside_writers_succeeds_or_is_refused_within_its_bound() {
+    for (count, rounds) in [(1, 2), (2, 2), (4, 4), (16, 1)] {
+        commits_beside_writers(count, common::rounds(rounds, 10 * rounds));
+    }
 }
 
 #[test]

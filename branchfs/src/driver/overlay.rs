@@ -14,7 +14,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::io::Errno;
 
@@ -32,6 +32,16 @@ use crate::workspace::{BranchId, SCRATCH, directory_name};
 
 /// How long a commit or a fork waits for files that are being closed.
 const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// The longest pause between two attempts to stop all writing.
+///
+/// An attempt succeeds only if no file is open for writing in that instant. Programs that open and close files all the
+/// time leave such instants, but short ones, so there must be many attempts. Pauses of different lengths keep the attempts
+/// from hitting a writer at the same point of its loop each time, and leave the processor to writers that wait to close.
+const ATTEMPT_PAUSE_MAX_NANOS: u64 = 50_000;
+
+/// How long a refused commit or fork searches for files that are open for writing, if it finds none the first time.
+const SEARCH_MAX: Duration = Duration::from_millis(500);
 
 /// How long a start waits for the end of what an earlier daemon had mounted.
 const EARLIER_WAIT_MAX: Duration = Duration::from_secs(30);
@@ -205,19 +215,18 @@ impl Driver for Overlay {
         self.refuse_own_store(branch)?;
         let base = open_directory(&self.base)?;
         let deadline = Instant::now() + WRITERS_WAIT_MAX;
+        let mut pauses = Pauses::new();
         let mut rounds = 0;
         loop {
             match self.try_freeze(branch, &mount, &base, completion) {
                 Ok(true) => break,
                 Ok(false) if rounds < ROUNDS_MAX => rounds += 1,
-                Ok(false) => return Err(Error::Busy { name, paths: Vec::new() }),
-                Err(Error::Io { source, .. })
-                    if source.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline =>
-                {
-                    thread::sleep(Duration::from_millis(2));
-                }
+                Ok(false) => return Err(Error::Busy { name, paths: find_written(&mount) }),
                 Err(Error::Io { source, .. }) if source.raw_os_error() == Some(libc::EBUSY) => {
-                    return Err(Error::Busy { name, paths: open_files::written(mount.root()) });
+                    if Instant::now() >= deadline {
+                        return Err(Error::Busy { name, paths: find_written(&mount) });
+                    }
+                    thread::sleep(pauses.next_pause());
                 }
                 Err(error) => return Err(error),
             }
@@ -278,6 +287,35 @@ impl Driver for Overlay {
 
     fn end(&self) {
         self.spares.end();
+    }
+}
+
+/// Pauses of random length, up to [`ATTEMPT_PAUSE_MAX_NANOS`].
+struct Pauses(u64);
+
+impl Pauses {
+    fn new() -> Self {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self(u64::from(since_epoch.subsec_nanos()) | 1)
+    }
+
+    fn next_pause(&mut self) -> Duration {
+        // xorshift64: any sequence without a short period will do.
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        Duration::from_nanos(self.0 % (ATTEMPT_PAUSE_MAX_NANOS + 1))
+    }
+}
+
+/// The files that are open for writing. One search may miss files that are opened and closed all the time.
+fn find_written(mount: &KernelMount) -> Vec<PathBuf> {
+    let deadline = Instant::now() + SEARCH_MAX;
+    loop {
+        let paths = open_files::written(mount.root());
+        if !paths.is_empty() || Instant::now() >= deadline {
+            return paths;
+        }
     }
 }
 
