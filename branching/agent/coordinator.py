@@ -97,6 +97,10 @@ class ForkCoordinator(ForkRuns, Resolver):
         one. `outer` is the branch whose run forks, where forks are nested. Raises TypeError for a
         runner that is not callable.
 
+        `materializer_root` is where the files of the branches are laid out for editors. Without it
+        there is no such mirror, unless `keep_artifacts` is set: then it is in the workspace's base
+        directory, in `.pydantic-deep/forks`, and stays after the fork.
+
         `test_command` is run in each branch before a judge is asked, for at most `test_timeout_s`
         seconds; "auto" finds the project's own. ValueError beside a `tester`, which replaces it.
         """
@@ -407,8 +411,15 @@ class ForkCoordinator(ForkRuns, Resolver):
 
     def _new_session(self, fork: Fork) -> ForkSession:
         return ForkSession(
-            fork, self.store, mirror_root=self._mirror_root, keeps_mirror=self.keep_artifacts
+            fork, self.store, mirror_root=self._mirror_place(), keeps_mirror=self.keep_artifacts
         )
+
+    def _mirror_place(self) -> Path | None:
+        """Returns where the mirror is to be: artifacts that are kept are in the base directory,
+        unless another place is given."""
+        if self._mirror_root is None and self.keep_artifacts and self._place is not None:
+            return self._place.workspace.base
+        return self._mirror_root
 
     def _begin(self, session: ForkSession) -> ForkHandle:
         self._forget_override()

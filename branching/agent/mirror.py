@@ -12,6 +12,7 @@ reaches no branch. All of it blocks.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from branching.agent.touched import touched
 from branching.fs.beneath import Tree
 
 DIRECTORY = Path(".pydantic-deep", "forks")
+_PARTS = ("parent", "branches")
 FILE_BYTES_MAX = 16 << 20
 """Bigger files are left out: nobody reads them in an editor."""
 
@@ -41,6 +43,7 @@ class Mirror:
     def refresh(self, branches: Iterable[BranchRuntime]) -> None:
         """Brings it up to date. OSError if the directory cannot be written."""
         branches = list(branches)
+        self._refuse_links()
         for branch in branches:
             if branch.branch is not None and branch.base_path is not None and branch.branch.is_open:
                 self._refresh(branch, branch.base_path)
@@ -60,6 +63,14 @@ class Mirror:
         }
         self.path.mkdir(parents=True, exist_ok=True)
         _replace(self.path / "manifest.json", json.dumps(manifest, indent=2).encode())
+
+    def _refuse_links(self) -> None:
+        """Raises OSError for a symbolic link where the mirror has a directory: the root may be the
+        workspace, where a merged branch can leave one that leads out of it."""
+        above = self.path.parent
+        for directory in (above.parent, above, self.path, *map(self.path.joinpath, _PARTS)):
+            if directory.is_symlink():
+                raise OSError(errno.ELOOP, "there is a symbolic link in its place", str(directory))
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

@@ -86,6 +86,7 @@ class LiveForkCapability(AbstractCapability[Any]):
     store: ForkStateStore | None = None
     """Where forks are kept; by default in memory."""
     keep_artifacts: bool = False
+    """Keeps the files of the branches in `.pydantic-deep/forks` in the workspace's directory."""
     test_command: str | Sequence[str] | None = None
     """Run in each branch before a judge is asked; "auto" finds the project's own."""
     test_timeout_s: float = TIMEOUT_SECONDS
