@@ -203,10 +203,10 @@ fn a_file_open_for_writing_stands_against_commit_and_fork_and_is_named() {
     assert_eq!(fs::read_to_string(mount.base().join("d/f")).unwrap(), "1\n2\n");
 }
 
-/// Threads that open, write and close a file of their own in a branch all the time, until this is dropped.
+/// Threads that open, write and close a file of their own in a branch all the time. Each writes how often it has written.
 struct Writers {
     end: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<JoinHandle<u64>>,
 }
 
 impl Writers {
@@ -215,31 +215,32 @@ impl Writers {
         let start = |name: &String| {
             let (path, end) = (branch.join(name), Arc::clone(&end));
             std::thread::spawn(move || {
+                let mut written = 0;
                 while !end.load(Ordering::Relaxed) {
                     // Fails while the branch is frozen, and after its commit.
-                    let _ = fs::write(&path, "new");
+                    if fs::write(&path, (written + 1).to_string()).is_ok() {
+                        written += 1;
+                    }
                 }
+                written
             })
         };
         let threads = names.iter().map(start).collect();
         Self { end, threads }
     }
-}
 
-impl Drop for Writers {
-    fn drop(&mut self) {
+    /// Ends them. Returns the last number that each could write.
+    fn finish(self) -> Vec<u64> {
         self.end.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
+        self.threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     }
 }
 
-/// Commits `rounds` times beside `count` writers. Each commit succeeds, or is refused within the time that a
-/// commit waits and names no file but those that are written. Afterwards a refused one succeeds.
+/// Commits `rounds` times beside `count` writers. Each commit succeeds with all that was written, or is refused within a
+/// bound and names no file but those that are written. Afterwards a refused one succeeds.
 fn commits_beside_writers(count: usize, rounds: usize) {
-    /// A second of waiting, and time for a loaded machine to do the rest.
-    const BOUND: Duration = Duration::from_secs(5);
+    /// Far above the second and a half that a commit waits: only a wait without a bound takes as long.
+    const BOUND: Duration = Duration::from_secs(60);
     let names: Vec<String> = (0..count).map(|number| format!("f{number}")).collect();
     let fill =
         |base: &Path| names.iter().for_each(|name| fs::write(base.join(name), "old").unwrap());
@@ -254,15 +255,10 @@ fn commits_beside_writers(count: usize, rounds: usize) {
         let start = Instant::now();
         let output = mount.run(&["commit", "branch"], &[]);
         let elapsed = start.elapsed();
-        drop(writers);
+        let last = writers.finish();
         assert!(elapsed < BOUND, "{elapsed:?}");
         if output.status.success() {
             succeeded += 1;
-            for name in &names {
-                // No file is open at that instant, so none is between its truncation and its new content.
-                let found = fs::read_to_string(mount.base().join(name)).unwrap();
-                assert_eq!(found, "new", "{name}");
-            }
         } else {
             let refused = refusal(&output);
             assert!(refused.contains("has files open for writing"), "{refused}");
@@ -270,51 +266,14 @@ fn commits_beside_writers(count: usize, rounds: usize) {
             assert!(named.all(|path| names.iter().any(|name| name == path)), "{refused}");
             mount.commit("branch");
         }
+        for (name, last) in names.iter().zip(last) {
+            let found = fs::read_to_string(mount.base().join(name)).unwrap();
+            assert_eq!(found, last.to_string(), "{name}");
+        }
+        // Refused if a file has changed since the commit recorded it.
+        succeed(&mount.run(&["undo"], &[]));
     }
     eprintln!("{succeeded} of {rounds} commits beside {count} writers succeeded");
-}
-
-/// Goal: a commit finds the short instants in which no file is open for writing. Method: a writer has its file open but for
-/// 50 microseconds in each tenth of a second, of which there are ten in the time that a commit waits.
-#[test]
-fn a_commit_needs_only_short_instants_in_which_no_file_is_open_for_writing() {
-    const OPEN: Duration = Duration::from_millis(100);
-    const CLOSED: Duration = Duration::from_micros(50);
-    const ROUNDS: usize = 6;
-    let mut succeeded = 0;
-    for _ in 0..ROUNDS {
-        let mount = Mount::over(|base| fs::write(base.join("f"), "old").unwrap());
-        let branch = mount.create("branch");
-        let path = branch.join("f");
-        let end = AtomicBool::new(false);
-        let mut file = Some(fs::OpenOptions::new().write(true).open(&path).unwrap());
-        file.as_mut().unwrap().write_all(b"new").unwrap();
-        let output = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !end.load(Ordering::Relaxed) {
-                    std::thread::sleep(OPEN);
-                    drop(file.take());
-                    let closed = Instant::now();
-                    while closed.elapsed() < CLOSED {
-                        std::hint::spin_loop();
-                    }
-                    // Fails while the branch is frozen, and after its commit.
-                    file = fs::OpenOptions::new().write(true).open(&path).ok();
-                }
-            });
-            let output = mount.run(&["commit", "branch"], &[]);
-            end.store(true, Ordering::Relaxed);
-            output
-        });
-        if output.status.success() {
-            assert_eq!(fs::read_to_string(mount.base().join("f")).unwrap(), "new");
-            succeeded += 1;
-        } else {
-            assert!(refusal(&output).contains("\n  f\n"));
-        }
-    }
-    // A busy machine may take all instants of one round.
-    assert!(succeeded + 1 >= ROUNDS, "{succeeded} of {ROUNDS} commits succeeded");
 }
 
 #[test]
