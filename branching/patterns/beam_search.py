@@ -84,10 +84,7 @@ class BeamSearch(Pattern):
         self, runner: Runner, beams: list[Attempt], parents: dict[Attempt, Attempt]
     ) -> list[Attempt]:
         """Returns the best of a level, and drops the rest of it with the beams they end."""
-        ranked = self._rating.ranked(runner)
-        best = ranked[: self._beam_width]
-        for loser in ranked[self._beam_width :]:
-            runner.drop(loser)
+        best = self._rating.best(runner, self._beam_width)
         continued = {parents.get(attempt) for attempt in best}
         for beam in beams:
             if beam not in continued:

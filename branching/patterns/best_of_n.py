@@ -51,7 +51,7 @@ class BestOfN(Pattern):
         with self._runner(workspace) as runner:
             for candidate, args in self._calls:
                 runner.start(candidate, *args, read=read_scored)
-            ranked = self._rating.ranked(runner)
-            if ranked:
-                runner.commit(ranked[0])
+            best = self._rating.best(runner, 1)
+            if best:
+                runner.commit(best[0])
         return runner.outcome()

@@ -25,25 +25,30 @@ class Rating:
         self._evaluate = evaluate
         self._scores = None if scores is None else [checked_score(score) for score in scores]
 
-    def ranked(self, runner: Runner) -> list[Attempt]:
-        """Waits for the attempts under way and returns the successes, the best first.
+    def best(self, runner: Runner, count: int) -> list[Attempt]:
+        """Waits for the attempts under way and returns the `count` best successes, best first.
 
-        Of equals the first in candidate order leads. Failures are dropped as they come. When the
-        time ends the wait, what was rated by then is returned.
+        Of equals the first in candidate order leads. Whatever cannot be among them any more is
+        dropped at once, so that no more branches are open than run or lead. When the time ends
+        the wait, the best of what was rated by then are returned.
         """
-        rated: list[Attempt] = []
+        best: list[Attempt] = []
         try:
             for attempt in runner.finished():
                 if attempt.succeeded:
                     self._rate(runner, attempt)
-                if attempt.is_rated:
-                    rated.append(attempt)
-                else:
+                if not attempt.is_rated:
                     runner.drop(attempt)
+                    continue
+                best.append(attempt)
+                best.sort(key=lambda attempt: (-attempt.score, attempt.index))
+                for loser in best[count:]:
+                    runner.drop(loser)
+                del best[count:]
         except Stopped:
             if runner.is_cancelled:
                 raise
-        return sorted(rated, key=lambda attempt: (-attempt.score, attempt.index))
+        return best
 
     def _rate(self, runner: Runner, attempt: Attempt) -> None:
         if self._evaluate is not None:

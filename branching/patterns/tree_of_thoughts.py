@@ -53,30 +53,27 @@ class TreeOfThoughts(Pattern):
         with self._runner(workspace) as runner:
             if self._expand is not None and self._max_depth > 1:
                 self._go_deeper(runner, self._expand)
-            elif ranked := self._level(runner, self._strategies):
-                runner.commit(ranked[0])
+            elif best := self._best(runner, self._strategies):
+                runner.commit(best)
         return runner.outcome()
 
-    def _level(
+    def _best(
         self,
         runner: Runner,
         strategies: Sequence[Callable[..., object]],
         parent: Branch | None = None,
-    ) -> list[Attempt]:
+    ) -> Attempt | None:
         for strategy in strategies:
             runner.start(strategy, read=read_scored, parent=parent)
-        return self._rating.ranked(runner)
+        return next(iter(self._rating.best(runner, 1)), None)
 
     def _go_deeper(self, runner: Runner, expand: Expand) -> None:
         root = runner.fork("root")
         strategies = self._strategies
         for depth in range(1, self._max_depth + 1):
-            ranked = self._level(runner, strategies, root)
-            if not ranked:
+            if (found := self._best(runner, strategies, root)) is None:
                 return
-            best, *others = ranked
-            for other in others:
-                runner.drop(other)
+            best = found
             runner.stop()
             runner.merge(best)
             if depth == self._max_depth or runner.is_over:

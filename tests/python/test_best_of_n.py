@@ -38,6 +38,23 @@ def test_one_task_is_tried_n_times(workspace: Workspace) -> None:
     assert len(BestOfN(task)(workspace).all_results) == 3
 
 
+@pytest.mark.parametrize("score", [1, -1, 0], ids=["the last is best", "the first is", "all equal"])
+def test_no_more_branches_are_open_than_run_and_lead(workspace: Workspace, score: int) -> None:
+    opened: list[int] = []
+
+    def task(path: Path, attempt: int) -> tuple[bool, float]:
+        (path / "attempt").write_text(str(attempt))
+        opened.append(len(workspace.branches()))
+        return True, attempt * score
+
+    outcome = BestOfN(task, n=20, max_parallel=2)(workspace)
+    assert outcome.winner is not None
+    assert outcome.winner.branch_index == (19 if score == 1 else 0)
+    assert len(opened) == 20
+    assert max(opened) <= 3
+    assert workspace.branches() == []
+
+
 @pytest.mark.contract("0.1", "4.15")
 def test_a_list_of_candidates_is_tried_once_each(workspace: Workspace) -> None:
     outcome = BestOfN([scored(0.5), scored(0.9), scored(0.99, success=False)])(workspace)
