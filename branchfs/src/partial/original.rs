@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::record::Seen;
-use super::{PartialCopy, data_at, hole_at, size_of, write_all};
+use super::{BLOCK_BYTES, PartialCopy, data_at, hole_at, size_of, write_all};
 use crate::layer::copy_range;
 use crate::tree::Result;
 
@@ -100,9 +100,10 @@ impl Original {
         })
     }
 
-    /// How much of `start..end` is data.
+    /// How much of `start..end` is data, by whole blocks: the last one is on disk as a whole, too. `start` begins a block.
     pub(super) fn data_bytes(&self, start: u64, end: u64) -> Result<u64> {
-        self.pieces(start, end).map(|piece| piece.map(|(start, end)| end - start)).sum()
+        let length = |(start, end): (u64, u64)| end.next_multiple_of(BLOCK_BYTES) - start;
+        self.pieces(start, end).map(|piece| piece.map(length)).sum()
     }
 
     /// Copies the data in `start..end` to the same place of `to`; holes stay holes.
