@@ -14,7 +14,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -215,7 +215,6 @@ impl Driver for Overlay {
         self.refuse_own_store(branch)?;
         let base = open_directory(&self.base)?;
         let deadline = Instant::now() + WRITERS_WAIT_MAX;
-        let mut pauses = Pauses::new();
         let mut rounds = 0;
         loop {
             match self.try_freeze(branch, &mount, &base, completion) {
@@ -226,7 +225,7 @@ impl Driver for Overlay {
                     if Instant::now() >= deadline {
                         return Err(Error::Busy { name, paths: find_written(&mount) });
                     }
-                    thread::sleep(pauses.next_pause());
+                    thread::sleep(Duration::from_nanos(fastrand::u64(..=ATTEMPT_PAUSE_MAX_NANOS)));
                 }
                 Err(error) => return Err(error),
             }
@@ -287,24 +286,6 @@ impl Driver for Overlay {
 
     fn end(&self) {
         self.spares.end();
-    }
-}
-
-/// Pauses of random length, up to [`ATTEMPT_PAUSE_MAX_NANOS`].
-struct Pauses(u64);
-
-impl Pauses {
-    fn new() -> Self {
-        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self(u64::from(since_epoch.subsec_nanos()) | 1)
-    }
-
-    fn next_pause(&mut self) -> Duration {
-        // xorshift64: any sequence without a short period will do.
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        Duration::from_nanos(self.0 % (ATTEMPT_PAUSE_MAX_NANOS + 1))
     }
 }
 
