@@ -48,6 +48,7 @@ from branching.agent.runtime import (
 )
 from branching.agent.session import ForkSession
 from branching.agent.store import InMemoryForkStateStore
+from branching.agent.testing import TIMEOUT_SECONDS, BranchTester
 from branching.agent.types import (
     BranchIsolation,
     BranchSpec,
@@ -87,7 +88,7 @@ class ForkCoordinator(ForkRuns, Resolver):
         judge: Judge | None = None,
         tester: Tester | None = None,
         test_command: str | Sequence[str] | None = None,
-        test_timeout_s: float = 60.0,
+        test_timeout_s: float = TIMEOUT_SECONDS,
         outer: BranchRuntime | None = None,
     ) -> None:
         """`place` is where the parent works: a workspace (main) or a branch; None is no files.
@@ -109,8 +110,6 @@ class ForkCoordinator(ForkRuns, Resolver):
         if test_command is not None:
             if tester is not None:
                 raise ValueError("test_command and tester exclude each other")
-            from branching.agent.testing import BranchTester
-
             tester = BranchTester(test_command, timeout=test_timeout_s)
         self.agent = agent
         self.parent_deps = parent_deps
@@ -362,17 +361,20 @@ class ForkCoordinator(ForkRuns, Resolver):
                 await self._session.quiet()
                 self._session.save()
 
-    async def interrupt(self) -> None:
-        """Ends an open fork whose parent was cancelled or has failed.
+    async def interrupt(self, error: BaseException) -> None:
+        """Ends an open fork whose parent was cancelled or has failed, which `error` says.
 
         A fork in a durable store is left to be resumed, as by `detach`. Any other fork is aborted,
-        because nothing could find it again; the parent's own changes land. Raises what these two
-        raise.
+        because nothing could find it again; the parent's own changes land. What prevents that is
+        added to `error` as a note.
         """
-        if self.store.home is not None:
-            await self.detach()
-        elif not self.is_resolved:
-            await self.abort_fork()
+        try:
+            if self.store.home is not None:
+                await self.detach()
+            elif not self.is_resolved:
+                await self.abort_fork()
+        except (BranchingError, OSError) as failure:
+            add_note(error, f"and fork {self.fork_id} was not ended: {failure}")
 
     async def __aenter__(self) -> ForkCoordinator:
         """Returns the coordinator. The end of the block ends an open fork: by `aclose`, or by
@@ -389,9 +391,7 @@ class ForkCoordinator(ForkRuns, Resolver):
             await self.aclose()
             return
         try:
-            await self.interrupt()
-        except (BranchingError, OSError) as failure:
-            add_note(error, f"and fork {self.fork_id} was not ended: {failure}")
+            await self.interrupt(error)
         finally:
             self._release()
 

@@ -80,6 +80,17 @@ class JudgeCase:
     prompt: str
     """All of it as text, bounded."""
 
+    @staticmethod
+    def of(
+        goal: str,
+        report: BranchDiffReport,
+        outcomes: Sequence[BranchOutcome],
+        prompt: Prompt | None = None,
+    ) -> JudgeCase:
+        """Returns the case with its text, which `prompt` makes instead of `judge_prompt`."""
+        text = judge_prompt(goal, described_report(report), described_outcomes(outcomes), prompt)
+        return JudgeCase(goal=goal, report=report, outcomes=outcomes, prompt=text)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Opinion:
@@ -122,17 +133,7 @@ class Panel:
 
     async def __call__(self, question: Question) -> Judgement:
         """Judges. JudgeError when no judgement comes about, ValueError for an empty panel."""
-        case = JudgeCase(
-            goal=question.goal,
-            report=question.report,
-            outcomes=question.outcomes,
-            prompt=judge_prompt(
-                question.goal,
-                described_report(question.report),
-                described_outcomes(question.outcomes),
-                self._prompt,
-            ),
-        )
+        case = JudgeCase.of(question.goal, question.report, question.outcomes, self._prompt)
         is_vote = question.strategy.kind == "vote"
         judges = self._voters(question) if is_vote else [self._single(question)]
         opinion = await (vote(judges, case) if is_vote else evaluate(judges[0], case))

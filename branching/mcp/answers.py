@@ -124,7 +124,7 @@ class PathChange(Answer):
 
 
 WARNINGS_MAX = 10
-WARNINGS = "Committed files that give rights of their owner to whoever executes them"
+WARNINGS = "Committed files that give rights of their owner or group to whoever executes them"
 REST = "still open; changed paths that were not committed"
 
 

@@ -42,9 +42,8 @@ class Rating:
                     continue
                 best.append(attempt)
                 best.sort(key=lambda attempt: (-attempt.score, attempt.index))
-                for loser in best[count:]:
-                    runner.drop(loser)
-                del best[count:]
+                if len(best) > count:
+                    runner.drop(best.pop())
         except Stopped:
             if runner.is_cancelled:
                 raise

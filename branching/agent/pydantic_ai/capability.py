@@ -64,7 +64,6 @@ from branching.agent.pydantic_ai.workspace import PROVIDER, MovingWorkspace
 from branching.agent.runtime import BranchRuntime, Tester
 from branching.agent.testing import TIMEOUT_SECONDS, BranchTester
 from branching.agent.types import MergeResult
-from branching.errors import BranchingError, add_note
 from branching.fs import Branch, Workspace
 
 INSTRUCTIONS = """\
@@ -170,7 +169,8 @@ class LiveForkCapability(AbstractCapability[Any]):
         try:
             return await handler()
         except BaseException as error:
-            await self._interrupted(error)
+            if self._owns_coordinator and self.coordinator is not None:
+                await self.coordinator.interrupt(error)
             raise
         finally:
             self._runs.pop(ctx.run_id or "", None)
@@ -189,15 +189,6 @@ class LiveForkCapability(AbstractCapability[Any]):
     @property
     def _owns_coordinator(self) -> bool:
         return self.branch is None and not self._is_guest
-
-    async def _interrupted(self, error: BaseException) -> None:
-        """Ends the run's own fork. What prevents that is added to the error."""
-        if not self._owns_coordinator or self.coordinator is None:
-            return
-        try:
-            await self.coordinator.interrupt()
-        except (BranchingError, OSError) as failure:
-            add_note(error, f"and the fork {self.coordinator.fork_id} is still open: {failure}")
 
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext

@@ -9,15 +9,7 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelResponse
 from pydantic_ai.models import Model, infer_model
 
-from branching.agent.judge import (
-    JudgeCase,
-    Opinion,
-    SingleJudge,
-    described_outcomes,
-    described_report,
-    evaluate,
-    judge_prompt,
-)
+from branching.agent.judge import JudgeCase, Opinion, SingleJudge, evaluate
 from branching.agent.pydantic_ai.prices import Price, listed_price, used
 from branching.agent.types import BranchDiffReport, BranchOutcome, Usage, Verdict
 
@@ -89,7 +81,5 @@ class JudgeAgent:
         Raises:
             JudgeError: The model cannot be asked, or it chose none of the branches.
         """
-        prompt = judge_prompt(goal, described_report(diff_report), described_outcomes(outcomes))
-        case = JudgeCase(goal=goal, report=diff_report, outcomes=outcomes, prompt=prompt)
-        opinion = await evaluate(self._judge, case)
+        opinion = await evaluate(self._judge, JudgeCase.of(goal, diff_report, outcomes))
         return opinion.verdict, opinion.usage
