@@ -169,12 +169,15 @@ def test_a_killed_container_is_recovered_to_old_or_new(
         after = generation(project)
         assert after in (before, {str(number)}), f"round {number}, seed {seed}"
         assert project.roots() == []
+        # A container may be killed in the moment between the daemon's unmount and its own end.
+        was_mounted = (project.root / ".branching" / "lock").read_text().startswith("in use\n")
+        assert was_mounted or after == {str(number)}
+        assert client.returncode == 137 or not was_mounted
         found = run(image, project, "ls")
         assert found.returncode == 0, found.stderr
         assert "kept" in found.stdout.split()
-        if client.returncode == 137:
-            assert "the last mount ended without being unmounted" in found.stderr
-            told_of_crash += 1
+        assert ("the last mount ended without being unmounted" in found.stderr) == was_mounted
+        told_of_crash += was_mounted
         # The killed run's own branch is nobody's any more; its siblings may be committed all the same.
         for line in found.stdout.splitlines():
             if line.startswith("run-"):
