@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.field.figures import Spread
 from branching import Speculate, Workspace
-from branching.patterns.program import Program, shell
+from branching.patterns.command_candidate import Program, shell
 
 ROUNDS = 20
 STUBBORN = "trap '' TERM; sleep 60 & sleep 60; sleep 60"

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from branching.fs.control import ControlSocket, Refused
+from branching.fs.control_client import ControlSocket, Refused
 
 from ..field.contestant import Cannot, Contestant, run
 

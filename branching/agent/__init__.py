@@ -37,19 +37,23 @@ What is forked is frozen: it stays as it was at the fork. The parent goes on in 
 path: at the fork, in the parent now, in the winner.
 
 Beside the coordinator: `diff` (reports), `merge` (three-way, all or nothing), `budget` (a ledger
-with reservations), `store`, `checkpoint`, `files` (safe access to a branch's directory).
+with reservations), `fork_store`, `checkpoint`, `branch_files` (safe access to a branch's
+directory).
 """
 
 from __future__ import annotations
 
+from branching._lazy import lazy_exports
+
 # Type checkers know this name; it need not be imported.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from branching.agent.branch_runtime import BranchRuntime
     from branching.agent.budget import Ledger
     from branching.agent.checkpoint import Checkpoint, InMemoryCheckpointStore
     from branching.agent.checkpoint_store import SQLiteCheckpointStore
-    from branching.agent.codec import JsonCodec
     from branching.agent.coordinator import ForkCoordinator
+    from branching.agent.cost_estimate import TokenPrice, project_cost
     from branching.agent.diff import build_diff_report, diff_tool_calls
     from branching.agent.errors import (
         BudgetExhausted,
@@ -60,7 +64,8 @@ if TYPE_CHECKING:
         MergeConflictError,
         UnknownPriceError,
     )
-    from branching.agent.projection import TokenPrice, project_cost
+    from branching.agent.fork_store import InMemoryForkStateStore, SQLiteForkStateStore
+    from branching.agent.json_codec import JsonCodec
     from branching.agent.protocols import (
         BranchRunner,
         ConversationCodec,
@@ -68,8 +73,6 @@ if TYPE_CHECKING:
         RunOutcome,
         ToolCall,
     )
-    from branching.agent.runtime import BranchRuntime
-    from branching.agent.store import InMemoryForkStateStore, SQLiteForkStateStore
     from branching.agent.types import (
         BranchDiffReport,
         BranchIsolation,
@@ -86,43 +89,43 @@ if TYPE_CHECKING:
     )
 
 _HOME = {
-    "BranchDiffReport": "types",
-    "BranchIsolation": "types",
-    "BranchRunner": "protocols",
-    "BranchRuntime": "runtime",
-    "BranchSpec": "types",
-    "BranchStatus": "types",
-    "Budget": "types",
-    "BudgetExhausted": "errors",
-    "Checkpoint": "checkpoint",
-    "ConversationCodec": "protocols",
-    "ForkBranchLimitError": "errors",
-    "ForkCoordinator": "coordinator",
-    "ForkCostSummary": "types",
-    "ForkDepthLimitError": "errors",
-    "ForkHandle": "types",
-    "ForkStateError": "errors",
-    "ForkStateStore": "protocols",
-    "ForkStoreError": "errors",
-    "InMemoryCheckpointStore": "checkpoint",
-    "InMemoryForkStateStore": "store",
-    "JsonCodec": "codec",
-    "Ledger": "budget",
-    "MergeConflictError": "errors",
-    "MergeOptions": "types",
-    "MergeResult": "types",
-    "MergeStrategy": "types",
-    "ResolveOutcome": "types",
-    "RunOutcome": "protocols",
-    "SQLiteCheckpointStore": "checkpoint_store",
-    "SQLiteForkStateStore": "store",
-    "TokenPrice": "projection",
-    "ToolCall": "protocols",
-    "UnknownPriceError": "errors",
-    "Usage": "types",
-    "build_diff_report": "diff",
-    "diff_tool_calls": "diff",
-    "project_cost": "projection",
+    "BranchDiffReport": ".types",
+    "BranchIsolation": ".types",
+    "BranchRunner": ".protocols",
+    "BranchRuntime": ".branch_runtime",
+    "BranchSpec": ".types",
+    "BranchStatus": ".types",
+    "Budget": ".types",
+    "BudgetExhausted": ".errors",
+    "Checkpoint": ".checkpoint",
+    "ConversationCodec": ".protocols",
+    "ForkBranchLimitError": ".errors",
+    "ForkCoordinator": ".coordinator",
+    "ForkCostSummary": ".types",
+    "ForkDepthLimitError": ".errors",
+    "ForkHandle": ".types",
+    "ForkStateError": ".errors",
+    "ForkStateStore": ".protocols",
+    "ForkStoreError": ".errors",
+    "InMemoryCheckpointStore": ".checkpoint",
+    "InMemoryForkStateStore": ".fork_store",
+    "JsonCodec": ".json_codec",
+    "Ledger": ".budget",
+    "MergeConflictError": ".errors",
+    "MergeOptions": ".types",
+    "MergeResult": ".types",
+    "MergeStrategy": ".types",
+    "ResolveOutcome": ".types",
+    "RunOutcome": ".protocols",
+    "SQLiteCheckpointStore": ".checkpoint_store",
+    "SQLiteForkStateStore": ".fork_store",
+    "TokenPrice": ".cost_estimate",
+    "ToolCall": ".protocols",
+    "UnknownPriceError": ".errors",
+    "Usage": ".types",
+    "build_diff_report": ".diff",
+    "diff_tool_calls": ".diff",
+    "project_cost": ".cost_estimate",
 }
 """Which module has the name; it is loaded when the name is first used."""
 
@@ -167,11 +170,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    from importlib import import_module
-
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_exports(__name__, _HOME)

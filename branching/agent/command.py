@@ -2,7 +2,7 @@
 
 A program's conversation is what it was told and the end of what it printed. It succeeds with exit
 code 0; any other end is a failed branch. Beyond the environment of all commands in a branch
-(`program`) it has
+(`run_program`) it has
 
     BRANCHING_BRANCH            its branch
     BRANCHING_ATTEMPT           its number in the fork, from 0
@@ -37,16 +37,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.errors import BudgetExhausted, ForkStateError
 from branching.agent.judge import Choice, JudgeCase, JudgeError
-from branching.agent.program import Place, run_program
 from branching.agent.protocols import History, RunOutcome
-from branching.agent.runtime import BranchRuntime
+from branching.agent.run_program import Place, run_program
 from branching.agent.types import Usage
 from branching.errors import ProcessBranchError
-from branching.patterns.helm import STOP_GRACE_SECONDS, Helm, add_word
-from branching.patterns.program import Lines
+from branching.patterns.command_candidate import Lines
 from branching.process import OWN_TMP, Command
+from branching.runlog.run_controller import STOP_GRACE_SECONDS, Helm, add_word
 
 OUTPUT_BYTES_MAX = 64 << 10
 """Of what a program prints, its end is its message."""

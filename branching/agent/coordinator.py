@@ -1,8 +1,8 @@
 """The coordinator: all that a front end can do with a fork. See the package for the whole picture.
 
-    ForkView        what can be asked                               (`view`)
-    ForkRuns        what can be done to the run of one branch       (`runs`)
-    Resolver        choosing a winner by a judge                    (`resolving`)
+    ForkView        what can be asked                               (`queries`)
+    ForkRuns        what can be done to the run of one branch       (`run_control`)
+    Resolver        choosing a winner by a judge                    (`resolver`)
     here            how a fork begins and ends: fork, merge, override, rewind, abort, resume
 
 Whatever changes the fork takes one lock, so the calls of a front end, a tool and a timer follow
@@ -20,14 +20,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from branching.agent.anchors import Anchors
+from branching._threads import finished
+from branching.agent.branch_runtime import (
+    FORK_VARIABLE,
+    BranchRuntime,
+    RunnerFactory,
+    Tester,
+    make_runner,
+)
 from branching.agent.budget import Ledger, UnknownPrice
 from branching.agent.checkpoint import REWINDING
-from branching.agent.codec import JsonCodec
+from branching.agent.checkpoint_manager import Anchors
 from branching.agent.errors import ForkBranchLimitError, ForkDepthLimitError, ForkStateError
 from branching.agent.fork import Fork, check_specs, new_fork_id
-from branching.agent.override import Override
-from branching.agent.place import Place
+from branching.agent.fork_session import ForkSession
+from branching.agent.fork_store import InMemoryForkStateStore
+from branching.agent.json_codec import JsonCodec
+from branching.agent.merge_override import Override
+from branching.agent.parent_workspace import Place
+from branching.agent.project_tests import TIMEOUT_SECONDS, BranchTester
 from branching.agent.protocols import (
     CheckpointStore,
     ConversationCodec,
@@ -36,19 +47,9 @@ from branching.agent.protocols import (
     Judge,
     Judgement,
 )
-from branching.agent.resolving import Resolver
-from branching.agent.resuming import place_of, take_up
-from branching.agent.runs import ForkRuns
-from branching.agent.runtime import (
-    FORK_VARIABLE,
-    BranchRuntime,
-    RunnerFactory,
-    Tester,
-    make_runner,
-)
-from branching.agent.session import ForkSession
-from branching.agent.store import InMemoryForkStateStore
-from branching.agent.testing import TIMEOUT_SECONDS, BranchTester
+from branching.agent.resolver import Resolver
+from branching.agent.resume import place_of, take_up
+from branching.agent.run_control import ForkRuns
 from branching.agent.types import (
     BranchIsolation,
     BranchSpec,
@@ -59,7 +60,6 @@ from branching.agent.types import (
     MergeResult,
     MergeStrategy,
 )
-from branching.awaited import finished
 from branching.errors import BranchingError, add_note
 from branching.fs import Branch, Workspace
 

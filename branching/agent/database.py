@@ -1,6 +1,6 @@
 """The database of the agents, beside the BranchFS store: an SQLite file, opened by each store.
 
-    STORE/agents/forks.sqlite       forks and their conversations       (`store`)
+    STORE/agents/forks.sqlite       forks and their conversations       (`fork_store`)
                                     checkpoints                         (`checkpoint_store`)
 
 The directory belongs to the base's owner, as all of the store does, and goes with it: the store

@@ -1,6 +1,6 @@
 """One fork: its branches, its money, its files; how it is made, kept, and found again.
 
-Everything here blocks or is immediate; what waits for runs is in `attending`.
+Everything here blocks or is immediate; what waits for runs is in `run_supervisor`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from branching.agent.branch_runtime import BranchRuntime, now
 from branching.agent.budget import Ledger
 from branching.agent.errors import ForkStateError
-from branching.agent.open_fork import Names, OpenFork
-from branching.agent.place import Place
+from branching.agent.fork_files import Names, OpenFork
+from branching.agent.fork_state import ForkState, KeptBranch, Phase
+from branching.agent.parent_workspace import Place
 from branching.agent.protocols import ConversationCodec, History
-from branching.agent.runtime import BranchRuntime, now
-from branching.agent.state import ForkState, KeptBranch, Phase
 from branching.agent.types import (
     BranchIsolation,
     BranchSpec,

@@ -6,7 +6,8 @@ ForkStateStore      keeps what must survive a restart
 CheckpointStore     keeps conversations with the files that belong to them
 Judge               chooses a winner
 
-What is made or asked for one branch (`RunnerFactory`, `Tester`) stands with it, in `runtime`.
+What is made or asked for one branch (`RunnerFactory`, `Tester`) stands with it, in
+`branch_runtime`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from branching.agent.checkpoint import Checkpoint
-    from branching.agent.state import ForkState
+    from branching.agent.fork_state import ForkState
 
 History = Any
 """A conversation. The core hands it around and asks the codec about it; it never looks inside."""

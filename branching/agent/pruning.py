@@ -10,10 +10,10 @@ from pathlib import Path
 
 from branching.agent.checkpoint_store import SQLiteCheckpointStore
 from branching.agent.database import place_of_database
-from branching.agent.override import Override, kept
-from branching.agent.place import Place
-from branching.agent.state import ForkState
-from branching.agent.store import SQLiteForkStateStore
+from branching.agent.fork_state import ForkState
+from branching.agent.fork_store import SQLiteForkStateStore
+from branching.agent.merge_override import Override, kept
+from branching.agent.parent_workspace import Place
 from branching.fs import Workspace
 
 

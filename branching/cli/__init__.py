@@ -44,7 +44,7 @@ def _open_standard_streams() -> None:
     """Opens those that we were started without (`<&-`): the next file would get their number, and
     who reads its input would wait for what is none.
     """
-    from branching.standard_streams import open_closed
+    from branching._standard_streams import open_closed
 
     open_closed()
     for number, name in enumerate(("stdin", "stdout", "stderr")):

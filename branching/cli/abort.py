@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from branching.cli.failure import reported
+from branching.cli.exit_codes import reported
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
-from branching.cli.place import opened_workspace
-from branching.cli.report import print_json
+from branching.cli.output import print_json
+from branching.cli.workspace import opened_workspace
 
 
 def abort(

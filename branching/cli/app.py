@@ -26,11 +26,9 @@ from branching.cli.log import log
 from branching.cli.ls import ls
 from branching.cli.mcp import mcp
 from branching.cli.options import Driver, Policy
-from branching.cli.place import mount_options
 from branching.cli.prune import prune
 from branching.cli.rebase import rebase
 from branching.cli.reflexion import reflexion
-from branching.cli.reversal import redo, undo
 from branching.cli.run import run
 from branching.cli.shell import shell
 from branching.cli.skill import skill
@@ -38,7 +36,9 @@ from branching.cli.speculate import speculate
 from branching.cli.status import status
 from branching.cli.tournament import tournament
 from branching.cli.tree_of_thoughts import tree_of_thoughts
+from branching.cli.undo import redo, undo
 from branching.cli.watch import watch
+from branching.cli.workspace import mount_options
 
 app = typer.Typer(
     help="Try things in copy-on-write branches of a directory; keep what works.",

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.failure import UsageFault, reported
-from branching.cli.group import grouped
+from branching.cli.exit_codes import UsageFault, reported
+from branching.cli.option_groups import grouped
 from branching.cli.options import CandidatesOption, DepthOption, EvaluateOption, ExpandOption
-from branching.cli.report import finish_ranked
-from branching.cli.search import Search, SearchOptions
+from branching.cli.output import finish_ranked
+from branching.cli.pattern_command import Search, SearchOptions
 
 
 @grouped

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.failure import UsageFault, reported
+from branching.cli.exit_codes import UsageFault, reported
 from branching.cli.options import WorkspaceOption
-from branching.cli.place import opened_workspace
 from branching.cli.watch import check_terminal
+from branching.cli.workspace import opened_workspace
 
 
 def chat(
@@ -60,10 +60,10 @@ def chat(
         if agent is None and model is None:
             raise UsageFault("name a model (--model PROVIDER:MODEL) or an agent (--agent)")
         try:
-            from branching.tui.chatting.agents import default_agent, load_agent, open_session
+            from branching.tui.chat.pydantic_agent import default_agent, load_agent, open_session
         except ImportError as error:
             raise UsageFault(str(error)) from error
-        from branching.tui.chat import Chat
+        from branching.tui.chat.app import Chat
 
         talker = default_agent(None) if agent is None else load_agent(agent)
         with opened_workspace(workspace) as space:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.failure import UsageFault, reported
+from branching.cli.exit_codes import UsageFault, reported
 from branching.cli.options import (
     BranchArgument,
     DropRestOption,
@@ -15,8 +15,7 @@ from branching.cli.options import (
     WorkspaceOption,
     not_blank,
 )
-from branching.cli.place import opened_workspace
-from branching.cli.report import (
+from branching.cli.output import (
     change_facts,
     change_lines,
     note_forgotten,
@@ -25,6 +24,7 @@ from branching.cli.report import (
     print_json,
     warning_facts,
 )
+from branching.cli.workspace import opened_workspace
 
 
 def commit(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from branching.cli.failure import UsageFault, reported
+from branching.cli.exit_codes import UsageFault, reported
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
-from branching.cli.place import opened_workspace
-from branching.cli.report import change_facts, change_lines, print_json
+from branching.cli.output import change_facts, change_lines, print_json
+from branching.cli.workspace import opened_workspace
 
 if TYPE_CHECKING:
     from branching.fs import Change

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from branching.cli.failure import UsageFault
+from branching.cli.exit_codes import UsageFault
 from branching.errors import BranchingError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def show(space: Workspace, branch: Branch, changes: list[Change]) -> None:
 
     The mount may be there for the length of this command only, and the files with it.
     """
-    from branching.editors import VARIABLES, EditorDetector
+    from branching._difftool import VARIABLES, EditorDetector
 
     kind = EditorDetector.detect()
     if kind == "tui":

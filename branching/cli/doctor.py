@@ -21,10 +21,10 @@ from typing import Literal
 
 import typer
 
-from branching.cli.failure import EXIT_NOTHING_SUCCEEDED, reported
-from branching.cli.interrupt import held
+from branching.cli.exit_codes import EXIT_NOTHING_SUCCEEDED, reported
 from branching.cli.options import JsonOption
-from branching.cli.report import print_json
+from branching.cli.output import print_json
+from branching.cli.signals import held
 from branching.errors import BranchingError
 
 FUSE = Path("/dev/fuse")
@@ -119,7 +119,7 @@ def kernel_version(release: str) -> tuple[int, int]:
 
 
 def _branchfs() -> str:
-    from branching.fs.on_demand import find_program
+    from branching.fs.automount import find_program
 
     return str(find_program())
 
@@ -168,8 +168,8 @@ def _mount() -> str:
 
 
 def _journal() -> str:
-    from branching.fs.interrupted import is_interrupted
-    from branching.fs.on_demand import base_around
+    from branching.fs.automount import base_around
+    from branching.fs.unmounted_store import is_interrupted
 
     base = base_around(Path.cwd())
     if is_interrupted(base):
@@ -181,8 +181,8 @@ def _journal() -> str:
 
 
 def _log() -> str:
-    from branching.fs.interrupted import log_of
-    from branching.fs.on_demand import base_around
+    from branching.fs.automount import base_around
+    from branching.fs.unmounted_store import log_of
 
     base = base_around(Path.cwd())
     log = log_of(base)

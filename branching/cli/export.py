@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.failure import UsageFault, reported
+from branching.cli.exit_codes import UsageFault, reported
 from branching.cli.options import STANDARD_STREAM, BranchArgument, WorkspaceOption
-from branching.cli.place import opened_workspace
+from branching.cli.workspace import opened_workspace
 
 
 def export(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from branching.cli.budgets import BudgetOptions
+from branching.cli.budget_options import BudgetOptions
 from branching.cli.caller import for_caller
-from branching.cli.failure import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT, UsageFault, reported
-from branching.cli.group import grouped
+from branching.cli.exit_codes import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT, UsageFault, reported
+from branching.cli.option_groups import grouped
 from branching.cli.options import (
     CandidatesOption,
     CommandArgument,
@@ -21,11 +21,11 @@ from branching.cli.options import (
     TimeoutOption,
     WorkspaceOption,
 )
-from branching.cli.report import print_json
+from branching.cli.output import print_json
 
 if TYPE_CHECKING:
     from branching.agent.types import MergeResult
-    from branching.cli.forking import Forking, Plan
+    from branching.cli.fork_command import Forking, Plan
 
 N_DEFAULT = 3
 
@@ -159,9 +159,9 @@ def fork(
         if drop is not None and choice:
             raise UsageFault("what is dropped is not merged: --drop takes no choice")
 
-        from branching.cli.forking import Forking
-        from branching.cli.kept_forks import KeptForks, left
-        from branching.cli.place import opened_workspace
+        from branching.cli.fork_command import Forking
+        from branching.cli.fork_registry import KeptForks, left
+        from branching.cli.workspace import opened_workspace
 
         with opened_workspace(workspace) as space, KeptForks(space) as kept:
             forking = Forking(space, kept, quiet=quiet)
@@ -190,7 +190,7 @@ def _plan(
     budgets: BudgetOptions,
 ) -> Plan:
     """Returns what is asked for. UsageFault where that makes no sense."""
-    from branching.cli.forking import Choice, Plan
+    from branching.cli.fork_command import Choice, Plan
 
     if bool(command) == bool(candidates):
         raise UsageFault("give either one command (-- CMD...) or candidates (-c CMD)")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-from branching.cli.failure import reported
+from branching.cli.exit_codes import reported
 from branching.cli.options import JsonOption, WorkspaceOption
-from branching.cli.place import opened_workspace
-from branching.cli.report import print_json
+from branching.cli.output import print_json
+from branching.cli.workspace import opened_workspace
 
 
 def history(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:

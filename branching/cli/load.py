@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.failure import UsageFault, note, reported
+from branching.cli.exit_codes import UsageFault, note, reported
 from branching.cli.options import STANDARD_STREAM, JsonOption, WorkspaceOption
-from branching.cli.place import opened_workspace
-from branching.cli.report import print_json
+from branching.cli.output import print_json
+from branching.cli.workspace import opened_workspace
 
 
 def load(

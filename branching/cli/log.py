@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from branching.cli.failure import UsageFault, reported
+from branching._sanitize import line_for, visible
+from branching.cli.exit_codes import UsageFault, reported
 from branching.cli.options import JsonOption, WorkspaceOption
-from branching.cli.place import opened_workspace
-from branching.cli.report import print_json
-from branching.cli.visible import line_for, visible
+from branching.cli.output import print_json
+from branching.cli.workspace import opened_workspace
 
 if TYPE_CHECKING:
-    from branching.patterns.logbook import Entry
+    from branching.runlog.run_log import Entry
 
 
 def log(
@@ -48,7 +48,7 @@ def log(
     Example: branching log speculate-1a2b3c4d-0
     """
     with reported(json=json):
-        from branching.patterns.logbook import read_entries
+        from branching.runlog.run_log import read_entries
 
         if patch and name is None:
             raise UsageFault(
@@ -101,8 +101,8 @@ def _print_output(logs: Path, entries: list[Entry], *, json: bool) -> None:
 
 
 def _print_patches(logs: Path, entries: list[Entry], *, json: bool) -> None:
-    from branching.patterns.logbook import UNDER_WAY
-    from branching.patterns.patches import read_patch
+    from branching.runlog.patches import read_patch
+    from branching.runlog.run_log import UNDER_WAY
 
     patches = {entry.branch: read_patch(logs, entry.branch) for entry in entries}
     if json:

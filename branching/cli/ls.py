@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING
 
 from branching.cli.caller import for_caller
-from branching.cli.failure import reported
+from branching.cli.exit_codes import reported
 from branching.cli.options import JsonOption, WorkspaceOption
-from branching.cli.place import opened_workspace
-from branching.cli.report import print_json
+from branching.cli.output import print_json
+from branching.cli.workspace import opened_workspace
 from branching.errors import BranchingError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _forks_left(space: Workspace) -> list[str]:
     """Tells of forks that nobody attends."""
     if space.store is None or not (space.store / "agents").is_dir():
         return []
-    from branching.cli.kept_forks import left
+    from branching.cli.fork_registry import left
 
     try:
         return [fork.note for fork in left(space)]
@@ -66,8 +66,8 @@ def _forks_left(space: Workspace) -> list[str]:
 
 def _notes(space: Workspace, records: list[BranchRecord]) -> list[str]:
     """Returns what is to be said of branches whose programs were killed."""
-    from branching.fs.claims import left
-    from branching.patterns.logbook import lost
+    from branching.fs.branch_leases import left
+    from branching.runlog.run_log import lost
 
     notes = []
     dropped = [record.name for record in left(space, records)]

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from branching.cli.agent_files import AGENTS, Scope
-from branching.cli.failure import UsageFault, note, reported
-from branching.cli.group import grouped
-from branching.cli.limits import LimitOptions
+from branching.cli.exit_codes import UsageFault, note, reported
+from branching.cli.limit_options import LimitOptions
+from branching.cli.option_groups import grouped
 from branching.cli.options import WorkspaceOption, parse_duration
-from branching.cli.place import owned_workspace
+from branching.cli.workspace import owned_workspace
 
 
 @grouped
@@ -124,8 +124,8 @@ def mcp(
             return
         if dry_run or _is_given(context, "scope"):
             raise UsageFault("--dry-run and --scope are for branching mcp install AGENT")
-        from branching.cli.interrupt import interruptible
-        from branching.cli.token import read_token
+        from branching.cli.mcp_token import read_token
+        from branching.cli.signals import interruptible
         from branching.process import Sandbox
 
         if token_file is not None and http is None:
@@ -138,7 +138,7 @@ def mcp(
         # Only now: the protocol's library takes a second to load.
         try:
             from branching.mcp import Desk, Rules, serve_http, serve_stdio
-            from branching.mcp.desk import SECONDS_MAX_DEFAULT, host_directories
+            from branching.mcp.workspace_session import SECONDS_MAX_DEFAULT, host_directories
         except ImportError as error:
             if error.name != "mcp":
                 raise

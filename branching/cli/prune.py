@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.failure import reported
+from branching.cli.exit_codes import reported
 from branching.cli.options import JsonOption, WorkspaceOption
-from branching.cli.place import opened_workspace
-from branching.cli.report import print_json
+from branching.cli.output import print_json
+from branching.cli.workspace import opened_workspace
 
 
 def prune(
@@ -27,7 +27,7 @@ def prune(
     Example: branching prune --keep 3
     """
     with reported(json=json):
-        from branching.patterns.logbook import forget
+        from branching.runlog.run_log import forget
 
         with opened_workspace(workspace) as space:
             removed, size = space.prune(keep)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from branching.cli.advice import advice
-from branching.cli.failure import EXIT_TIMEOUT, UsageFault, note, reported
-from branching.cli.group import grouped
-from branching.cli.limits import LimitOptions
+from branching.cli.exit_codes import EXIT_TIMEOUT, UsageFault, note, reported
+from branching.cli.hints import advice
+from branching.cli.limit_options import LimitOptions
+from branching.cli.option_groups import grouped
 from branching.cli.options import (
     CommandArgument,
     DropRestOption,
@@ -26,8 +26,7 @@ from branching.cli.options import (
     TimeoutOption,
     WorkspaceOption,
 )
-from branching.cli.place import owned_workspace
-from branching.cli.report import (
+from branching.cli.output import (
     change_facts,
     change_lines,
     ended_how,
@@ -37,6 +36,7 @@ from branching.cli.report import (
     print_json,
     warning_facts,
 )
+from branching.cli.workspace import owned_workspace
 
 if TYPE_CHECKING:
     from branching.patterns import SpeculationOutcome
@@ -231,11 +231,11 @@ def _run(
 ) -> tuple[int, str, str | None, SpeculationOutcome, Path, list[str]]:
     """Returns the exit code, what became of the branch, how the command ended, what came of it,
     the workspace, and hints."""
-    from branching.cli.interrupt import interruptible
-    from branching.cli.kept_copy import kept_copy
-    from branching.patterns.logbook import COMMAND_SUFFIX
-    from branching.patterns.program import Program, shell
+    from branching.cli.output_capture import kept_copy
+    from branching.cli.signals import interruptible
+    from branching.patterns.command_candidate import Program, shell
     from branching.patterns.runner import Runner, Stopped
+    from branching.runlog.run_log import COMMAND_SUFFIX
 
     with owned_workspace(path) as (workspace, owner), ExitStack() as stack:
         surroundings: dict[str, Any] = {

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from branching.cli.caller import for_caller
-from branching.cli.failure import reported
+from branching.cli.exit_codes import reported
 from branching.cli.options import WorkspaceOption
-from branching.cli.place import owned_workspace
+from branching.cli.workspace import owned_workspace
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -49,9 +49,9 @@ def shell(
     with reported(json=False):
         if command and command[0] == "--":  # it comes after an argument: the parser leaves it
             command = command[1:]
-        from branching.cli.interrupt import interruptible
+        from branching.cli.signals import interruptible
         from branching.patterns.attempt import Attempt, Task
-        from branching.patterns.program import Program
+        from branching.patterns.command_candidate import Program
 
         with owned_workspace(workspace) as (space, owner), _opened(space, name) as branch:
             program = Program(

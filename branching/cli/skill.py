@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from branching.cli.agent_files import AGENTS, Scope
-from branching.cli.failure import UsageFault, reported
+from branching.cli.exit_codes import UsageFault, reported
 from branching.cli.options import WorkspaceOption
 
 

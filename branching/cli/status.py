@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from branching.cli.caller import for_caller, host_directory
-from branching.cli.failure import reported
+from branching.cli.exit_codes import reported
 from branching.cli.options import JsonOption, WorkspaceOption
-from branching.cli.place import opened_workspace
-from branching.cli.report import print_json
+from branching.cli.output import print_json
+from branching.cli.workspace import opened_workspace
 
 _AS_ASKED = "fuse was asked for"
 """The daemon's reason where the user has chosen the driver."""
@@ -19,8 +19,8 @@ def status(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
 
     Example: branching status
     """
-    from branching.fs.interrupted import is_interrupted
-    from branching.fs.on_demand import base_around
+    from branching.fs.automount import base_around
+    from branching.fs.unmounted_store import is_interrupted
     from branching.fs.workspace import find_mount
 
     with reported(json=json):

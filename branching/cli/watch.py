@@ -7,9 +7,9 @@ import sys
 
 import typer
 
-from branching.cli.failure import UsageFault, reported
+from branching.cli.exit_codes import UsageFault, reported
 from branching.cli.options import WorkspaceOption
-from branching.cli.place import opened_workspace
+from branching.cli.workspace import opened_workspace
 
 
 def watch(workspace: WorkspaceOption = None) -> None:
@@ -23,7 +23,7 @@ def watch(workspace: WorkspaceOption = None) -> None:
     """
     with reported(json=False):
         check_terminal("watch", "branching ls and branching log print the same")
-        from branching.tui.watch import Watch
+        from branching.tui.watch.app import Watch
 
         with opened_workspace(workspace) as space:
             app = Watch(space)

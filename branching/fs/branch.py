@@ -26,7 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal
 
-from branching.awaited import finished
+from branching._signals import deferred
+from branching._threads import finished
 from branching.errors import (
     BranchError,
     BranchingError,
@@ -37,9 +38,8 @@ from branching.errors import (
     add_note,
 )
 from branching.fs.backend import MAIN_ID, Backend, BranchRecord, Change, Policy
-from branching.fs.claims import end_lease, lease
+from branching.fs.branch_leases import end_lease, lease
 from branching.fs.in_use import held, held_alone
-from branching.interrupts import deferred
 
 NAME_BYTES_MAX = 254
 """A directory entry can have 255 bytes, and the branch's has an `@` in front."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar, cast
 
+from branching._linux.mountinfo import Mount, read_mounts
 from branching.errors import (
     AbortError,
     BranchError,
@@ -31,8 +32,7 @@ from branching.fs.backend import (
     Policy,
     Reversal,
 )
-from branching.fs.control import ControlSocket, DaemonGone, Fields, Refused
-from branching.fs.mounts import Mount, read_mounts
+from branching.fs.control_client import ControlSocket, DaemonGone, Fields, Refused
 
 CONTROL_XATTR = "user.branchfs.control"
 """On the mount's root: the path of the control socket."""

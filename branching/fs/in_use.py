@@ -23,7 +23,7 @@ from pathlib import Path
 
 from branching.errors import BranchError, CommitError
 from branching.fs.backend import Backend, BranchRecord
-from branching.fs.claims import agents_directory, remove_agents_directory
+from branching.fs.branch_leases import agents_directory, remove_agents_directory
 from branching.fs.store_files import open_directory, open_file
 
 PREFIX = "using-"

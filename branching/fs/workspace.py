@@ -15,7 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
-from branching.awaited import finished
+from branching._linux.mountinfo import Mount, mounts_around, mounts_named
+from branching._signals import deferred
+from branching._threads import finished
 from branching.errors import BranchNotFoundError, MountError, add_note
 from branching.fs.backend import (
     MAIN_ID,
@@ -27,14 +29,12 @@ from branching.fs.backend import (
     Reversal,
 )
 from branching.fs.branch import Branch, OnError, OnSuccess, check_name
+from branching.fs.branch_leases import drop_leased
 from branching.fs.branchfs import BranchFS, answered
-from branching.fs.claims import drop_leased
 from branching.fs.in_use import sweep
-from branching.fs.mounts import Mount, mounts_around, mounts_named
-from branching.interrupts import deferred
 
 if TYPE_CHECKING:
-    from branching.fs.on_demand import Held
+    from branching.fs.automount import Held
 
 _BACKENDS = (BranchFS,)
 """Every file system we can branch, in the order they are asked."""
@@ -88,7 +88,7 @@ class Workspace:
         if find_mount(place) is not None:
             workspace = cls(place)
         else:
-            from branching.fs.on_demand import hold
+            from branching.fs.automount import hold
 
             workspace = cls._of(lambda: hold(place.resolve(), policy=policy, driver=driver))
         try:
@@ -138,7 +138,7 @@ class Workspace:
         directory = Path(base).resolve()
         if not directory.is_dir():
             raise MountError(f"the base {base} is not a directory", path=str(base))
-        from branching.fs.on_demand import find_program, mount
+        from branching.fs.automount import find_program, mount
 
         program = find_program(branchfs_bin)
         point = None if mountpoint is None else Path(mountpoint)

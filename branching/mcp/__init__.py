@@ -2,8 +2,9 @@
 
     client ── stdio | http ── tools, resources ── desk ── branching
 
-`desk` holds what one server works on and knows no protocol; `tools` and `resources` say it in the
-protocol's words; `stdio` and `http` carry it. Needs the extra `mcp`: the library does not.
+`workspace_session` holds what one server works on and knows no protocol; `tools` and `resources`
+say it in the protocol's words; `stdio_transport` and `http_transport` carry it. Needs the extra
+`mcp`: the library does not.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ except ImportError as error:
         'branching.mcp needs its extra: pip install ".[mcp]" in the source tree', name="mcp"
     ) from error
 
-from branching.mcp.desk import Desk, Rules
-from branching.mcp.http import serve_http
+from branching.mcp.http_transport import serve_http
 from branching.mcp.server import make_server
-from branching.mcp.stdio import serve_stdio
+from branching.mcp.stdio_transport import serve_stdio
+from branching.mcp.workspace_session import Desk, Rules
 
 __all__ = ["Desk", "Rules", "make_server", "serve_http", "serve_stdio"]

@@ -13,14 +13,14 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 
+from branching._cancellation import STOP_GRACE_SECONDS, Scope
 from branching.errors import BranchError, BranchingError
-from branching.mcp.commands import log_name, logged, program
-from branching.mcp.desk import Desk
-from branching.mcp.output import Output
-from branching.mcp.work import step
-from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
+from branching.mcp.bounded_output import Output
+from branching.mcp.execution import log_name, logged, program
+from branching.mcp.worker_threads import step
+from branching.mcp.workspace_session import Desk
 from branching.process import Ended
-from branching.process.ports import PORTS_EACH, lent_ports
+from branching.process.port_ranges import PORTS_EACH, lent_ports
 
 RUNNING_MAX = 32
 ENDED_MAX = 32

@@ -9,11 +9,11 @@ from typing import Annotated
 from pydantic import Field
 
 from branching.errors import BranchError
-from branching.mcp.answers import FileContent, FileEdited, FileEntry, FileWritten, Listing
-from branching.mcp.desk import MAIN
+from branching.mcp.models import FileContent, FileEdited, FileEntry, FileWritten, Listing
 from branching.mcp.parameters import BranchName, BranchOrMain, FilePath
 from branching.mcp.roots import AllowedDesk
-from branching.mcp.work import step
+from branching.mcp.worker_threads import step
+from branching.mcp.workspace_session import MAIN
 
 READ_BYTES_MAX = 32 << 10
 """What one call returns at most: the text and the structure of an answer both have the content."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from branching.mcp.commands import SECONDS_DEFAULT
+from branching.mcp.execution import SECONDS_DEFAULT
 
 COMMAND_CHARACTERS_MAX = 32_000
 

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 from mcp.server.mcpserver import Context
 from pydantic import Field
 
-from branching.mcp import commands, progress
-from branching.mcp.answers import RaceResult
-from branching.mcp.commands import program, scorer, seconds_for
-from branching.mcp.desk import MAIN, Desk
+from branching.mcp import execution, progress
+from branching.mcp.execution import program, scorer, seconds_for
+from branching.mcp.models import RaceResult
 from branching.mcp.parameters import (
     COMMAND_CHARACTERS_MAX,
     Command,
@@ -23,6 +22,7 @@ from branching.mcp.parameters import (
     Setup,
 )
 from branching.mcp.roots import AllowedDesk
+from branching.mcp.workspace_session import MAIN, Desk
 from branching.patterns import BestOfN, Speculate
 
 CANDIDATES_MAX = 64
@@ -48,7 +48,7 @@ async def branch_speculate(
     commit is true.
     """
 
-    def make(options: dict[str, Any]) -> commands.Pattern:
+    def make(options: dict[str, Any]) -> execution.Pattern:
         return Speculate([program(desk, each) for each in candidates], **options)
 
     options: dict[str, Any] = {"parent": parent, "setup": setup, "commit": commit}
@@ -96,7 +96,7 @@ async def branch_best_of_n(
     if n is not None and len(candidates) > 1:
         raise ValueError("n is for a single command; several candidates are run once each")
 
-    def make(options: dict[str, Any]) -> commands.Pattern:
+    def make(options: dict[str, Any]) -> execution.Pattern:
         programs = [program(desk, each, score=True) for each in candidates]
         judge = scorer(desk, evaluate) if evaluate else None
         if len(programs) == 1:
@@ -113,7 +113,7 @@ async def _raced(
     desk: Desk,
     ctx: Context,
     what: str,
-    make: Callable[[dict[str, Any]], commands.Pattern],
+    make: Callable[[dict[str, Any]], execution.Pattern],
     timeout_seconds: float | None,
     options: dict[str, Any],
     *,
@@ -121,5 +121,5 @@ async def _raced(
 ) -> RaceResult:
     async with progress.told(ctx) as tell:
         seconds = seconds_for(desk, timeout_seconds)
-        raced = await commands.race(desk, what, make, seconds=seconds, tell=tell, **options)
+        raced = await execution.race(desk, what, make, seconds=seconds, tell=tell, **options)
     return RaceResult.of(raced, scored=scored, propose=desk.rules.propose)

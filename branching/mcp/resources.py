@@ -10,12 +10,12 @@ from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp_types import InputRequiredResult
 
 from branching.errors import BranchingError, BranchNotFoundError
-from branching.fs.beneath import Tree
-from branching.mcp.failure import words
+from branching.fs.confined_dir import Tree
+from branching.mcp.errors import words
 from branching.mcp.roots import desk_for_resource
 from branching.mcp.tools import patch_text
-from branching.mcp.work import step
-from branching.patterns.logbook import read_entries
+from branching.mcp.worker_threads import step
+from branching.runlog.run_log import read_entries
 
 RESOURCE_BYTES_MAX = 2 << 20
 """Of a patch the beginning is given, of a log the end."""

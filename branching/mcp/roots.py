@@ -15,7 +15,7 @@ from mcp.server.mcpserver import Context, ListRoots, Resolve
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 from mcp_types import InputRequiredResult, ListRootsRequest, ListRootsResult
 
-from branching.mcp.desk import Desk
+from branching.mcp.workspace_session import Desk
 
 _QUESTION = "roots"
 

@@ -12,10 +12,10 @@ from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import MCPServer
 
 from branching import __version__
-from branching.mcp.desk import Desk
 from branching.mcp.prompts import add_prompts
 from branching.mcp.resources import add_resources
 from branching.mcp.tools import OLD_NAMES, make_tools
+from branching.mcp.workspace_session import Desk
 
 _ABOUT = """\
 Copy-on-write branches of one directory, the workspace. A branch shows all of its files and takes no

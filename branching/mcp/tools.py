@@ -18,8 +18,10 @@ from mcp_types import Tool, ToolAnnotations
 from pydantic import Field
 
 from branching.fs import Branch, BranchRecord
-from branching.mcp import background, commands, progress
-from branching.mcp.answers import (
+from branching.mcp import background, execution, progress
+from branching.mcp.execution import seconds_for
+from branching.mcp.file_tools import branch_edit, branch_files, branch_read, branch_write
+from branching.mcp.models import (
     BackgroundCommand,
     Branches,
     BranchInfo,
@@ -29,9 +31,6 @@ from branching.mcp.answers import (
     History,
     Reverted,
 )
-from branching.mcp.commands import seconds_for
-from branching.mcp.desk import MAIN, Desk
-from branching.mcp.file_tools import branch_edit, branch_files, branch_read, branch_write
 from branching.mcp.parameters import (
     BranchName,
     Command,
@@ -44,9 +43,10 @@ from branching.mcp.parameters import (
 )
 from branching.mcp.race_tools import branch_best_of_n, branch_speculate
 from branching.mcp.roots import AllowedDesk
-from branching.mcp.tool import StrictTool
-from branching.mcp.work import step
-from branching.process.sandbox.hidden import glob_pattern
+from branching.mcp.strict_tool import StrictTool
+from branching.mcp.worker_threads import step
+from branching.mcp.workspace_session import MAIN, Desk
+from branching.process.sandbox.masked_files import glob_pattern
 
 PATCH_BYTES_MAX = 12 << 10
 """In an answer; the resource of the diff has more."""
@@ -96,7 +96,7 @@ async def branch_run(
     """
     async with progress.told(ctx) as tell:
         seconds = seconds_for(desk, timeout_seconds)
-        ran = await commands.run(desk, branch, command, seconds=seconds, tell=tell)
+        ran = await execution.run(desk, branch, command, seconds=seconds, tell=tell)
     return CommandResult.of(branch, ran)
 
 

@@ -5,18 +5,20 @@ SpeculationOutcome. One runner serves them all (`runner.py`). A name loads its f
 used: whoever needs an event, or how a call is cancelled, loads none of the patterns.
 """
 
+from branching._lazy import lazy_exports
+
 # Type checkers know this name; it need not be imported.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from branching.patterns.beam_search import BeamSearch
     from branching.patterns.best_of_n import BestOfN
     from branching.patterns.cascaded import Cascaded
-    from branching.patterns.event import Event
-    from branching.patterns.outcome import SpeculationOutcome, SpeculationResult
     from branching.patterns.reflexion import Reflexion
+    from branching.patterns.results import SpeculationOutcome, SpeculationResult
     from branching.patterns.speculate import Speculate
     from branching.patterns.tournament import Tournament
     from branching.patterns.tree_of_thoughts import TreeOfThoughts
+    from branching.runlog.events import Event
 
 __all__ = [
     "BeamSearch",
@@ -32,25 +34,18 @@ __all__ = [
 ]
 
 _HOME = {
-    "BeamSearch": "beam_search",
-    "BestOfN": "best_of_n",
-    "Cascaded": "cascaded",
-    "Event": "event",
-    "Reflexion": "reflexion",
-    "Speculate": "speculate",
-    "SpeculationOutcome": "outcome",
-    "SpeculationResult": "outcome",
-    "Tournament": "tournament",
-    "TreeOfThoughts": "tree_of_thoughts",
+    "BeamSearch": ".beam_search",
+    "BestOfN": ".best_of_n",
+    "Cascaded": ".cascaded",
+    "Event": "branching.runlog.events",
+    "Reflexion": ".reflexion",
+    "Speculate": ".speculate",
+    "SpeculationOutcome": ".results",
+    "SpeculationResult": ".results",
+    "Tournament": ".tournament",
+    "TreeOfThoughts": ".tree_of_thoughts",
 }
 """Which module of this package has the name."""
 
 
-def __getattr__(name: str) -> object:
-    from importlib import import_module
-
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_exports(__name__, _HOME)

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from branching._cancellation import Scope
 from branching.fs import Branch, DiffSummary
-from branching.patterns.outcome import Answer, SpeculationResult, State
-from branching.patterns.scope import Scope
+from branching.patterns.results import Answer, SpeculationResult, State
 
 if TYPE_CHECKING:
     from branching.process import Budget, Ended

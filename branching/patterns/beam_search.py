@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from branching.fs import Branch, Workspace
 from branching.patterns.attempt import Attempt
-from branching.patterns.outcome import SpeculationOutcome, read_scored
-from branching.patterns.pattern import Expand, Options, Pattern, checked_candidates
-from branching.patterns.rating import Evaluate, Rating
+from branching.patterns.base import Expand, Options, Pattern, checked_candidates
+from branching.patterns.results import SpeculationOutcome, read_scored
 from branching.patterns.runner import Runner
+from branching.patterns.scoring import Evaluate, Rating
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

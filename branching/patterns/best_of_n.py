@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from branching.fs import Branch, Workspace
-from branching.patterns.outcome import SpeculationOutcome, read_scored
-from branching.patterns.pattern import Options, Pattern, tries
-from branching.patterns.rating import Evaluate, Rating
+from branching.patterns.base import Options, Pattern, tries
+from branching.patterns.results import SpeculationOutcome, read_scored
+from branching.patterns.scoring import Evaluate, Rating
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -16,10 +16,10 @@ that were neither committed nor kept are aborted. A plain function cannot be kil
 not waited for and works on in a branch that is gone (ESTALE).
 
 The calling thread is the only one that changes attempts, makes branches and ends them. The others
-(`crew`) tell it what they found out through a `mailbox`, which it empties while it waits for
-anything (`_pump`). The time limit is for all that happens in the runner. Where it ends while the
-pattern waits for something it cannot do without, `Stopped` is raised, which the end of the `with`
-swallows: the outcome then says that nothing was committed.
+(`worker_threads`) tell it what they found out through a `completion_queue`, which it empties
+while it waits for anything (`_pump`). The time limit is for all that happens in the runner.
+Where it ends while the pattern waits for something it cannot do without, `Stopped` is raised,
+which the end of the `with` swallows: the outcome then says that nothing was committed.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from branching._cancellation import STOP_GRACE_SECONDS, Scope
+from branching._signals import deferred
 from branching.errors import BranchingError, SetupError
 from branching.fs import Branch, Change, DiffSummary, Workspace
-from branching.interrupts import deferred
 from branching.patterns.attempt import Attempt, Task, ends_when_cancelled, label_of, with_end
-from branching.patterns.crew import Crew
-from branching.patterns.event import SETUP_INDEX, EventKind, OnEvent
-from branching.patterns.grove import Grove
-from branching.patterns.isolated import Surroundings, isolated
-from branching.patterns.mailbox import Mailbox
-from branching.patterns.outcome import Answer, SpeculationOutcome, State, read_verdict, settled
-from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
-from branching.patterns.teller import Teller
+from branching.patterns.branch_set import Grove
+from branching.patterns.completion_queue import Mailbox
+from branching.patterns.event_dispatch import Teller
+from branching.patterns.process_isolation import Surroundings, isolated
+from branching.patterns.results import Answer, SpeculationOutcome, State, read_verdict, settled
+from branching.patterns.worker_threads import Crew
+from branching.runlog.events import SETUP_INDEX, EventKind, OnEvent
 
 if TYPE_CHECKING:
     from branching.fs.backend import Policy

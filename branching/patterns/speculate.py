@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from branching.fs import Branch, Workspace
-from branching.patterns.outcome import SpeculationOutcome
-from branching.patterns.pattern import Options, Pattern, checked_candidates
+from branching.patterns.base import Options, Pattern, checked_candidates
+from branching.patterns.results import SpeculationOutcome
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -4,16 +4,18 @@ A name loads its file when it is first used: the server that forks for all of us
 too, and needs next to nothing of it.
 """
 
+from branching._lazy import lazy_exports
+
 # Type checkers know this name; it need not be imported.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from branching.process.budget import Budget, told
+    from branching.process.branch_context import BranchContext, Result
+    from branching.process.call_limits import Budget, told
     from branching.process.command import Command
-    from branching.process.context import BranchContext, Result
-    from branching.process.end import Ended
-    from branching.process.limits import ResourceLimits, parse_memory_size
-    from branching.process.owner import Owner
     from branching.process.pipes import Sink
+    from branching.process.process_result import Ended
+    from branching.process.resource_limits import ResourceLimits, parse_memory_size
+    from branching.process.run_as import Owner
     from branching.process.sandbox import OWN_TMP, Isolation, Sandbox, check_walls
 
 __all__ = [
@@ -34,29 +36,22 @@ __all__ = [
 ]
 
 _HOME = {
-    "BranchContext": "context",
-    "Budget": "budget",
-    "Command": "command",
-    "Ended": "end",
-    "Isolation": "sandbox",
-    "OWN_TMP": "sandbox",
-    "Owner": "owner",
-    "ResourceLimits": "limits",
-    "Result": "context",
-    "Sandbox": "sandbox",
-    "Sink": "pipes",
-    "check_walls": "sandbox",
-    "parse_memory_size": "limits",
-    "told": "budget",
+    "BranchContext": ".branch_context",
+    "Budget": ".call_limits",
+    "Command": ".command",
+    "Ended": ".process_result",
+    "Isolation": ".sandbox",
+    "OWN_TMP": ".sandbox",
+    "Owner": ".run_as",
+    "ResourceLimits": ".resource_limits",
+    "Result": ".branch_context",
+    "Sandbox": ".sandbox",
+    "Sink": ".pipes",
+    "check_walls": ".sandbox",
+    "parse_memory_size": ".resource_limits",
+    "told": ".call_limits",
 }
 """Which module of this package has the name."""
 
 
-def __getattr__(name: str) -> object:
-    from importlib import import_module
-
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_exports(__name__, _HOME)

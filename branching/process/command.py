@@ -19,26 +19,26 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from branching._standard_streams import NUMBERS, is_stream, open_closed
 from branching.errors import ForkError
-from branching.process.attendance import Attendance, Process
 from branching.process.cgroup import Scope
-from branching.process.end import (
+from branching.process.job_control import Terminal
+from branching.process.pipes import Pipes, Sink
+from branching.process.process_result import (
     EXIT_CANNOT_EXECUTE,
     EXIT_KILLED,
     EXIT_NOT_FOUND,
     Ended,
 )
-from branching.process.owner import Owner
-from branching.process.pipes import Pipes, Sink
-from branching.process.plain import PlainProcess
+from branching.process.run_as import Owner
 from branching.process.sandbox import Sandbox
-from branching.process.sandbox.client import Refused
-from branching.process.sandboxed import SandboxedProcess
-from branching.process.terminal import Terminal
-from branching.standard_streams import NUMBERS, is_stream, open_closed
+from branching.process.sandbox.launcher import Refused
+from branching.process.sandboxed_process import SandboxedProcess
+from branching.process.supervisor import Attendance, Process
+from branching.process.unsandboxed import PlainProcess
 
 if TYPE_CHECKING:
-    from branching.process.own_terminal import OwnTerminal
+    from branching.process.pty_proxy import OwnTerminal
 
 SCORE_FD = 3
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from branching.process.cgroup import Scope, Usage
-from branching.process.cgroup.directory import Directory
-from branching.process.cgroup.group import cannot_limit
-from branching.process.cgroup.unified import UnifiedGroup
-from branching.process.end import Exit
-from branching.process.limits import ResourceLimits
+from branching.process.cgroup.cgroup_dir import Directory
+from branching.process.cgroup.interface import cannot_limit
+from branching.process.cgroup.v2 import UnifiedGroup
+from branching.process.process_result import Exit
+from branching.process.resource_limits import ResourceLimits
 
 
 def scope_for(limits: ResourceLimits | None, group: Any = None) -> Scope | None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from branching.process.owner import Owner
+from branching.process.run_as import Owner
 from branching.process.sandbox import OWN_TMP
 
 _CLEAN = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "COLORTERM")

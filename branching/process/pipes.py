@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from branching.process.owner import Owner
+from branching.process.run_as import Owner
 
 Sink = Callable[[bytes], None] | int | None
 """Where an output goes: a function that is handed the bytes, a descriptor, or None for ours."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from branching.errors import ForkError
-from branching.process.owner import Owner
+from branching.process.run_as import Owner
 
 
 @contextmanager

@@ -16,9 +16,9 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from branching.agent.types import BranchSpec
-from branching.tui.chatting.commands import NotUnderstood
-from branching.tui.chatting.forking import parse_usd, spec_of
-from branching.tui.chatting.settings import Settings
+from branching.tui.chat.command_parser import NotUnderstood
+from branching.tui.chat.fork_settings import parse_usd, spec_of
+from branching.tui.chat.settings import Settings
 
 FIELDS = ("label", "told", "model", "usd")
 ROWS_AT_FIRST = 2

@@ -15,8 +15,8 @@ from textual.widget import Widget
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from branching.tui.asking import AnswerScreen, Typed
-from branching.tui.looks import mark, plain
+from branching.tui.dialogs import AnswerScreen, Typed
+from branching.tui.formatting import mark, plain
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from rich.text import Text
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from branching.tui.chatting.voice import Line
-from branching.tui.looks import coloured, plain
+from branching.tui.chat.protocols import Line
+from branching.tui.formatting import coloured, plain
 
 ENTRIES_MAX = 500
 """So many entries are shown and kept to scroll back."""

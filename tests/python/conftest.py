@@ -18,8 +18,8 @@ from support.sandboxed_branch import OWNER, SandboxedBranch, WorkspacePair, moun
 from support.traces import Traces, processes_in
 
 from branching import Workspace
-from branching.fs import mounts
-from branching.process.sandbox import caller
+from branching._linux import mountinfo
+from branching.process.sandbox import parent_state
 
 NAME_FROM = "seed.txt"
 
@@ -90,7 +90,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[WorkspacePair]:
 def sandboxed(pair: WorkspacePair, monkeypatch: pytest.MonkeyPatch) -> Iterator[SandboxedBranch]:
     """A branch in a sandbox, for attempts to escape."""
     if pair.is_namespaced:  # what somebody who is not root gets
-        monkeypatch.setattr(caller, "_may_make_namespaces", lambda _: False)
+        monkeypatch.setattr(parent_state, "_may_make_namespaces", lambda _: False)
     made = SandboxedBranch(pair)
     yield made
     made.close()
@@ -136,7 +136,7 @@ def faked(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mounted]:
     (root / NAME_FROM).write_text("seed\n")
     table = place / "mountinfo"
     table.write_bytes(Path("/proc/self/mountinfo").read_bytes() + mount_table_line(root))
-    monkeypatch.setattr(mounts, "MOUNT_TABLE", table)
+    monkeypatch.setattr(mountinfo, "MOUNT_TABLE", table)
     fake = FakeBranchFS(root)
     with serving(fake, place / "control"):
         yield Mounted(root, root, "fake", fake)

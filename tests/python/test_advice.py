@@ -10,7 +10,7 @@ from conftest import Mounted
 from support.branchfs import find_program
 from support.command import branching
 
-from branching.cli.advice import READ_ONLY_HINT, advice
+from branching.cli.hints import READ_ONLY_HINT, advice
 
 
 def test_a_program_that_is_not_in_the_image_is_named(

@@ -22,9 +22,9 @@ from support.command import Running, branching
 from typer.testing import CliRunner
 
 from branching import MountError, Workspace
+from branching._linux.mountinfo import read_mounts
 from branching.cli.app import app
-from branching.fs.mounts import read_mounts
-from branching.fs.on_demand import PREFIX
+from branching.fs.automount import PREFIX
 
 WRONG_CALLS = {
     # option, size, duration, count

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from branching import Workspace
-from branching.fs.beneath import Tree
+from branching.fs.confined_dir import Tree
 
 OURS = (os.getuid(), os.getgid())
 

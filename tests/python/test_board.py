@@ -13,7 +13,7 @@ from rich.console import Console
 from support.command import branching_argv
 from support.screen import Tmux
 
-from branching.cli.board import LINE_CHARACTERS_MAX, Board
+from branching.cli.progress_table import LINE_CHARACTERS_MAX, Board
 from branching.patterns import Event
 
 

@@ -14,7 +14,7 @@ from support.traces import processes_in
 from support.waiting import until
 
 from branching import BranchContext, ProcessBranchError, ResourceLimits, Workspace
-from branching.process.sandbox import server_process
+from branching.process.sandbox import fork_server_client
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,11 @@ def mounted(root: Path) -> list[str]:
 def descriptors() -> list[str]:
     """What this process has open, pidfds and sockets included, but for the server's socket."""
     found = []
-    kept = {server_process._server.socket.fileno()} if server_process._server is not None else set()
+    kept = (
+        {fork_server_client._server.socket.fileno()}
+        if fork_server_client._server is not None
+        else set()
+    )
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
             link = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115

@@ -18,8 +18,8 @@ from branching import Workspace
 WAIT_SECONDS_MAX = 60
 PAUSED = """
 import os, sys, time
-from branching.process import command, own_terminal
-from branching.process.sandbox import client
+from branching.process import command, pty_proxy
+from branching.process.sandbox import launcher
 
 go = sys.argv.pop(1)
 def paused(function, *, after):
@@ -35,13 +35,13 @@ from branching.cli import main
 main()
 """
 MOMENTS = {
-    "before the sandbox is asked for": "client.start = paused(client.start, after=False)",
-    "when the command runs": "client.start = paused(client.start, after=True)",
+    "before the sandbox is asked for": "launcher.start = paused(launcher.start, after=False)",
+    "when the command runs": "launcher.start = paused(launcher.start, after=True)",
     "before keys are carried": (
-        "own = own_terminal.OwnTerminal; own.begin = paused(own.begin, after=False)"
+        "own = pty_proxy.OwnTerminal; own.begin = paused(own.begin, after=False)"
     ),
     "when keys are carried": (
-        "own = own_terminal.OwnTerminal; own.begin = paused(own.begin, after=True)"
+        "own = pty_proxy.OwnTerminal; own.begin = paused(own.begin, after=True)"
     ),
 }
 LONG = ["tee", "made"]

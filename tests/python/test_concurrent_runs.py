@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 
 from branching import Workspace
 from branching.cli.app import app
-from branching.process.sandbox import client
+from branching.process.sandbox import launcher
 
 
 def test_a_command_that_a_commit_kept_from_starting_is_started_in_a_new_branch(
     real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit comes after the fork and before the sandbox."""
-    start = client.start
+    start = launcher.start
     others: list[Path] = []
 
     def commit_first(*arguments: Any, **options: Any) -> object:
@@ -27,7 +27,7 @@ def test_a_command_that_a_commit_kept_from_starting_is_started_in_a_new_branch(
                 others.append(other.path)
         return start(*arguments, **options)
 
-    monkeypatch.setattr(client, "start", commit_first)
+    monkeypatch.setattr(launcher, "start", commit_first)
     root = real_workspace.root
     words = ["run", "-w", str(root), "--no-log", "--", "touch", "own"]
     done = CliRunner().invoke(app, words)

@@ -94,7 +94,7 @@ def test_a_branch_costs_the_same_for_any_size_of_the_base(real: Mounted) -> None
 def test_constructors_have_the_published_parameters(name: str) -> None:
     positional, keywords = CONSTRUCTORS[name]
     signature = inspect.signature(getattr(branching, name)).parameters
-    plain = inspect.signature(branching.patterns.pattern.Pattern).parameters
+    plain = inspect.signature(branching.patterns.base.Pattern).parameters
     for parameter in positional:
         assert signature[parameter].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     for parameter, default in keywords.items():

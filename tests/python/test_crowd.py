@@ -15,7 +15,7 @@ from conftest import Mounted
 from support.command import branching_argv
 
 from branching import BestOfN, Reflexion, Speculate, Workspace
-from branching.patterns.program import Program, shell
+from branching.patterns.command_candidate import Program, shell
 
 pytestmark = pytest.mark.slow
 

@@ -12,11 +12,11 @@ HANGS = """
 import sys, threading
 from pathlib import Path
 from branching import BranchContext, ProcessBranchError
-from branching.process import Command, plain, sandboxed
+from branching.process import Command, sandboxed_process, unsandboxed
 from support.hanging import HangingMount
 
 way, work, point = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-sandboxed.REAP_SECONDS_MAX = plain.REAP_SECONDS_MAX = 0.5
+sandboxed_process.REAP_SECONDS_MAX = unsandboxed.REAP_SECONDS_MAX = 0.5
 words = ["sh", "-c", f"stat {point}/x & wait"] if way == "child" else ["stat", f"{point}/x"]
 mount = HangingMount(point)
 

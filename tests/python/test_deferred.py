@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from branching import Speculate, Workspace
-from branching.fs import on_demand
+from branching._signals import deferred
+from branching.fs import automount
 from branching.fs.branchfs import BranchFS
-from branching.interrupts import deferred
 
 
 def interrupt() -> None:
@@ -105,7 +105,7 @@ def test_a_branch_is_ended_all_the_same(
 
 def test_a_mount_that_was_just_made_goes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fixture of all tests looks for what is left."""
-    monkeypatch.setattr(on_demand, "_run", interrupted_after(on_demand._run, 2))
+    monkeypatch.setattr(automount, "_run", interrupted_after(automount._run, 2))
     base = place / "base"
     base.mkdir()
     with pytest.raises(KeyboardInterrupt):

@@ -9,7 +9,7 @@ import pytest
 from support.command import branching
 
 from branching import Workspace
-from branching.editors import EditorDetector, EditorKind
+from branching._difftool import EditorDetector, EditorKind
 
 pytestmark = pytest.mark.timeout(600)
 A, B, C, PARENT = Path("/a b/f"), Path("/b/f"), Path("/c/f"), Path("/p/f")

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from branching import BranchContext, NamespaceError, ProcessBranchError, Workspace
-from branching.process.sandbox import hidden
+from branching.process.sandbox import masked_files
 
 
 def test_globs_say_which(tmp_path: Path) -> None:
     for name in ("deep/er/.env", "deep/plain", ".env", "key.pem", "deep/key.pem", "secrets/one"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    found = hidden.find(str(tmp_path), ["**/.env", "*.pem", "secrets"])
+    found = masked_files.find(str(tmp_path), ["**/.env", "*.pem", "secrets"])
     assert sorted(found) == sorted(
         str(tmp_path / name) for name in (".env", "deep/er/.env", "key.pem", "secrets")
     )
@@ -31,7 +31,7 @@ def test_a_link_is_followed_and_one_to_nothing_hides_nothing(tmp_path: Path) -> 
     (tmp_path / "a.env").symlink_to("real")
     (tmp_path / "b.env").symlink_to("nothing")
     (tmp_path / "c.env").symlink_to("c.env")
-    assert hidden.find(str(tmp_path), ["*.env"]) == [str(tmp_path / "real")]
+    assert masked_files.find(str(tmp_path), ["*.env"]) == [str(tmp_path / "real")]
 
 
 def test_other_names_of_the_same_file_are_hidden_too(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_other_names_of_the_same_file_are_hidden_too(tmp_path: Path) -> None:
     (tmp_path / "deep" / "env.txt").hardlink_to(tmp_path / ".env")
     (tmp_path / "key.txt").hardlink_to(tmp_path / "secrets" / "key")
     (tmp_path / "plain2").hardlink_to(tmp_path / "plain")
-    found = hidden.find(str(tmp_path), [".env", "secrets"])
+    found = masked_files.find(str(tmp_path), [".env", "secrets"])
     assert sorted(os.path.relpath(path, tmp_path) for path in found) == [
         ".env",
         "deep/env.txt",
@@ -56,10 +56,10 @@ def test_a_name_that_is_listed_and_gone_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What vanished may come back, and would then be readable."""
-    listed = hidden._Listing(None, [f"{tmp_path}/.env"], [])
-    monkeypatch.setattr(hidden.Finder, "_listed", lambda *_: listed)
+    listed = masked_files._Listing(None, [f"{tmp_path}/.env"], [])
+    monkeypatch.setattr(masked_files.Finder, "_listed", lambda *_: listed)
     with pytest.raises(OSError, match="somebody changes it meanwhile") as caught:
-        hidden.find(str(tmp_path), [".env"])
+        masked_files.find(str(tmp_path), [".env"])
     assert caught.value.errno == errno.ESTALE
 
 
@@ -79,21 +79,21 @@ def test_what_is_lost_while_other_names_are_looked_for_is_refused(
 
     monkeypatch.setattr(os, "walk", walk)
     with pytest.raises(OSError, match=r"somebody changes it|closed meanwhile"):
-        hidden.find(str(tmp_path), [".env"])
+        masked_files.find(str(tmp_path), [".env"])
 
 
 def test_what_cannot_be_listed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        hidden.find(str(tmp_path / "none"), ["**/.env"])
+        masked_files.find(str(tmp_path / "none"), ["**/.env"])
 
 
 def test_nothing_runs_when_files_cannot_be_hidden(
     real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a user namespace we may not list what belongs to others alone."""
-    from branching.process.sandbox import caller
+    from branching.process.sandbox import parent_state
 
-    monkeypatch.setattr(caller, "_may_make_namespaces", lambda _: False)
+    monkeypatch.setattr(parent_state, "_may_make_namespaces", lambda _: False)
     with real_workspace.branch("b", on_success=None) as branch:
         closed = branch.path / "closed"
         closed.mkdir(mode=0o700)
@@ -180,7 +180,7 @@ def test_a_directory_is_listed_again_only_if_it_has_changed(
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", counted)
-    finder = hidden.Finder(str(tmp_path), ["**/.env"])
+    finder = masked_files.Finder(str(tmp_path), ["**/.env"])
     assert not finder.hides("c/plain")
     assert len(listed) == 4
     listed.clear()
@@ -214,9 +214,9 @@ def test_a_change_since_the_last_question_is_seen(
     tmp_path: Path, change: Callable[[Path], object], path: str
 ) -> None:
     make_tree(tmp_path)
-    finder = hidden.Finder(str(tmp_path), ["**/.env"])
+    finder = masked_files.Finder(str(tmp_path), ["**/.env"])
     assert not finder.hides("a/file")
     change(tmp_path)
     assert finder.hides(path)
-    found = hidden.find(str(tmp_path), ["**/.env"])
+    found = masked_files.find(str(tmp_path), ["**/.env"])
     assert {str(tmp_path / path), *map(str, (tmp_path / path).parents)} & set(found)

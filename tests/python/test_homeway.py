@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from branching import ProcessBranchError
-from branching.process import homeway, making
+from branching.process.functions import result_channel, safe_unpickle
 
 MEMORY_BYTES_MAX = 2 << 30
 
@@ -114,7 +114,7 @@ ORIGINALS = [own_function, Own, Filled]
 @pytest.fixture
 def result() -> Iterator[int]:
     called.clear()
-    descriptor = homeway.new_file()
+    descriptor = result_channel.new_file()
     # What has no end must not take the machine's memory on its way.
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, before[1]))
@@ -123,9 +123,9 @@ def result() -> Iterator[int]:
     os.close(descriptor)
 
 
-def heard(descriptor: int, data: bytes, accept: Any = ()) -> homeway.Outcome:
+def heard(descriptor: int, data: bytes, accept: Any = ()) -> result_channel.Outcome:
     os.pwrite(descriptor, len(data).to_bytes(8, "little") + data, 0)
-    return homeway.read(descriptor, ORIGINALS, accept)
+    return result_channel.read(descriptor, ORIGINALS, accept)
 
 
 def value(made: bytes) -> bytes:
@@ -186,7 +186,7 @@ def test_holes_are_no_result(result: int) -> None:
     """They cost the sandbox nothing."""
     os.pwrite(result, ((1 << 40) - 8).to_bytes(8, "little"), 0)
     os.truncate(result, 1 << 40)
-    assert "not as large" in str(homeway.read(result, [], []).exception)
+    assert "not as large" in str(result_channel.read(result, [], []).exception)
 
 
 @pytest.mark.parametrize(
@@ -237,18 +237,18 @@ def test_what_is_made_in_its_own_way_has_to_be_named(result: int) -> None:
 
 
 def test_bytes_that_name_nothing_are_read_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "_Careful", None)
+    monkeypatch.setattr(safe_unpickle, "_Careful", None)
     thing = [1, 2.5, "x", b"y", {"a": (None, True)}, {3}]
-    assert making.load(io.BytesIO(pickle.dumps(thing)), [], []) == thing
+    assert safe_unpickle.load(io.BytesIO(pickle.dumps(thing)), [], []) == thing
 
 
 def test_a_result_cannot_be_changed_once_its_sandbox_has_ended(
     result: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sibling may have received the file over a socket."""
-    homeway.write_value(result, list(range(100_000)))
+    result_channel.write_value(result, list(range(100_000)))
     refused: list[str] = []
-    load = making.load
+    load = safe_unpickle.load
 
     def attacked(*arguments: Any) -> Any:
         for attack in (
@@ -262,45 +262,45 @@ def test_a_result_cannot_be_changed_once_its_sandbox_has_ended(
                 refused.append("refused")
         return load(*arguments)
 
-    monkeypatch.setattr(making, "load", attacked)
-    assert homeway.read(result, [], []).value == list(range(100_000))
+    monkeypatch.setattr(safe_unpickle, "load", attacked)
+    assert result_channel.read(result, [], []).value == list(range(100_000))
     assert refused == ["refused"] * 3
 
 
 def test_a_result_that_another_process_has_mapped_for_writing_is_refused(result: int) -> None:
-    homeway.write_value(result, "honest")
+    result_channel.write_value(result, "honest")
     with mmap.mmap(result, 8, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE):
-        outcome = homeway.read(result, [], [])
+        outcome = result_channel.read(result, [], [])
     assert "mapped for writing" in str(outcome.exception), outcome
 
 
 def test_seals_set_in_the_sandbox_do_not_keep_the_result_changeable(result: int) -> None:
-    homeway.write_value(result, "honest")
+    result_channel.write_value(result, "honest")
     fcntl.fcntl(result, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
-    outcome = homeway.read(result, [], [])
+    outcome = result_channel.read(result, [], [])
     assert "cannot be read" in str(outcome.exception), outcome
 
 
 def test_a_result_that_was_cut_off_is_none(result: int) -> None:
     """The sandbox was killed while its function's result was written."""
-    homeway.write_value(result, "honest")
+    result_channel.write_value(result, "honest")
     os.pwrite(result, bytes(8), 0)  # its length comes last
-    assert homeway.read(result, [], []) == homeway.Outcome()
+    assert result_channel.read(result, [], []) == result_channel.Outcome()
 
 
 def test_a_result_above_the_limit_is_an_error_that_names_it(
     result: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(homeway, "RESULT_BYTES_MAX", 1 << 20)
-    homeway.write_value(result, ["x" * 100_000] * 5 + [b"y" * (1 << 20)])
+    monkeypatch.setattr(result_channel, "RESULT_BYTES_MAX", 1 << 20)
+    result_channel.write_value(result, ["x" * 100_000] * 5 + [b"y" * (1 << 20)])
     assert os.fstat(result).st_size < 1 << 20
-    error = homeway.read(result, [], []).exception
+    error = result_channel.read(result, [], []).exception
     assert "list cannot be sent back: it has more than 1 MiB" in str(error)
 
 
 def test_a_result_above_the_limit_that_the_sandbox_sent_all_the_same_is_refused(
     result: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    homeway.write_value(result, b"y" * (1 << 20))
-    monkeypatch.setattr(homeway, "RESULT_BYTES_MAX", 1 << 20)
-    assert "it has more than 1 MiB" in str(homeway.read(result, [], []).exception)
+    result_channel.write_value(result, b"y" * (1 << 20))
+    monkeypatch.setattr(result_channel, "RESULT_BYTES_MAX", 1 << 20)
+    assert "it has more than 1 MiB" in str(result_channel.read(result, [], []).exception)

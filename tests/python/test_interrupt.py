@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from branching.cli.failure import Interrupted
-from branching.cli.interrupt import held, interruptible
-from branching.patterns.scope import STOP_GRACE_SECONDS, Scope
+from branching._cancellation import STOP_GRACE_SECONDS, Scope
+from branching.cli.exit_codes import Interrupted
+from branching.cli.signals import held, interruptible
 
 SECONDS_MAX = 60
 

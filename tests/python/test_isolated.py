@@ -24,7 +24,7 @@ from branching import (
     TreeOfThoughts,
     Workspace,
 )
-from branching.patterns.program import Program, shell
+from branching.patterns.command_candidate import Program, shell
 
 MIB = 1 << 20
 LONG = 300.0

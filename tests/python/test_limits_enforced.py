@@ -21,9 +21,9 @@ from support.groups import MIB, groups, run, start, version
 from support.waiting import until
 
 from branching import ProcessBranchError, ResourceLimits
-from branching.process.budget import Budget
+from branching.process.call_limits import Budget
 from branching.process.cgroup import Scope
-from branching.process.cgroup.directory import Directory
+from branching.process.cgroup.cgroup_dir import Directory
 
 ALLOCATE = "held = bytearray(int(sys.argv[1]))"
 SPIN = """
@@ -415,7 +415,7 @@ def test_version_1_refuses_to_slow_down() -> None:
 CREATE = """
 import sys
 from branching import ProcessBranchError, ResourceLimits
-from branching.process.budget import Budget
+from branching.process.call_limits import Budget
 from branching.process.cgroup import Scope
 try:
     scope = Scope.create(ResourceLimits(memory=64 << 20))
@@ -506,7 +506,7 @@ def test_branches_have_limits_though_all_together_have_none(limit: dict[str, int
 BUDGET = """
 from branching import ResourceLimits
 from branching.errors import ProcessBranchError
-from branching.process.budget import Budget
+from branching.process.call_limits import Budget
 try:
     Budget(ResourceLimits(pids=20), None).open()
 except ProcessBranchError as error:
@@ -534,7 +534,7 @@ import os
 from pathlib import Path
 from support.groups import MIB, run
 from branching import ResourceLimits
-from branching.process.budget import Budget
+from branching.process.call_limits import Budget
 from branching.process.cgroup import Scope
 def groups():  # mounts of others may go meanwhile
     return [row for row in Path("/proc/self/mountinfo").open() if " - cgroup" in row]

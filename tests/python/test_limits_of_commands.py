@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from branching import ResourceLimits, Workspace
 from branching.cli.app import app
 from branching.patterns import BestOfN, Speculate
-from branching.patterns.program import Program, shell
-from branching.process.cgroup.place import UNIFIED, find_own
-from branching.process.cgroup.unified import LEAF
+from branching.patterns.command_candidate import Program, shell
+from branching.process.cgroup.own_cgroup import UNIFIED, find_own
+from branching.process.cgroup.v2 import LEAF
 
 PYTHON = [sys.executable, "-c"]
 HOG = "held = bytearray(200 << 20); open('made', 'w').close()"

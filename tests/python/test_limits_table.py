@@ -9,7 +9,7 @@ import pytest
 from support.groups import MIB, version
 
 from branching import ProcessBranchError, ResourceLimits
-from branching.process.cgroup import Scope, base
+from branching.process.cgroup import Scope, discovery
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "limits.md"
 VALUES = {
@@ -54,6 +54,6 @@ def test_it_is_so_on_this_machine(name: str) -> None:
 
 @pytest.mark.parametrize("name", VALUES)
 def test_it_is_so_without_control_groups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "find_own", dict)
+    monkeypatch.setattr(discovery, "find_own", dict)
     said = table()[name]["no control groups"]
     assert {True: "yes", False: "refused"}[is_enforced(VALUES[name])] == said

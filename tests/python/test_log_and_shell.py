@@ -11,8 +11,9 @@ from conftest import NAME_FROM, Mounted
 from support.command import OnTerminal, branching
 
 from branching.fs import DiffSummary
-from branching.patterns import Event, logbook
-from branching.patterns.logbook import Logbook, read_entries
+from branching.patterns import Event
+from branching.runlog import run_log
+from branching.runlog.run_log import Logbook, read_entries
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ class TestLogbook:
     def test_a_flood_is_cut(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each_alone: bool
     ) -> None:
-        monkeypatch.setattr(logbook, "LOG_BYTES_MAX", 100)
+        monkeypatch.setattr(run_log, "LOG_BYTES_MAX", 100)
         lines = [event("output", text="x" * 39) for _ in range(10)]
         block = event("output", text="\n".join(line.text for line in lines))
         self.write(tmp_path, event("started"), *(lines if each_alone else [block, block]))
@@ -114,7 +115,7 @@ class TestLogbook:
         assert told == ["x" * 39, "x" * 39, "[what follows is not kept: a log has 100 bytes]"]
 
     def test_the_oldest_make_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(logbook, "ENTRIES_MAX", 3)
+        monkeypatch.setattr(run_log, "ENTRIES_MAX", 3)
         for index in range(6):
             self.write(tmp_path, event("started", index))
             os.utime(tmp_path / "logs" / f"call-{index}.json", (index, index))
@@ -200,11 +201,11 @@ class TestForget:
             listener(event("started"))
             listener(event("output", text="x"))
             before = sorted((tmp_path / "logs").iterdir())
-            logbook.forget(tmp_path / "logs")
+            run_log.forget(tmp_path / "logs")
             assert sorted((tmp_path / "logs").iterdir()) == before
-        logbook.forget(tmp_path / "logs")  # it was never finished, and nobody answers for it
+        run_log.forget(tmp_path / "logs")  # it was never finished, and nobody answers for it
         assert list((tmp_path / "logs").iterdir()) == []
-        logbook.forget(tmp_path / "nothing")
+        run_log.forget(tmp_path / "nothing")
 
     def test_it_goes_through_no_link_and_leaves_what_is_not_ours(self, tmp_path: Path) -> None:
         other, logs = tmp_path / "other", tmp_path / "logs"
@@ -212,6 +213,6 @@ class TestForget:
         (other / "package.json").write_text("{}")
         logs.symlink_to(other)
         with pytest.raises(NotADirectoryError):
-            logbook.forget(logs)
-        logbook.forget(other)
+            run_log.forget(logs)
+        run_log.forget(other)
         assert [path.name for path in other.iterdir()] == ["package.json"]

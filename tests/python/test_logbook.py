@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from branching.patterns import logbook
-from branching.patterns.event import Event
-from branching.patterns.logbook import Logbook, read_entries
+from branching.runlog import run_log
+from branching.runlog.events import Event
+from branching.runlog.run_log import Logbook, read_entries
 
 
 def begun(log: Logbook, branch: str) -> None:
@@ -27,7 +27,7 @@ def ended(log: Logbook, branch: str) -> None:
 def test_logs_of_calls_under_way_are_kept_and_the_limit_holds_within_a_call(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logbook, "ENTRIES_MAX", 5)
+    monkeypatch.setattr(run_log, "ENTRIES_MAX", 5)
     owner = (os.getuid(), os.getgid())
     with Logbook(place, owner, "speculate") as race, Logbook(place, owner, "speculate") as later:
         begun(race, "running-0")
@@ -50,14 +50,14 @@ def test_a_line_that_comes_while_the_logs_are_closed_reaches_no_other_file(
         listener = log.and_then(lambda _: None)
         event = Event(kind="output", index=0, branch="b", text="late")
         late = threading.Thread(target=listener, args=(event,))
-        close = logbook._Log.close
+        close = run_log._Log.close
 
         def closing(each: Any) -> None:
             close(each)
             late.start()
             late.join(0.2)  # it is to wait
 
-        monkeypatch.setattr(logbook._Log, "close", closing)
+        monkeypatch.setattr(run_log._Log, "close", closing)
     late.join()
     assert capsys.readouterr().err == ""
     assert (place / "logs" / "b.log").read_text() == ""
@@ -87,7 +87,7 @@ def test_a_door_that_cannot_be_made_leaves_nothing(
         def listen(self, *_: Any) -> None:
             raise OSError("no room")
 
-    monkeypatch.setattr("branching.patterns.door.socket.socket", Socket)
+    monkeypatch.setattr("branching.runlog.control_socket.socket.socket", Socket)
     with Logbook(place, (os.getuid(), os.getgid()), "speculate"):
         assert "no room" in capsys.readouterr().err
         assert list((place / "logs").iterdir()) == []

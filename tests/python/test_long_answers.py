@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from branching.patterns import program
-from branching.patterns.program import Reader, shell
+from branching.patterns import command_candidate
+from branching.patterns.command_candidate import Reader, shell
 
 
 def test_of_a_long_answer_the_end_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "ANSWER_BYTES_MAX", 1000)
+    monkeypatch.setattr(command_candidate, "ANSWER_BYTES_MAX", 1000)
     script = shell("echo begin; head -c 1000000 /dev/zero | tr '\\0' x; echo end")
     answer = Reader(script, workspace=place, owner=None)(place)
     assert len(answer) == 1000 - len("\n")

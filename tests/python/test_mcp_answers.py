@@ -11,10 +11,10 @@ import pytest
 from support.tools import Agent, connected, served
 
 from branching import ResourceLimits, Workspace
-from branching.mcp.answers import CHANGES_CHARACTERS_MAX, CHANGES_MAX, printable
-from branching.mcp.output import Output
+from branching.mcp.bounded_output import Output
+from branching.mcp.models import CHANGES_CHARACTERS_MAX, CHANGES_MAX, printable
 from branching.mcp.tools import make_tools
-from branching.patterns.program import Lines
+from branching.patterns.command_candidate import Lines
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 

@@ -23,8 +23,8 @@ from support.command import branching, branching_argv
 from support.tools import SECONDS_MAX, connected, over_stdio
 from support.waiting import until
 
-from branching.fs.mounts import read_mounts
-from branching.mcp.work import apart, step
+from branching._linux.mountinfo import read_mounts
+from branching.mcp.worker_threads import apart, step
 
 TOKEN = "correct horse battery"
 pytestmark = pytest.mark.timeout(600)  # each starts processes that load a lot

@@ -16,8 +16,8 @@ from mcp import MCPError
 from support.tools import SECONDS_MAX, connected, served
 
 from branching import BranchError, ResourceLimits, Workspace
-from branching.patterns.door import ask
-from branching.patterns.logbook import read_entries
+from branching.runlog.control_socket import ask
+from branching.runlog.run_log import read_entries
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 

@@ -17,12 +17,12 @@ from support.branchfs import find_program, mounted
 from support.command import Running, branching
 
 from branching import MountError, Speculate, Workspace
-from branching.agent.store import SQLiteForkStateStore
-from branching.fs import branchfs, on_demand
+from branching._linux.mountinfo import read_mounts
+from branching.agent.fork_store import SQLiteForkStateStore
+from branching.fs import automount, branchfs
+from branching.fs.automount import PREFIX, base_around
 from branching.fs.backend import Driver
 from branching.fs.branchfs import CONTROL_XATTR
-from branching.fs.mounts import read_mounts
-from branching.fs.on_demand import PREFIX, base_around
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +192,7 @@ class TestBase:
         self.keep_branches(deep.parent).chmod(0o700)
         script = (
             "import os, sys; from pathlib import Path\n"
-            "from branching.fs.on_demand import base_around\n"
+            "from branching.fs.automount import base_around\n"
             f"os.setgid({as_user[1]}); os.setuid({as_user[0]})\n"
             "print(base_around(Path(sys.argv[1])))"
         )
@@ -327,7 +327,7 @@ class TestMount:
             raise MountError(f"{point} cannot be used: No locks available")
 
         with monkeypatch.context() as patch:
-            patch.setattr(on_demand, "_lease", refuse)
+            patch.setattr(automount, "_lease", refuse)
             with pytest.raises(MountError, match="No locks available"):
                 Workspace.mount(base)
         assert mounts_of_ours() == before
@@ -335,7 +335,7 @@ class TestMount:
     def test_a_mount_in_use_is_told_and_can_be_closed_later(
         self, base: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(on_demand, "BUSY_SECONDS_MAX", 0.1)
+        monkeypatch.setattr(automount, "BUSY_SECONDS_MAX", 0.1)
         workspace = Workspace.mount(base)
         with (workspace.path / "seed.txt").open(), pytest.raises(MountError, match="in use"):
             workspace.close()

@@ -25,7 +25,7 @@ from branching import (
 )
 from branching.fs import Change, DiffSummary
 from branching.patterns import Event
-from branching.patterns.program import Program, shell
+from branching.patterns.command_candidate import Program, shell
 
 
 def makes(path: Path, *_: object) -> bool:

@@ -17,33 +17,39 @@ from typing import Any
 import pytest
 
 import branching
-from branching.patterns.pattern import Options
+from branching.patterns.base import Options
 
 PACKAGE = Path(branching.__file__).parent
 
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
-    "awaited": set(),
-    "interrupts": set(),
-    "editors": set(),
-    "standard_streams": set(),
-    "fs": {"awaited", "errors", "interrupts", "standard_streams"},
-    "process": {"awaited", "errors", "standard_streams"},
-    "patterns": {"awaited", "errors", "interrupts", "fs", "process"},
-    "agent": {"awaited", "errors", "standard_streams", "fs", "process", "patterns"},
-    "mcp": {"awaited", "errors", "fs", "process", "patterns"},
-    "tui": {"awaited", "editors", "errors", "fs", "process", "patterns", "agent"},
+    "_cancellation": set(),
+    "_difftool": set(),
+    "_lazy": set(),
+    "_linux": set(),
+    "_sanitize": set(),
+    "_signals": set(),
+    "_standard_streams": set(),
+    "_threads": set(),
+    "fs": {"_lazy", "_linux", "_signals", "_standard_streams", "_threads", "errors"},
+    "process": {"_lazy", "_linux", "_standard_streams", "_threads", "errors"},
+    "runlog": {"_lazy", "errors", "fs", "process"},
+    "patterns": {
+        *("_cancellation", "_lazy", "_signals", "_threads"),
+        *("errors", "fs", "process", "runlog"),
+    },
+    "agent": {
+        *("_cancellation", "_lazy", "_standard_streams", "_threads"),
+        *("errors", "fs", "process", "runlog", "patterns"),
+    },
+    "mcp": {"_cancellation", "_threads", "errors", "fs", "process", "runlog", "patterns"},
+    "tui": {
+        *("_difftool", "_sanitize", "_threads"),
+        *("errors", "fs", "process", "runlog", "patterns", "agent"),
+    },
     "cli": {
-        "awaited",
-        "errors",
-        "standard_streams",
-        "fs",
-        "process",
-        "patterns",
-        "agent",
-        "editors",
-        "mcp",
-        "tui",
+        *("_cancellation", "_difftool", "_linux", "_sanitize", "_standard_streams", "_threads"),
+        *("errors", "fs", "process", "runlog", "patterns", "agent", "mcp", "tui"),
     },
 }
 """Which layer may import which. `branching` itself (its version) may be named by the command."""
@@ -105,18 +111,24 @@ def test_the_version_is_the_distributions() -> None:
         ("from branching import BranchingError, ConflictError", {"errors"}),
         (
             "from branching import Workspace",
-            {"awaited", "errors", "interrupts", "standard_streams", "fs"},
+            {
+                *("_linux", "_signals", "_standard_streams", "_threads"),
+                *("errors", "fs"),
+            },
         ),
-        ("import branching.process", {"process"}),
+        ("import branching.process", {"_lazy", "process"}),
         (
             "from branching import BranchContext",
-            {"awaited", "errors", "standard_streams", "process"},
+            {
+                *("_lazy", "_linux", "_standard_streams", "_threads"),
+                *("errors", "process"),
+            },
         ),
         (
             "from branching import Speculate",
             {
-                *("awaited", "errors", "interrupts", "standard_streams"),
-                *("fs", "process", "patterns"),
+                *("_cancellation", "_lazy", "_linux", "_signals", "_standard_streams", "_threads"),
+                *("errors", "fs", "process", "patterns", "runlog"),
             },
         ),
     ],
@@ -302,8 +314,6 @@ def test_a_key_struck_while_the_command_loads_ends_it_without_a_traceback() -> N
 
 def test_the_command_line_loads_no_layer_before_a_command_runs() -> None:
     """What is not needed for `--help` costs everybody who waits for it."""
-    assert layers_after("from branching.cli.app import app") <= {"cli", "errors", "patterns"}
-    loaded = loaded_after("from branching.cli.app import app")
-    assert {name for name in loaded if name.startswith("branching.patterns.")} <= {
-        "branching.patterns.scope"
+    assert layers_after("from branching.cli.app import app") <= {
+        *("_cancellation", "_sanitize", "cli", "errors"),
     }

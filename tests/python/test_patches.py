@@ -10,8 +10,8 @@ import pytest
 from conftest import NAME_FROM, Mounted
 from support.command import branching
 
-from branching.patterns import patches
-from branching.tui.patch_sides import PatchSides
+from branching.runlog import patches
+from branching.tui.diff.patch_sources import PatchSides
 
 
 def entry_of(mounted: Mounted, label: str) -> str:

@@ -17,18 +17,18 @@ from support.command import branching
 
 from branching import Workspace
 from branching.agent.errors import ForkStateError, ForkStoreError
-from branching.agent.store import SQLiteForkStateStore
-from branching.cli.kept_forks import KeptForks
-from branching.cli.kept_forks import left as left_forks
+from branching.agent.fork_store import SQLiteForkStateStore
+from branching.cli.fork_registry import KeptForks
+from branching.cli.fork_registry import left as left_forks
 from branching.errors import BranchingError, MountError
+from branching.fs.branch_leases import Claims, left
 from branching.fs.branchfs import CONTROL_XATTR, read_control_path
-from branching.fs.claims import Claims, left
-from branching.fs.interrupted import is_interrupted, log_of
 from branching.fs.store_files import open_file, read
-from branching.patterns.door import answers
-from branching.patterns.event import Event
-from branching.patterns.logbook import Logbook, forget, lost, read_entries, read_entry
-from branching.process.sandbox.options import PRIVATE_XATTR, Sandbox
+from branching.fs.unmounted_store import is_interrupted, log_of
+from branching.process.sandbox.config import PRIVATE_XATTR, Sandbox
+from branching.runlog.control_socket import answers
+from branching.runlog.events import Event
+from branching.runlog.run_log import Logbook, forget, lost, read_entries, read_entry
 
 SECRET = "outside-secret"
 

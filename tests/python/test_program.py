@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from branching import Speculate, Workspace
-from branching.patterns.program import Program, shell
+from branching.patterns.command_candidate import Program, shell
 
 
 def succeeds(workspace: Workspace, script: str, **options: Any) -> bool:

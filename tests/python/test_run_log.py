@@ -184,7 +184,7 @@ class TestOnATerminal:
 
 
 def test_nothing_is_left_open_by_a_relay() -> None:
-    from branching.process.relay import Relay
+    from branching.process.output_tee import Relay
 
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
     kept: list[bytes] = []

@@ -28,13 +28,20 @@ from branching import (
     SpeculationOutcome,
     Workspace,
 )
+from branching._cancellation import Scope
 from branching.fs import Branch, Change
 from branching.patterns import Event
 from branching.patterns.attempt import Attempt
-from branching.patterns.event import taking_blocks
-from branching.patterns.program import FEEDBACK_BYTES_MAX, Blocks, Lines, Program, Reader, shell
-from branching.patterns.scope import Scope
-from branching.patterns.teller import Teller
+from branching.patterns.command_candidate import (
+    FEEDBACK_BYTES_MAX,
+    Blocks,
+    Lines,
+    Program,
+    Reader,
+    shell,
+)
+from branching.patterns.event_dispatch import Teller
+from branching.runlog.events import taking_blocks
 
 
 def program(workspace: Workspace, text: str, *, score: bool = False) -> Program:

@@ -21,8 +21,9 @@ from support.command import branching_argv
 from support.sandbox import Said, run_in
 
 from branching import NamespaceError, Workspace
-from branching.process.sandbox import Sandbox, caller, client, failure, kernel, server_process
-from branching.process.sandbox import filter as call_filter
+from branching._linux import syscalls
+from branching.process.sandbox import Sandbox, errors, fork_server_client, launcher, parent_state
+from branching.process.sandbox import seccomp as call_filter
 
 
 @pytest.fixture
@@ -181,8 +182,8 @@ class TestFailures:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         failed = {"failed": "clone", "errno": 1}
-        monkeypatch.setattr(caller, "_may_make_namespaces", lambda _: False)
-        error = failure.named(failed)
+        monkeypatch.setattr(parent_state, "_may_make_namespaces", lambda _: False)
+        error = errors.named(failed)
         assert isinstance(error, NamespaceError)
         assert "nothing ran" in str(error)
         assert 'isolation="none"' in str(error.hint)
@@ -190,7 +191,7 @@ class TestFailures:
     def test_an_unknown_machine_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(kernel, "MACHINE", "sparc")
+        monkeypatch.setattr(syscalls, "MACHINE", "sparc")
         with pytest.raises(NamespaceError, match="sparc"):
             run_in(tmp_path, "true")
 
@@ -218,7 +219,7 @@ def test_many_at_once_from_many_threads(place: Path) -> None:
 
 def test_a_server_that_was_killed_is_started_anew(place: Path) -> None:
     assert run_in(place, "exit 3").code == 3
-    server = server_process._server
+    server = fork_server_client._server
     assert server is not None
     server._process.kill()
     assert run_in(place, "exit 4").code == 4
@@ -226,7 +227,7 @@ def test_a_server_that_was_killed_is_started_anew(place: Path) -> None:
 
 def test_a_caller_may_have_blocked_all_signals(place: Path) -> None:
     """What starts the sandboxes inherits that, and would not hear of an end."""
-    server = server_process._server
+    server = fork_server_client._server
     if server is not None:
         server._process.kill()
         server._process.wait()
@@ -240,7 +241,7 @@ def test_a_caller_may_have_blocked_all_signals(place: Path) -> None:
     thread.start()
     thread.join(60)
     assert codes == [3]
-    server = server_process._server
+    server = fork_server_client._server
     assert server is not None
     status = Path(f"/proc/{server._process.pid}/status").read_text()
     blocked, ignored = (
@@ -275,8 +276,8 @@ def test_what_a_sandbox_said_is_heard_though_it_ended_without_listening() -> Non
         theirs.send(b"failed")
         line.send(b"go")
         theirs.close()
-        assert client._hear(line, time.monotonic() + 60) == (os.getpid(), b"failed")
-        assert client._hear(line, time.monotonic() + 60) == (None, b"")
+        assert launcher._hear(line, time.monotonic() + 60) == (os.getpid(), b"failed")
+        assert launcher._hear(line, time.monotonic() + 60) == (None, b"")
 
 
 IGNORES = """
@@ -332,12 +333,12 @@ def test_nothing_of_the_server_is_open_at_the_end_of_the_process(place: Path) ->
     script = """
 import atexit, os, sys
 from pathlib import Path
-atexit.register(lambda: print(server_process._server))  # called last: it was registered first
+atexit.register(lambda: print(fork_server_client._server))  # called last: it was registered first
 from branching.process import Command, Sandbox
-from branching.process.sandbox import server_process
+from branching.process.sandbox import fork_server_client
 here = Path(sys.argv[1])
 Command(["true"], cwd=here, environment=dict(os.environ), sandbox=Sandbox.of(here, at=here)).run()
-assert server_process._server is not None
+assert fork_server_client._server is not None
 """
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", script, str(place)],

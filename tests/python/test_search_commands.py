@@ -10,8 +10,8 @@ from conftest import NAME_FROM, Mounted
 from support.command import OnTerminal, branching
 
 from branching import ProcessBranchError, Workspace
-from branching.process import ports
-from branching.process.ports import PORTS_EACH, lent_ports
+from branching.process import port_ranges
+from branching.process.port_ranges import PORTS_EACH, lent_ports
 
 
 @pytest.fixture
@@ -233,8 +233,8 @@ class TestPorts:
             assert abs(first - second) >= PORTS_EACH
 
     def test_all_lent_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ports, "_RANGES", 1)
-        monkeypatch.setattr(ports, "FIRST_PORT", 19_000)  # no other test's
+        monkeypatch.setattr(port_ranges, "_RANGES", 1)
+        monkeypatch.setattr(port_ranges, "FIRST_PORT", 19_000)  # no other test's
         error = pytest.raises(ProcessBranchError, match="no range of 10 free ports")
         with lent_ports(), error, lent_ports():
             raise AssertionError("the one range was lent twice")
@@ -244,8 +244,8 @@ class TestPorts:
     def test_a_port_that_is_listened_on_is_passed_over(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(ports, "FIRST_PORT", 19_100)
-        monkeypatch.setattr(ports, "_RANGES", 2)
+        monkeypatch.setattr(port_ranges, "FIRST_PORT", 19_100)
+        monkeypatch.setattr(port_ranges, "_RANGES", 2)
         with socket.socket() as stranger:
             stranger.bind(("", 19_105))
             stranger.listen()

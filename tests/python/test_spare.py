@@ -14,7 +14,7 @@ from support.sandbox import run_in
 from support.waiting import until
 
 from branching import BranchContext
-from branching.process.sandbox import Isolation, server_process
+from branching.process.sandbox import Isolation, fork_server_client
 
 
 def children_of(pid: int) -> list[int]:
@@ -24,8 +24,8 @@ def children_of(pid: int) -> list[int]:
 
 
 def server() -> int:
-    assert server_process._server is not None
-    return server_process._server._process.pid
+    assert fork_server_client._server is not None
+    return fork_server_client._server._process.pid
 
 
 def spare() -> int:
@@ -132,6 +132,6 @@ def test_who_waits_for_the_server_finds_no_spare(tmp_path: Path) -> None:
     """For want of work the server ends, and it ends last."""
     assert run_in(tmp_path, "exit 3").code == 3
     last = spare()
-    assert server_process._server is not None
-    server_process._server._process.wait(60)
+    assert fork_server_client._server is not None
+    fork_server_client._server._process.wait(60)
     assert is_gone(last)

@@ -15,10 +15,10 @@ from support.command import Running, branching
 from support.waiting import SECONDS_MAX, until, until_unchanged
 
 from branching import BranchError, Workspace
-from branching.patterns import door as doors
-from branching.patterns.door import Door, answers, ask, sweep
-from branching.patterns.helm import WORDS_BYTES_MAX, Helm
-from branching.patterns.logbook import Entry, read_entries
+from branching.runlog import control_socket as doors
+from branching.runlog.control_socket import Door, answers, ask, sweep
+from branching.runlog.run_controller import WORDS_BYTES_MAX, Helm
+from branching.runlog.run_log import Entry, read_entries
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from conftest import Mounted
 from support.command import OnTerminal, branching
 
-from branching.cli.visible import visible
+from branching._sanitize import visible
 
 
 @pytest.mark.parametrize(

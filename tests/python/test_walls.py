@@ -26,8 +26,9 @@ from support.sandboxed_branch import OWNER, SandboxedBranch
 from support.waiting import until
 
 from branching import BranchContext, ProcessBranchError, Workspace
-from branching.process.sandbox import client, kernel, server_process, view
-from branching.process.sandbox import filter as call_filter
+from branching._linux import syscalls
+from branching.process.sandbox import fork_server_client, launcher, rootfs
+from branching.process.sandbox import seccomp as call_filter
 
 ROOT_ONLY = pytest.mark.parametrize("pair", ["root"], indirect=True)
 
@@ -37,11 +38,11 @@ class TestFiles:
     def test_system_files_are_masked(self, sandboxed: SandboxedBranch) -> None:
         said = sandboxed.attempt(
             "for f in "
-            + " ".join(view._MASKED)
+            + " ".join(rootfs._MASKED)
             + '; do [ -d $f ] && ls -A $f; [ -f $f ] && cat $f && echo "$f is readable"; done; true'
         )
         assert said.out == ""
-        assert sum(Path(path).exists() for path in view._MASKED) > 2
+        assert sum(Path(path).exists() for path in rootfs._MASKED) > 2
 
     def test_covers_cannot_be_written_on(self, sandboxed: SandboxedBranch) -> None:
         said = sandboxed.attempt(
@@ -145,18 +146,18 @@ def test_a_sandbox_keeps_no_mount_of_others_busy(real: Mounted, outside: Path) -
 CALLS_OF_A_START = """
 import sys
 from collections import Counter
-from branching.process.sandbox import kernel
-from branching.process.sandbox.options import Sandbox
-from branching.process.sandbox.view import View
+from branching._linux import syscalls
+from branching.process.sandbox.config import Sandbox
+from branching.process.sandbox.rootfs import View
 calls = Counter()
 def counted(name):
-    call = getattr(kernel, name)
+    call = getattr(syscalls, name)
     def count(*args):
         calls[name] += 1
         return call(*args)
     return count
 for name in ("mount", "unmount", "clone_mount", "attach_mount"):
-    setattr(kernel, name, counted(name))
+    setattr(syscalls, name, counted(name))
 branch, root = sys.argv[1:]
 View(Sandbox.of(branch, at=root), (0, 0), []).build()
 with open("/proc/self/mountinfo") as table:
@@ -359,8 +360,9 @@ class TestLandlock:
         (outside / "in").mkdir()
         script = (
             "import os, signal, socket, sys\n"
-            "from branching.process.sandbox import kernel, landlock\n"
-            "kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)\n"
+            "from branching._linux import syscalls\n"
+            "from branching.process.sandbox import landlock\n"
+            "syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)\n"
             "landlock.restrict([sys.argv[1] + '/in'], [1])\n"
             f"{code}"
         )
@@ -376,7 +378,7 @@ class TestLandlock:
 
     @pytest.fixture(autouse=True)
     def _version(self) -> None:
-        if (found := kernel.landlock_version()) < 6:
+        if (found := syscalls.landlock_version()) < 6:
             pytest.skip(f"this kernel has version {found} of Landlock, and 6 keeps all of this in")
 
     def test_writing_is_for_the_named_places_only(self, outside: Path) -> None:
@@ -418,7 +420,7 @@ def test_the_death_of_the_one_that_starts_them_ends_all(real: Mounted) -> None:
     space = Workspace(real.root)
     with space.branch("b", on_success=None) as branch:
         with BranchContext(["sleep", "600"], branch) as context:
-            server = server_process._server
+            server = fork_server_client._server
             assert server is not None
             server._process.kill()
             with pytest.raises(ProcessBranchError):
@@ -435,7 +437,7 @@ def test_without_a_sandbox_it_ends_all_too(real: Mounted) -> None:
         with BranchContext(["sh", "-c", script], branch, isolation="none") as context:
             until((branch.path / "pid").exists, "the process that has left")
             left = os.pidfd_open(int((branch.path / "pid").read_text()))
-            server = server_process._server
+            server = fork_server_client._server
             assert server is not None
             server._process.kill()
             with pytest.raises(ProcessBranchError):
@@ -454,14 +456,14 @@ def test_it_ends_all_when_its_caller_is_gone_before_it_has_heard(
     outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What nobody has read resets the line, which is another end than a closed one."""
-    hear = client._hear
+    hear = launcher._hear
 
     def never(*arguments: object, **options: object) -> None:
         until((outside / "pid").exists, "the program that runs by now")
-        monkeypatch.setattr(client, "_hear", hear)
+        monkeypatch.setattr(launcher, "_hear", hear)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(client, "_hear", never)
+    monkeypatch.setattr(launcher, "_hear", never)
     script = "echo $$ >new && mv new pid; exec sleep 600"
     with (
         pytest.raises(KeyboardInterrupt),

@@ -10,9 +10,9 @@ from support.groups import MIB, run
 
 from branching import ProcessBranchError, ResourceLimits
 from branching.process.cgroup import Scope, systemd
-from branching.process.cgroup.directory import NAME_PREFIX
-from branching.process.cgroup.place import UNIFIED, find_own
-from branching.process.cgroup.unified import LEAF
+from branching.process.cgroup.cgroup_dir import NAME_PREFIX
+from branching.process.cgroup.own_cgroup import UNIFIED, find_own
+from branching.process.cgroup.v2 import LEAF
 
 ALLOCATE = "held = bytearray(int(sys.argv[1]))"
 SPIN = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"

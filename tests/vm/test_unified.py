@@ -12,8 +12,8 @@ from support.waiting import until
 
 from branching import ResourceLimits
 from branching.process.cgroup import Scope
-from branching.process.cgroup.place import UNIFIED, find_own
-from branching.process.cgroup.unified import LEAF
+from branching.process.cgroup.own_cgroup import UNIFIED, find_own
+from branching.process.cgroup.v2 import LEAF
 
 USER = 12345
 ALLOCATE = "held = bytearray(int(sys.argv[1]))"

@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
-from branching.agent.acorn.merging import Merge
-from branching.agent.acorn.run import ModuleRun
+from branching.agent.acorn.module_run import ModuleRun
+from branching.agent.acorn.result_text import Merge
 from branching.agent.acorn.tools import own_tools
 from branching.agent.budget import UnknownPrice
-from branching.agent.pydantic_ai.prices import Price, listed_price
+from branching.agent.pydantic_ai.pricing import Price, listed_price
 from branching.fs import Branch, Workspace
 
 MAX_STEPS = 50

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from branching.agent.diff.sight import Seen, Sight
+from branching.agent.branch_runtime import BranchRuntime
+from branching.agent.changed_paths import touched
+from branching.agent.diff.snapshot import Seen, Sight
 from branching.agent.diff.text import binary_label, text_of, unified
-from branching.agent.runtime import BranchRuntime
-from branching.agent.touched import touched
 from branching.agent.types import Agreement, BranchChange, BranchDiffReport, DiffSummary, PathDiff
 from branching.fs import Branch
-from branching.fs.beneath import Tree
+from branching.fs.confined_dir import Tree
 
 
 def build_diff_report(

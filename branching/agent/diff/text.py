@@ -6,7 +6,7 @@ import difflib
 import hashlib
 from collections.abc import Sequence
 
-from branching.agent.files import BINARY_PROBE_BYTES
+from branching.agent.branch_files import BINARY_PROBE_BYTES
 
 DIFF_LINES_MAX = 500
 """Of a longer diff the head and the tail are shown."""

@@ -23,13 +23,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from branching.agent.branch_files import glob_test, read_whole
 from branching.agent.diff.text import text_of, with_hunks
 from branching.agent.errors import ForkStateError
-from branching.agent.files import glob_test, read_whole
-from branching.agent.identity import identity
+from branching.agent.fingerprint import identity
 from branching.agent.merge.three_way import merge_texts
 from branching.agent.types import FlushError, MergeOptions
-from branching.fs.beneath import Tree
+from branching.fs.confined_dir import Tree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,8 @@ except ImportError as error:
         'branching.agent.pydantic_ai needs its extra: pip install ".[agent]" in the source tree'
     ) from error
 
+from branching.agent.branch_files import BranchFiles as BranchOverlay
 from branching.agent.confidence import compute_confidence
-from branching.agent.files import BranchFiles as BranchOverlay
 from branching.agent.pydantic_ai.candidate import agent_candidate
 from branching.agent.pydantic_ai.capability import LiveForkCapability, coordinator_of, forking
 from branching.agent.pydantic_ai.codec import (
@@ -32,7 +32,7 @@ from branching.agent.pydantic_ai.codec import (
 )
 from branching.agent.pydantic_ai.deps import branch_deps as clone_for_branch
 from branching.agent.pydantic_ai.judge import JudgeAgent, JudgeVerdict, model_judge
-from branching.agent.pydantic_ai.prices import Price, listed_price
+from branching.agent.pydantic_ai.pricing import Price, listed_price
 from branching.agent.pydantic_ai.runner import AgentRunner, RunnerOptions, current_branch
 from branching.agent.pydantic_ai.workspace import BranchWorkspace
 from branching.agent.types import Agreement as BranchDiffAgreement

@@ -25,8 +25,8 @@ from branching.agent.pydantic_ai.workspace import BranchWorkspace
 from branching.agent.sandbox import BranchSandbox
 from branching.errors import ProcessBranchError
 from branching.patterns.attempt import Task
-from branching.patterns.helm import Helm
-from branching.patterns.outcome import Answer
+from branching.patterns.results import Answer
+from branching.runlog.run_controller import Helm
 
 Prompt = str | Callable[..., str]
 

@@ -43,15 +43,17 @@ from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.toolsets import FunctionToolset
 from pydantic_ai.workspaces import WorkspaceBackend
 
+from branching.agent.branch_runtime import BranchRuntime, Tester
 from branching.agent.budget import UnknownPrice
 from branching.agent.confidence import Confidence
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.judge import Panel, SingleJudge
+from branching.agent.project_tests import TIMEOUT_SECONDS, BranchTester
 from branching.agent.protocols import CheckpointStore, ForkStateStore, Judge
 from branching.agent.pydantic_ai.codec import MessagesCodec, moved, workspace_of
 from branching.agent.pydantic_ai.deps import COORDINATOR, keep_coordinator
 from branching.agent.pydantic_ai.judge import model_judge
-from branching.agent.pydantic_ai.prices import Price, listed_price
+from branching.agent.pydantic_ai.pricing import Price, listed_price
 from branching.agent.pydantic_ai.runner import (
     AgentRunner,
     OnEvent,
@@ -61,8 +63,6 @@ from branching.agent.pydantic_ai.runner import (
 )
 from branching.agent.pydantic_ai.tools import ForkTools
 from branching.agent.pydantic_ai.workspace import PROVIDER, MovingWorkspace
-from branching.agent.runtime import BranchRuntime, Tester
-from branching.agent.testing import TIMEOUT_SECONDS, BranchTester
 from branching.agent.types import MergeResult
 from branching.fs import Branch, Workspace
 

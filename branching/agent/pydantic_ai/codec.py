@@ -25,7 +25,7 @@ from pydantic_ai.messages import (
     WorkspaceRef,
 )
 
-from branching.agent.codec import PREVIEW_CHARACTERS_MAX, copied_after
+from branching.agent.json_codec import PREVIEW_CHARACTERS_MAX, copied_after
 from branching.agent.protocols import ToolCall
 from branching.agent.pydantic_ai.workspace import PROVIDER
 

@@ -10,7 +10,7 @@ from pydantic_ai.messages import ModelResponse
 from pydantic_ai.models import Model, infer_model
 
 from branching.agent.judge import JudgeCase, Opinion, SingleJudge, evaluate
-from branching.agent.pydantic_ai.prices import Price, listed_price, used
+from branching.agent.pydantic_ai.pricing import Price, listed_price, used
 from branching.agent.types import BranchDiffReport, BranchOutcome, Usage, Verdict
 
 

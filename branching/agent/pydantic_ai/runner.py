@@ -29,16 +29,16 @@ from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.usage import UsageLimits
 from pydantic_ai.workspaces import ReadOnlyWorkspace, Workspace
 
+from branching._threads import finished
+from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError
 from branching.agent.protocols import History, RunOutcome
 from branching.agent.pydantic_ai.codec import last_text, moved, workspace_of
 from branching.agent.pydantic_ai.deps import branch_deps
-from branching.agent.pydantic_ai.prices import Price, expected, is_priced, listed_price, used
+from branching.agent.pydantic_ai.pricing import Price, expected, is_priced, listed_price, used
 from branching.agent.pydantic_ai.workspace import BranchWorkspace
-from branching.agent.runtime import BranchRuntime
 from branching.agent.sandbox import BranchSandbox
-from branching.awaited import finished
 
 OnEvent = Callable[[BranchRuntime, Any], None]
 """Is told the events of a branch's run as they come, tokens included."""

@@ -21,10 +21,10 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from pydantic import BaseModel, Field
 from pydantic_ai.toolsets import FunctionToolset
 
+from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkBranchLimitError, ForkDepthLimitError, ForkStateError
-from branching.agent.resolving import can_win
-from branching.agent.runtime import BranchRuntime
+from branching.agent.resolver import can_win
 from branching.agent.types import (
     BranchDiffReport,
     BranchIsolation,

@@ -13,6 +13,8 @@ A name loads its file when it is first used: the server loads this package too, 
 
 from __future__ import annotations
 
+from branching._lazy import lazy_exports
+
 # Type checkers know this name; it need not be imported.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +23,4 @@ if TYPE_CHECKING:
 __all__ = ["BranchSandbox", "Completed", "SandboxGone"]
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from branching.agent.sandbox import client
-
-    return getattr(client, name)
+__getattr__ = lazy_exports(__name__, dict.fromkeys(__all__, ".client"))

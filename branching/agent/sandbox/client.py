@@ -20,11 +20,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
-from branching.agent.sandbox.frames import BadFrame, Frame, encode_frame, read_frame, write_frame
-from branching.awaited import finished
+from branching._standard_streams import open_closed
+from branching._threads import finished
+from branching.agent.sandbox.wire import BadFrame, Frame, encode_frame, read_frame, write_frame
 from branching.errors import BranchingError, ProcessBranchError
 from branching.process import BranchContext, Isolation, ResourceLimits
-from branching.standard_streams import open_closed
 
 OUTPUT_BYTES_MAX = 10 << 20
 """Of one command, both streams together."""

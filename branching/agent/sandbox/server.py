@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from branching.agent.sandbox.frames import (
+from branching.agent.sandbox.wire import (
     BODY_BYTES_MAX,
     BadFrame,
     encode_frame,

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from branching.errors import ProcessBranchError
-from branching.process.cgroup.directory import NAME_PREFIX
+from branching.process.cgroup.cgroup_dir import NAME_PREFIX
 
 BUS_SECONDS_MAX = 25.0
 """The bus's own limit for a call."""

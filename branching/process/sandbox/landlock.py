@@ -12,7 +12,7 @@ import stat
 import struct
 from collections.abc import Iterable
 
-from branching.process.sandbox import kernel
+from branching._linux import syscalls
 
 VERSION_MIN = 2
 """Version 1 forbids all renames from one directory to another, which programs need."""
@@ -29,21 +29,21 @@ def restrict(writable: Iterable[str], descriptors: Iterable[int]) -> None:
     """Restricts this process: writing beneath `writable`, and to the files already open as
     `descriptors` when they are opened anew (/dev/stdout). Does nothing without Landlock.
     """
-    version = kernel.landlock_version()
+    version = syscalls.landlock_version()
     if version < VERSION_MIN:
         return
     handled = _ALL_BY_VERSION[min(version, max(_ALL_BY_VERSION))]
     scopes = _ABSTRACT_SOCKETS_AND_SIGNALS if version >= _SCOPES_SINCE else 0
     attributes = struct.pack("=QQQ", handled, 0, scopes)
-    ruleset = kernel.landlock_ruleset(attributes if version >= _SCOPES_SINCE else attributes[:8])
+    ruleset = syscalls.landlock_ruleset(attributes if version >= _SCOPES_SINCE else attributes[:8])
     try:
         _allow_path(ruleset, "/", _READ)
         for path in writable:
             _allow_path(ruleset, path, handled)
         for descriptor in descriptors:
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                kernel.landlock_allow(ruleset, descriptor, handled & _OF_FILES)
-        kernel.landlock_restrict(ruleset)
+                syscalls.landlock_allow(ruleset, descriptor, handled & _OF_FILES)
+        syscalls.landlock_restrict(ruleset)
     finally:
         os.close(ruleset)
 
@@ -53,6 +53,6 @@ def _allow_path(ruleset: int, path: str, access: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             access &= _OF_FILES
-        kernel.landlock_allow(ruleset, descriptor, access)
+        syscalls.landlock_allow(ruleset, descriptor, access)
     finally:
         os.close(descriptor)

@@ -8,8 +8,9 @@ import signal
 from collections.abc import Iterable
 from functools import cache
 
-from branching.process.sandbox import filter as call_filter
-from branching.process.sandbox import kernel, landlock
+from branching._linux import syscalls
+from branching.process.sandbox import landlock
+from branching.process.sandbox import seccomp as call_filter
 
 _CAPABILITIES_MAX = 64
 
@@ -24,13 +25,13 @@ def give_up(owner: tuple[int, int] | None, writable: Iterable[str], outputs: Ite
         os.setgroups([])
         os.setresgid(owner[1], owner[1], owner[1])
         os.setresuid(owner[0], owner[0], owner[0])
-    kernel.drop_capabilities()
+    syscalls.drop_capabilities()
     # From here on no program gains anything by being started, setuid or not.
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     landlock.restrict(writable, outputs)
-    kernel.install_filter(call_filter.program(kernel.MACHINE))
+    syscalls.install_filter(call_filter.program(syscalls.MACHINE))
     # Changing the user has cleared it. Whoever made us is to take us along.
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @cache
@@ -39,17 +40,17 @@ def give_up_first() -> None:
     done once in a process: an init that waits for its request does it meanwhile.
     """
     try:
-        kernel.join_new_keyring()
+        syscalls.join_new_keyring()
     except OSError:
         pass  # a container's filter refuses all that has to do with keys, also to read them
-    kernel.prctl(kernel.PR_CAP_AMBIENT, kernel.PR_CAP_AMBIENT_CLEAR_ALL)
+    syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_CLEAR_ALL)
     _drop_bounding_set()
 
 
 def _drop_bounding_set() -> None:
     for capability in range(_CAPABILITIES_MAX):
         try:
-            kernel.prctl(kernel.PR_CAPBSET_DROP, capability)
+            syscalls.prctl(syscalls.PR_CAPBSET_DROP, capability)
         except OSError as error:
             if error.errno == errno.EINVAL:
                 return  # that was the last one this kernel has

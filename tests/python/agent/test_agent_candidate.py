@@ -26,7 +26,7 @@ from branching import (
 from branching.agent.pause import Pause
 from branching.agent.pydantic_ai import agent_candidate
 from branching.patterns import Event
-from branching.patterns.helm import Helm
+from branching.runlog.run_controller import Helm
 
 from .loopback import Call, Reply, served
 from .scripted import call, model_of, prompts, returned, say, since_prompt, working_agent

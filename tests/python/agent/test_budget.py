@@ -25,9 +25,9 @@ from support.agents import (
 from branching import Workspace
 from branching.agent.budget import Ledger
 from branching.agent.coordinator import ForkCoordinator
+from branching.agent.cost_estimate import TokenPrice, project_cost
 from branching.agent.errors import BudgetExhausted, UnknownPriceError
-from branching.agent.projection import TokenPrice, project_cost
-from branching.agent.testing import BranchTester
+from branching.agent.project_tests import BranchTester
 from branching.agent.types import BranchSpec, Budget, Usage
 
 PARENT = [{"role": "user", "content": "hi"}]

@@ -25,9 +25,9 @@ from branching.agent.checkpoint import Checkpoint, InMemoryCheckpointStore, Tree
 from branching.agent.checkpoint_store import SQLiteCheckpointStore
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError, ForkStoreError
-from branching.agent.place import HISTORY_COMMITS
+from branching.agent.fork_store import SQLiteForkStateStore
+from branching.agent.parent_workspace import HISTORY_COMMITS
 from branching.agent.protocols import CheckpointStore
-from branching.agent.store import SQLiteForkStateStore
 
 PARENT = [{"role": "user", "content": "hi"}]
 SEED = "seed.txt"

@@ -28,13 +28,13 @@ from support.agents import (
 )
 
 from branching import Branch, BranchingError, MountError, Workspace
+from branching.agent.approvals import ApprovalRequest
+from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkBranchLimitError, ForkDepthLimitError, ForkStateError
-from branching.agent.place import Place
-from branching.agent.requests import ApprovalRequest
-from branching.agent.runtime import BranchRuntime
-from branching.agent.state import ForkState
-from branching.agent.store import InMemoryForkStateStore
+from branching.agent.fork_state import ForkState
+from branching.agent.fork_store import InMemoryForkStateStore
+from branching.agent.parent_workspace import Place
 from branching.agent.types import BranchIsolation, BranchSpec, MergeStrategy
 
 HISTORY = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]

@@ -23,7 +23,7 @@ from branching.agent.diff import build_diff_report, diff_tool_calls
 from branching.agent.diff.text import DIFF_LINES_MAX, TEXT_BYTES_MAX, unified, with_hunks
 from branching.agent.protocols import ToolCall
 from branching.agent.types import BranchDiffReport, PathDiff
-from branching.fs.beneath import Tree
+from branching.fs.confined_dir import Tree
 
 SEED = "seed.txt"
 Change = Callable[[Path], object]

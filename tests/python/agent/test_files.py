@@ -22,11 +22,11 @@ from support.agents import (
 )
 
 from branching import Workspace
-from branching.agent.edits import EditWatch, told
-from branching.agent.files import BranchFiles
-from branching.agent.mirror import DIRECTORY, directory_name, is_inside
+from branching.agent.branch_files import BranchFiles
+from branching.agent.external_edits import EditWatch, told
+from branching.agent.materializer import DIRECTORY, directory_name, is_inside
 from branching.fs import Branch
-from branching.fs.beneath import Tree
+from branching.fs.confined_dir import Tree
 
 SEED = "seed.txt"
 

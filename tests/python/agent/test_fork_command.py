@@ -15,9 +15,9 @@ from support.waiting import until_unchanged
 
 from branching import BranchError, Workspace
 from branching.agent.types import MergeResult
-from branching.cli.forking import _whole
-from branching.patterns.door import ask
-from branching.patterns.logbook import Entry, read_entries
+from branching.cli.fork_command import _whole
+from branching.runlog.control_socket import ask
+from branching.runlog.run_log import Entry, read_entries
 
 
 @pytest.fixture

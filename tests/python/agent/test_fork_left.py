@@ -15,9 +15,9 @@ from support.command import branching as branching_process
 from support.forks import branch_with, called, until
 
 from branching import Workspace
-from branching.agent.store import SQLiteForkStateStore
-from branching.patterns.door import answers
-from branching.patterns.logbook import read_entries
+from branching.agent.fork_store import SQLiteForkStateStore
+from branching.runlog.control_socket import answers
+from branching.runlog.run_log import read_entries
 
 CUT_OFF = "[ -e go ] && touch again || { touch half; sleep 3600; }"
 

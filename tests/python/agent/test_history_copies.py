@@ -10,7 +10,7 @@ import pytest
 from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, UserPromptPart
 from support.agents import ScriptedRunner, all_ended, branch_of, coordinator, run, specs
 
-from branching.agent.codec import JsonCodec
+from branching.agent.json_codec import JsonCodec
 from branching.agent.pydantic_ai import MessagesCodec
 
 MESSAGES = 50

@@ -16,8 +16,8 @@ from branching import Workspace
 from branching.agent.checkpoint import InMemoryCheckpointStore
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError
+from branching.agent.fork_store import SQLiteForkStateStore
 from branching.agent.pydantic_ai import LiveForkCapability
-from branching.agent.store import SQLiteForkStateStore
 
 from .scripted import call, model_of, prompts, returned, say, since_prompt, working_agent
 

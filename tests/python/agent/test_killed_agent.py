@@ -18,8 +18,8 @@ from support.agents import branch_of, died
 from branching import Workspace
 from branching.agent.checkpoint import InMemoryCheckpointStore
 from branching.agent.coordinator import ForkCoordinator
+from branching.agent.fork_store import SQLiteForkStateStore
 from branching.agent.pydantic_ai import AgentRunner, MessagesCodec
-from branching.agent.store import SQLiteForkStateStore
 
 from .loopback import Reply, served
 from .scripted import working_agent

@@ -30,14 +30,14 @@ from support.agents import (
 )
 
 from branching import Branch, BranchStaleError, CommitError, ConflictError, Workspace
-from branching.agent import processes
+from branching.agent import process_cleanup
+from branching.agent.branch_runtime import FORK_VARIABLE
 from branching.agent.coordinator import ForkCoordinator
+from branching.agent.copy_paths import Transplant
 from branching.agent.errors import ForkStateError, MergeConflictError
-from branching.agent.place import Place
-from branching.agent.runtime import FORK_VARIABLE
-from branching.agent.transplant import Transplant
+from branching.agent.parent_workspace import Place
 from branching.agent.types import MergeOptions, MergeResult
-from branching.fs.beneath import Tree
+from branching.fs.confined_dir import Tree
 
 SEED = "seed.txt"
 
@@ -624,7 +624,7 @@ class TestWinner:
                 await until(lambda: len(other.partial_history or []) >= 2)
                 await picked(made, "a")
                 assert other.status.state == "terminated"
-                assert processes._marked(FORK_VARIABLE, f"{made.fork_id}/") == set()
+                assert process_cleanup._marked(FORK_VARIABLE, f"{made.fork_id}/") == set()
                 await made.aclose()
 
         run(work())

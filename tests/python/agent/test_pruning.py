@@ -10,12 +10,12 @@ from support.agents import all_ended, coordinator, forever, run, specs, writing
 from support.command import branching
 
 from branching import Workspace
+from branching.agent.branch_runtime import now
 from branching.agent.checkpoint import REWINDING, Checkpoint, InMemoryCheckpointStore, TreeMark
 from branching.agent.checkpoint_store import SQLiteCheckpointStore
-from branching.agent.override import kept
+from branching.agent.fork_store import SQLiteForkStateStore
+from branching.agent.merge_override import kept
 from branching.agent.pruning import prune
-from branching.agent.runtime import now
-from branching.agent.store import SQLiteForkStateStore
 from branching.agent.types import MergeStrategy
 
 from .test_rewind import Picking

@@ -22,13 +22,13 @@ from support.agents import (
 )
 
 from branching import Workspace
+from branching.agent.branch_files import BranchFiles
+from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.checkpoint import InMemoryCheckpointStore
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError
-from branching.agent.files import BranchFiles
 from branching.agent.judge import JudgeError
 from branching.agent.protocols import Judgement, Question
-from branching.agent.runtime import BranchRuntime
 from branching.agent.types import (
     BranchDiffReport,
     BranchIsolation,

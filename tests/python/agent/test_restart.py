@@ -28,14 +28,14 @@ from support.agents import (
 )
 
 from branching import ConflictError, Workspace
-from branching.agent import processes
+from branching.agent import process_cleanup
+from branching.agent.branch_runtime import FORK_VARIABLE
 from branching.agent.checkpoint import InMemoryCheckpointStore
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStoreError
+from branching.agent.fork_state import ForkState, KeptBranch
+from branching.agent.fork_store import InMemoryForkStateStore, SQLiteForkStateStore
 from branching.agent.protocols import ForkStateStore
-from branching.agent.runtime import FORK_VARIABLE
-from branching.agent.state import ForkState, KeptBranch
-from branching.agent.store import InMemoryForkStateStore, SQLiteForkStateStore
 from branching.agent.types import (
     BranchIsolation,
     BranchSpec,
@@ -211,7 +211,7 @@ class TestKilled:
                 assert [m["content"] for m in b.partial_history or []] == ["hi", "go b", "working"]
                 assert made.fork_cost().per_branch[1].cumulative_usd == 0.25
                 assert made.fork_cost().aggregate_budget_usd == 7.0
-                assert processes._marked(FORK_VARIABLE, f"{fork_id}/") == set()
+                assert process_cleanup._marked(FORK_VARIABLE, f"{fork_id}/") == set()
                 assert made.parent_path is not None
                 assert (made.parent_path / "own").read_text() == "parent"
                 task = await made.run_on_branch(a.id, "more")

@@ -22,12 +22,12 @@ from support.agents import (
 )
 
 from branching import Branch, ConflictError, Workspace
+from branching.agent.branch_runtime import now
 from branching.agent.checkpoint import Checkpoint, InMemoryCheckpointStore
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError, MergeConflictError
+from branching.agent.fork_store import SQLiteForkStateStore
 from branching.agent.protocols import Judgement, Question
-from branching.agent.runtime import now
-from branching.agent.store import SQLiteForkStateStore
 from branching.agent.types import ConfidenceSignals, MergeStrategy
 
 PARENT = [{"role": "user", "content": "hi"}]
@@ -380,10 +380,10 @@ class TestOverrideByAnotherProcess:
         died(
             real.root,
             f"""
-            from branching.agent import override
+            from branching.agent import merge_override
             from branching.agent.coordinator import ForkCoordinator
             place = workspace.reopen("session") if {in_branch} else workspace
-            report_of = override.report_of
+            report_of = merge_override.report_of
             def dying(*arguments):
                 now()
             override.report_of = dying

@@ -23,6 +23,7 @@ from pydantic_ai.usage import RequestUsage
 from support.traces import processes_in
 
 from branching import Workspace
+from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.checkpoint import InMemoryCheckpointStore
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.judge import Panel
@@ -34,7 +35,6 @@ from branching.agent.pydantic_ai import (
     RunnerOptions,
     model_judge,
 )
-from branching.agent.runtime import BranchRuntime
 from branching.agent.types import BranchSpec, Budget, MergeStrategy, Usage
 
 from .loopback import Call, Reply, served

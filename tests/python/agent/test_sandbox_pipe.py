@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from branching.agent.sandbox import BranchSandbox, frames
-from branching.agent.sandbox.frames import FACTS_BYTES_MAX
+from branching.agent.sandbox import BranchSandbox, wire
 from branching.agent.sandbox.server import Server
+from branching.agent.sandbox.wire import FACTS_BYTES_MAX
 
 LOAD = """
 import asyncio, faulthandler, sys
@@ -79,14 +79,14 @@ def test_an_answer_that_is_too_long_is_replaced_by_an_error(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without any answer the caller would wait for ever."""
-    monkeypatch.setattr(frames, "FACTS_BYTES_MAX", 500)
+    monkeypatch.setattr(wire, "FACTS_BYTES_MAX", 500)
     for number in range(100):
         (place / f"{number}").touch()
     (requests, ask), (answers, replies) = os.pipe(), os.pipe()
-    frames.write_frame(ask, frames.encode_frame({"id": 7, "op": "list", "path": str(place)}))
+    wire.write_frame(ask, wire.encode_frame({"id": 7, "op": "list", "path": str(place)}))
     os.close(ask)
     Server(replies).serve(requests)
-    answer = frames.read_frame(answers)
+    answer = wire.read_frame(answers)
     assert answer is not None
     assert (answer[0]["id"], answer[0]["errno"]) == (7, errno.EMSGSIZE)
     for descriptor in (requests, answers, replies):

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from branching.agent.program import Place
-from branching.agent.testing import (
+from branching.agent.project_tests import (
     TestCounts,
     TestPlan,
     TestRun,
@@ -20,6 +19,7 @@ from branching.agent.testing import (
     parse_junit,
     read_junit,
 )
+from branching.agent.run_program import Place
 
 
 def run(place: Path, command: str | Sequence[str], **options: object) -> TestRun:

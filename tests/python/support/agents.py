@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.checkpoint import InMemoryCheckpointStore
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.protocols import History, RunOutcome
-from branching.agent.runtime import BranchRuntime
 from branching.agent.types import BranchSpec, Usage
 from branching.fs import Branch, Workspace
 
@@ -144,8 +144,8 @@ _PROGRAM = """
     from support.agents import *
     from branching import Workspace
     from branching.agent.checkpoint_store import SQLiteCheckpointStore
-    from branching.agent.store import SQLiteForkStateStore
-    from branching.agent import session, fork as fork_module, place as place_module
+    from branching.agent.fork_store import SQLiteForkStateStore
+    from branching.agent import fork as fork_module, fork_session, parent_workspace as place_module
     workspace = Workspace(sys.argv[1])
     store = SQLiteForkStateStore.beside(workspace)
     checkpoints = SQLiteCheckpointStore.beside(workspace)

@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 from branching.process.cgroup import Scope
-from branching.process.cgroup.directory import NAME_PREFIX
-from branching.process.cgroup.place import UNIFIED, find_own
-from branching.process.cgroup.unified import LEAF
+from branching.process.cgroup.cgroup_dir import NAME_PREFIX
+from branching.process.cgroup.own_cgroup import UNIFIED, find_own
+from branching.process.cgroup.v2 import LEAF
 
 MIB = 1 << 20
 END_SECONDS_MAX = 60

@@ -12,7 +12,7 @@ import struct
 import threading
 from pathlib import Path
 
-from branching.process.sandbox import kernel
+from branching._linux import syscalls
 
 _REQUEST_BYTES_MAX = 1 << 20
 _FUSE_INIT = 26
@@ -27,7 +27,9 @@ class HangingMount:
         self._device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
         self._end = os.eventfd(0, os.EFD_CLOEXEC)
         options = f"fd={self._device},rootmode=40000,user_id=0,group_id=0"
-        kernel.mount("hanging", str(point), "fuse", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+        syscalls.mount(
+            "hanging", str(point), "fuse", syscalls.MS_NOSUID | syscalls.MS_NODEV, options
+        )
         self._begin()
         self._daemon = threading.Thread(target=self._hear)
         self._daemon.start()

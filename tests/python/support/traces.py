@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from branching.process.sandbox import server_process
+from branching.process.sandbox import fork_server_client
 from support.groups import groups
 
 SETTLE_SECONDS_MAX = 60.0
@@ -62,9 +62,9 @@ def _end_idle_server() -> None:
     An idle server has one child, the spare init. While a sandbox runs it has more: then the server
     stays, and is reported with the sandbox.
     """
-    server = server_process._server
+    server = fork_server_client._server
     if server is not None and len(_children(server._process.pid)) <= 1:
-        server_process._forget()
+        fork_server_client._forget()
 
 
 def processes_in(directory: Path) -> list[str]:

@@ -13,8 +13,8 @@ from textual.widgets import Input
 
 from branching import Workspace
 from branching.agent.types import BranchSpec
-from branching.tui.chat import Chat
-from branching.tui.chatting.session import ChatSession
+from branching.tui.chat.app import Chat
+from branching.tui.chat.session import ChatSession
 
 from .scripted_chat import Script, ScriptedJudge, new_session
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.checkpoint import InMemoryCheckpointStore
 from branching.agent.coordinator import ForkCoordinator
-from branching.agent.forklog import ForkLog
+from branching.agent.fork_log import ForkLog
 from branching.agent.judge import Choice
 from branching.agent.protocols import Judgement, Question, RunOutcome
-from branching.agent.runtime import BranchRuntime
 from branching.agent.types import Usage
 from branching.fs import Workspace
-from branching.tui.chatting.session import ChatSession
-from branching.tui.chatting.settings import SettingsFile
-from branching.tui.chatting.shell import Shell
-from branching.tui.chatting.voice import Ask, Hear, Reply
+from branching.tui.chat.protocols import Ask, Hear, Reply
+from branching.tui.chat.session import ChatSession
+from branching.tui.chat.settings import SettingsFile
+from branching.tui.chat.shell import Shell
 
 REQUEST = Usage(usd=0.02, tokens=100)
 

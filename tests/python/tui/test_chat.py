@@ -12,8 +12,8 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from branching import BranchError
-from branching.patterns.door import ask
-from branching.patterns.logbook import Entry, read_entries
+from branching.runlog.control_socket import ask
+from branching.runlog.run_log import Entry, read_entries
 
 from .chat_harness import ChatHarness, enter, in_chat, one, two
 

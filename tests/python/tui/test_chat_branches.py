@@ -9,7 +9,7 @@ from support.screen import until_shown
 from textual.pilot import Pilot
 
 from branching.agent.types import BranchSpec
-from branching.tui import chat as chat_module
+from branching.tui.chat import app as chat_module
 
 from .chat_harness import ChatHarness, answer, enter, in_chat, one, two
 

@@ -10,7 +10,7 @@ from support.screen import shown, until, until_shown
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from branching.tui.chatting.transcripts import OVERVIEW
+from branching.tui.chat.transcripts import OVERVIEW
 
 from .chat_harness import ChatHarness, enter, in_chat, one
 

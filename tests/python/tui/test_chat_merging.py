@@ -9,7 +9,7 @@ import pytest
 from support.screen import until, until_shown
 from textual.pilot import Pilot
 
-from branching.editors import EditorDetector
+from branching._difftool import EditorDetector
 
 from .chat_harness import ChatHarness, answer, enter, in_chat, one, two
 

@@ -12,8 +12,8 @@ from textual.pilot import Pilot
 from branching import Workspace
 from branching.agent.judge import Panel
 from branching.errors import BranchingError
-from branching.tui.chat import Chat
-from branching.tui.chatting import agents
+from branching.tui.chat import pydantic_agent
+from branching.tui.chat.app import Chat
 
 from .chat_harness import ChatHarness, answer, enter, in_chat, one, two
 
@@ -150,15 +150,19 @@ def test_a_model_that_cannot_be_used_is_refused_before_the_first_message(
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     for name in ("openai:gpt-5-mini", "nobody:model"):
         with pytest.raises(BranchingError, match=f"the model '{name}' cannot be used"):
-            asyncio.run(agents.open_session(real_workspace, agents.default_agent(None), model=name))
+            asyncio.run(
+                pydantic_agent.open_session(
+                    real_workspace, pydantic_agent.default_agent(None), model=name
+                )
+            )
 
 
 def test_the_judge_has_the_model_of_the_agent_by_default(real_workspace: Workspace) -> None:
     asked: list[object] = []
 
     async def open_and_ask() -> None:
-        session = await agents.open_session(
-            real_workspace, agents.default_agent(None), model="test"
+        session = await pydantic_agent.open_session(
+            real_workspace, pydantic_agent.default_agent(None), model="test"
         )
         try:
             judge = session.coordinator.judge
@@ -169,6 +173,6 @@ def test_the_judge_has_the_model_of_the_agent_by_default(real_workspace: Workspa
             await session.close()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agents, "model_judge", lambda model: model)
+        patch.setattr(pydantic_agent, "model_judge", lambda model: model)
         asyncio.run(open_and_ask())
     assert asked == ["test"]

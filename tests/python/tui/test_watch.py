@@ -18,9 +18,9 @@ from textual.pilot import Pilot
 
 from branching import Workspace
 from branching.fs import BranchRecord
-from branching.fs.claims import drop_left
-from branching.tui import watch
-from branching.tui.watch import Watch
+from branching.fs.branch_leases import drop_left
+from branching.tui.watch import app as watch_module
+from branching.tui.watch.app import Watch
 
 WAITS = 'until grep -q go "$BRANCHING_STEER"; do sleep 0.02; done; echo it went'
 
@@ -281,7 +281,7 @@ def left_behind(space: Workspace, *names: str) -> None:
     """Claims branches in a process that is killed then."""
     script = (
         "import os, signal, sys; from branching import Workspace;"
-        "from branching.fs.claims import Claims;"
+        "from branching.fs.branch_leases import Claims;"
         "space = Workspace(sys.argv[1]); claims = Claims(space);"
         "[claims.add(each) for each in space.branches() if each.name in sys.argv[2:]];"
         "os.kill(os.getpid(), signal.SIGKILL)"
@@ -468,7 +468,7 @@ def test_the_changes_of_a_branch_that_is_gone_are_short(real: Mounted, app: Watc
 def test_a_message_goes_after_a_while(
     space: Workspace, app: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "SAID_SECONDS", 0.3)
+    monkeypatch.setattr(watch_module, "SAID_SECONDS", 0.3)
     kept(space, "mine", {"x": "1"})
 
     async def act(pilot: Pilot[Any]) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from branching.tui import observation
-from branching.tui.columns import row_text
-from branching.tui.comparison import LINES_MAX, compare
-from branching.tui.errands import WAITING_MAX, Errands
-from branching.tui.looks import coloured, duration, filled, money, plain, shortened
-from branching.tui.observation import OUTPUT_BYTES_MAX, OUTPUT_LINES_MAX, Tail
-from branching.tui.strip import Chip, chips_text
+from branching.tui.background_calls import WAITING_MAX, Errands
+from branching.tui.diff.diff_view import row_text
+from branching.tui.diff.line_diff import LINES_MAX, compare
+from branching.tui.formatting import coloured, duration, filled, money, plain, shortened
+from branching.tui.tab_bar import Chip, chips_text
+from branching.tui.watch import workspace_monitor
+from branching.tui.watch.workspace_monitor import OUTPUT_BYTES_MAX, OUTPUT_LINES_MAX, Tail
 
 
 class TestLooks:
@@ -194,5 +194,5 @@ def test_the_chosen_chip_is_always_in_sight() -> None:
 
 
 def test_limits_have_the_sizes_that_the_documents_say() -> None:
-    assert observation.LOOK_SECONDS == 0.5
+    assert workspace_monitor.LOOK_SECONDS == 0.5
     assert OUTPUT_BYTES_MAX == 65536

@@ -1,0 +1,321 @@
+"""One run of a module, and the branches that it sends off."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_ai import Agent, RunContext, Tool, ToolOutput
+from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.messages import ModelResponse
+from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.usage import UsageLimits
+
+from branching.agent.acorn.errors import BranchError
+from branching.agent.acorn.result_text import (
+    MERGES,
+    Merge,
+    as_summary,
+    as_xml,
+    listed,
+    summarized,
+)
+from branching.agent.acorn.tools import (
+    BRANCH,
+    CALL_PARENT,
+    FINISH,
+    called,
+    described,
+    own_tools,
+)
+from branching.agent.branch_runtime import BranchRuntime
+from branching.agent.checkpoint import InMemoryCheckpointStore
+from branching.agent.coordinator import ForkCoordinator
+from branching.agent.pydantic_ai.codec import MessagesCodec
+from branching.agent.pydantic_ai.runner import AgentRunner, RunnerOptions
+from branching.agent.types import BranchIsolation, BranchSpec, Budget, MergeResult
+from branching.errors import BranchingError
+
+if TYPE_CHECKING:
+    from branching.agent.acorn.module import Module
+
+MAX_DEPTH = 10
+"""Branches of branches; one or two levels are what models cope with."""
+_CODEC = MessagesCodec()
+
+
+class Finished(BaseModel):
+    """How a module without a `final_output` may end."""
+
+
+class Ear(AbstractCapability[Any]):
+    """Listens in a module's run: keeps the conversation, and tells each step."""
+
+    def __init__(self, run: ModuleRun) -> None:
+        self._run = run
+
+    async def before_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        self._run.messages = list(ctx.messages)
+        self._run.model = ctx.model
+        self._run.tell = ctx.enqueue
+        return request_context
+
+    async def after_model_request(
+        self,
+        ctx: RunContext[Any],  # noqa: ARG002
+        *,
+        request_context: ModelRequestContext,  # noqa: ARG002
+        response: ModelResponse,
+    ) -> ModelResponse:
+        on_step = self._run.module.on_step
+        if inspect.iscoroutinefunction(on_step):
+            await on_step(response)
+        else:
+            await asyncio.to_thread(on_step, response)
+        return response
+
+
+class ModuleRun:
+    """One run of one module."""
+
+    def __init__(self, module: Module, parent: ModuleRun | None) -> None:
+        self.module = module
+        self.parent = parent
+        self.messages: list[Any] = []
+        """The conversation as it was sent last: without the answer that is being acted on."""
+        self.model: Any = None
+        self.tell: Callable[[str], Any] = lambda _: None
+        self.runtime: BranchRuntime | None = None
+        """The branch that this run is; None for the first of all."""
+        self.coordinator: ForkCoordinator | None = None
+        """That the branch belongs to."""
+        self.loop = asyncio.get_running_loop()
+        self._files = asyncio.Lock()  # one branch after another where they change files
+
+    @property
+    def place(self) -> Any:
+        """Where it works: its own workspace or branch, or that of the nearest run above."""
+        if self.runtime is not None and self.runtime.branch is not None:
+            return self.runtime.branch
+        return self.module.place if self.parent is None else self.parent.place
+
+    @property
+    def path(self) -> Path | None:
+        return None if self.place is None else Path(self.place.path)
+
+    def history(self) -> list[Any]:
+        return _CODEC.copy(self.messages)
+
+    async def to_end(self, inputs: Mapping[str, Any]) -> Any:
+        """Runs the first of all modules."""
+        prompt = _prompt(type(self.module), inputs)
+        limits = UsageLimits(request_limit=self.module.max_steps)
+        result = await self.agent().run(prompt, usage_limits=limits)
+        self.messages = result.all_messages()
+        return None if isinstance(result.output, Finished) else result.output
+
+    def agent(self) -> Agent[Any, Any]:
+        """Returns the module as an agent of pydantic-ai."""
+        module, kind = self.module, type(self.module)
+        tools = [
+            Tool(function, takes_ctx=False, name=name)
+            for name, function in own_tools(module).items()
+        ]
+        if kind.branches:
+            tools.append(self._branch_tool())
+        if self.parent is not None:
+            tools.append(self._parent_tool())
+        output: Any = [ToolOutput(Finished, name=FINISH), str]
+        if kind.final_output is not None:
+            output = ToolOutput(kind.final_output, name=FINISH)
+        settings: Any = None if kind.temperature is None else {"temperature": kind.temperature}
+        return Agent(
+            module.chosen_model,
+            output_type=output,
+            instructions=kind.system_prompt or kind.description() or None,
+            tools=tools,
+            model_settings=settings,
+            capabilities=[Ear(self)],
+        )
+
+    def inherited(self) -> dict[str, Callable[..., Any]]:
+        """Returns the tools that a branch of this run can call through it."""
+        tools: dict[str, Callable[..., Any]] = {}
+        if self.parent is not None and type(self.module).scope == "all":
+            tools |= self.parent.inherited()
+        return tools | own_tools(self.module)
+
+    async def branch_of(
+        self, kind: type[Module], merge: Merge, inputs: Mapping[str, Any]
+    ) -> BaseModel | None:
+        """Does what `Module.branch` says."""
+        if merge not in MERGES:
+            raise ValueError(f"merge must be one of {', '.join(MERGES)}, not {merge!r}")
+        try:
+            result, text = await self._branched(kind, merge, inputs)
+        except (BranchingError, ValidationError, RuntimeError) as error:
+            if isinstance(error, BranchError):
+                raise
+            raise BranchError(f"branch {kind.__name__} came to nothing: {error}") from error
+        self.tell(f"[Branch Result] {kind.__name__}\n{text}")
+        return result
+
+    async def _branched(
+        self, kind: type[Module], merge: Merge, inputs: Mapping[str, Any]
+    ) -> tuple[BaseModel | None, str]:
+        prompt = _prompt(kind, inputs)
+        if kind.workspace == "branch" and self.path is not None:
+            async with self._files:
+                return await self._forked(kind, merge, prompt)
+        return await self._forked(kind, merge, prompt)
+
+    async def _forked(
+        self, kind: type[Module], merge: Merge, prompt: str
+    ) -> tuple[BaseModel | None, str]:
+        """Runs a fork of one, and merges it."""
+        child = self._child(kind)
+        coordinator = self._coordinator(kind, child)
+        usd = self.module.budget_usd
+        steps = Budget(requests=kind.max_steps)
+        spec = BranchSpec(kind.__name__, prompt, budget_usd=usd, budget=steps)
+        try:
+            await coordinator.fork(
+                [spec], parent_history=self.history(), isolation=BranchIsolation()
+            )
+            (branch,) = coordinator.branches.values()
+            assert branch.task is not None, "it was started"
+            await asyncio.wait({branch.task})
+            if branch.status.state != "done":
+                raise BranchError(
+                    f"branch {kind.__name__}: {branch.status.state}: {branch.status.error}"
+                )
+            result = branch.output if isinstance(branch.output, BaseModel) else None
+            result = None if isinstance(result, Finished) else result
+            text = await self._told(child, branch, merge, result)
+            merged = await coordinator.merge_or_select(f"pick:{branch.id}")
+        finally:
+            await coordinator.aclose()
+        return result, text + _trouble(merged)
+
+    async def _told(
+        self, child: ModuleRun, branch: BranchRuntime, merge: Merge, result: BaseModel | None
+    ) -> str:
+        if merge == "end_result" and result is not None:
+            return as_xml(result)
+        model = child.model or child.module.chosen_model or self.model
+        return as_summary(await summarized(model, branch.history), result)
+
+    def _child(self, kind: type[Module]) -> ModuleRun:
+        module = kind(
+            price=self.module.price,
+            budget_usd=self.module.budget_usd,
+            unknown_price=self.module.unknown_price,
+        )
+        return module._begun(self)
+
+    def _coordinator(self, kind: type[Module], child: ModuleRun) -> ForkCoordinator:
+        place = self.place if kind.workspace == "branch" else None
+        options = RunnerOptions(price=self.module.price, model=child.module.chosen_model)
+        if options.model is None:
+            options = RunnerOptions(price=self.module.price, model=self.model)
+
+        def runner(branch: BranchRuntime) -> AgentRunner:
+            child.runtime, child.coordinator = branch, coordinator
+            return AgentRunner(child.agent(), branch, options, coordinator=coordinator)
+
+        coordinator = ForkCoordinator(
+            runner=runner,
+            codec=_CODEC,
+            place=place,
+            depth=0 if self.coordinator is None else self.coordinator.depth + 1,
+            max_depth=MAX_DEPTH,
+            outer=self.runtime,
+            checkpoint_store=_NO_CHECKPOINTS,
+            unknown_price=self.module.unknown_price,
+        )
+        return coordinator
+
+    def _branch_tool(self) -> Tool[Any]:
+        kinds = {kind.__name__: kind for kind in type(self.module).branches}
+
+        async def branch(
+            name: str | None = None, merge: Merge = "end_result", **inputs: Any
+        ) -> str:
+            if name is None:
+                return listed(list(kinds.values()))
+            if name not in kinds:
+                return f"Error: there is no branch {name!r}; there are {', '.join(kinds)}"
+            if merge not in MERGES:
+                return f"Error: merge must be one of {', '.join(MERGES)}, not {merge!r}"
+            try:
+                return (await self._branched(kinds[name], merge, inputs))[1]
+            except Exception as error:  # the parent goes on, whatever it was
+                return f"Error: {error}"
+
+        made: Tool[Any] = Tool.from_schema(
+            branch,
+            name=BRANCH,
+            description="Send a branch off and wait for what it comes to. Without a name, list the "
+            "branches with the inputs that they want; inputs are given beside name and merge.",
+            json_schema={
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string"},
+                    "merge": {"type": "string", "enum": list(MERGES)},
+                },
+                "additionalProperties": True,
+            },
+        )
+        return made
+
+    def _parent_tool(self) -> Tool[Any]:
+        assert self.parent is not None, "only a branch has it"
+        tools = self.parent.inherited()
+
+        async def call_parent_tool(name: str | None = None, **arguments: Any) -> str:
+            if name is None:
+                return described(tools)
+            if name not in tools:
+                return f"Error: the parent has no tool {name!r}; it has {', '.join(tools)}"
+            try:
+                return await called(tools[name], arguments)
+            except Exception as error:
+                return f"Error: {error}"
+
+        made: Tool[Any] = Tool.from_schema(
+            call_parent_tool,
+            name=CALL_PARENT,
+            description="Call a tool of those you work for, its arguments beside its name. Without "
+            "a name, list them.",
+            json_schema={
+                "type": "object",
+                "properties": {"name": {"type": "string"}},
+                "additionalProperties": True,
+            },
+        )
+        return made
+
+
+_NO_CHECKPOINTS = InMemoryCheckpointStore(max_checkpoints=0)
+"""A branch of this kind is not rewound: its parent waits for it."""
+
+
+def _prompt(kind: type[Module], inputs: Mapping[str, Any]) -> str:
+    """Returns what a run begins with. ValidationError for inputs that do not fit."""
+    if kind.initial_input is None:
+        if inputs:
+            raise ValueError(f"{kind.__name__} takes no input, and was given {', '.join(inputs)}")
+        return f"Go on as {kind.__name__}: {kind.description()}"
+    return kind.initial_input(**inputs).model_dump_json()
+
+
+def _trouble(merged: MergeResult) -> str:
+    lines = [f"not merged, somebody else changed it: {path}" for path in merged.conflicts]
+    lines += [f"not merged: {error.path}: {error.message}" for error in merged.errors]
+    return "".join(f"\n{line}" for line in lines)

@@ -1,0 +1,59 @@
+"""Edits that a person makes in a branch's directory while a run works there, noticed and told.
+
+The run's own steps are told apart by when they happen: after each the runner calls `mark`, and what
+differs from the mark before the next step is somebody else's. A program that the run left working
+in the background counts as somebody else too. Costs a look at each path that the branch changed.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+
+from branching.agent.changed_paths import touched
+from branching.fs import Branch
+from branching.fs.confined_dir import Tree
+
+_LISTED_MAX = 50
+Signature = tuple[int, int, int, int, int] | None
+
+
+class EditWatch:
+    """Watches one branch. All of it blocks."""
+
+    def __init__(self, branch: Branch, base: Tree, tree: Tree) -> None:
+        self._branch = branch
+        self._base = base
+        self._tree = tree
+        self._known = self._look()
+
+    def mark(self) -> None:
+        """What is there now is the run's own work."""
+        self._known = self._look()
+
+    def edits(self) -> list[str]:
+        """Lists the paths that somebody else changed since the last mark, and marks."""
+        before, self._known = self._known, self._look()
+        paths = {*before, *self._known}
+        return sorted(path for path in paths if before.get(path) != self._known.get(path))
+
+    def _look(self) -> Mapping[str, Signature | str]:
+        paths = touched(self._branch.diff(), self._base, self._tree)
+        return {path: self._signature(path) for path in paths}
+
+    def _signature(self, path: str) -> Signature | str:
+        found = self._tree.lstat(path)
+        if found is None:
+            return "gone"
+        if stat.S_ISDIR(found.st_mode):
+            return "directory"  # its times change with what is in it
+        return found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def told(paths: list[str]) -> str:
+    """Returns the edits in words for the model; "" for none."""
+    if not paths:
+        return ""
+    more = f"\n… and {len(paths) - _LISTED_MAX} more" if len(paths) > _LISTED_MAX else ""
+    listed = "\n".join(f"- {path}" for path in paths[:_LISTED_MAX])
+    return f"Somebody else has changed these files since your last step:\n{listed}{more}"

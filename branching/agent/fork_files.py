@@ -1,0 +1,273 @@
+"""The files of one open fork: which branch is whose, and how the fork ends.
+
+    place                   what was forked: frozen, because it has children
+    ├── <fork>.parent       the parent goes on here
+    │   └── <fork>.merge    while a merge puts what is wanted of the winner on top of that
+    └── <fork>-<label>      one for each branch of the fork
+
+The place stays as it was at the fork until one commit into it decides the merge. Where the parent
+did nothing meanwhile and all of the winner lands, that is the winner's: its files are moved. Else
+what is wanted of the winner is copied on top of the parent's branch, which is then committed. A
+merge that was refused in between can be made again: what is there already is no change. If that was
+the last step, which others stopped by a change in its very moment, it can only be made again.
+
+All of it blocks, and belongs to one thread at a time: the coordinator's lock sees to that.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from branching.agent.changed_paths import touched
+from branching.agent.errors import MergeConflictError
+from branching.agent.merge.apply import fill
+from branching.agent.merge.plan import Plan, Sides, is_newer, make_plan
+from branching.agent.parent_workspace import Place
+from branching.agent.types import FlushError, FlushReport, MergeOptions
+from branching.errors import BranchingError, BranchStaleError, CommitError, ConflictError
+from branching.fs import Branch, Change
+from branching.fs.confined_dir import Tree
+
+Decide = Callable[[str | None], None]
+"""Is told the branch whose commit decides the merge, just before; None if it came to nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """What the fork's own branches are called in the workspace."""
+
+    parent: str
+    stage: str
+
+    @staticmethod
+    def of(fork_id: str) -> Names:
+        return Names(parent=f"{fork_id}.parent", stage=f"{fork_id}.merge")
+
+
+class OpenFork:
+    """The branches of a fork that has files."""
+
+    def __init__(
+        self,
+        place: Place,
+        names: Names,
+        *,
+        parent: Branch,
+        forked_ns: int,
+        is_stuck: bool = False,
+    ) -> None:
+        self.place = place
+        self.names = names
+        self.parent = parent
+        self.forked_ns = forked_ns
+        self._is_stuck = is_stuck
+        """The winner's part is in the parent's branch, and others kept that from landing."""
+
+    @property
+    def base(self) -> Tree:
+        """The files as they were at the fork."""
+        return Tree(self.place.path, self.place.workspace.owner)
+
+    def tree(self, branch: Branch) -> Tree:
+        return Tree(branch.path, self.place.workspace.owner)
+
+    def parent_touched(self) -> frozenset[str]:
+        """Returns what the parent has changed since the fork."""
+        return frozenset(touched(self.parent.diff(), self.base, self.tree(self.parent)))
+
+    def merge(self, winner: Branch, options: MergeOptions, decide: Decide) -> FlushReport:
+        """Lands the winner's changes and the parent's; afterwards only losers are to be dropped.
+
+        Raises MergeConflictError, or what a commit raises. What was forked is as it was then, the
+        winner too, and the fork is open.
+        """
+        plan = self.refuse_conflicts(winner, options)
+        refused: list[FlushError] = []
+        if plan.is_whole and not self.parent_touched():
+            try:
+                return report_of(self._commit(winner, decide), plan)
+            except CommitError as error:
+                if options.atomic or not error.paths:
+                    raise
+                refused = [
+                    FlushError(path=path, op="write", message=error.message) for path in error.paths
+                ]
+        return self._land_part(winner, plan.without(refused), options, refused, decide)
+
+    def refuse_conflicts(self, winner: Branch, options: MergeOptions) -> Plan:
+        """Plans the merge; raises MergeConflictError where `options` want no conflicts."""
+        plan = self.plan(winner, options)
+        if plan.conflicts and options.on_conflict == "fail":
+            raise MergeConflictError(
+                f"nothing was merged: others changed {_some(plan.conflicts)} since the fork",
+                hint='choose on_conflict "keep", "theirs" or "merge3", or leave these paths out',
+                paths=plan.conflicts,
+            )
+        return plan
+
+    def plan(self, winner: Branch, options: MergeOptions) -> Plan:
+        """Finds out what a merge would do, and does nothing. BranchStaleError when another branch
+        was committed past the fork.
+        """
+        base, theirs = self.base, self.tree(winner)
+        try:
+            return make_plan(
+                Sides(
+                    base=base,
+                    parent=self.tree(self.parent),
+                    winner=theirs,
+                    winner_touched=frozenset(touched(winner.diff(), base, theirs)),
+                    parent_touched=self.parent_touched(),
+                    drifted=self._drifted(winner),
+                    directory=self._directory,
+                    forked_ns=self.forked_ns,
+                ),
+                options,
+            )
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            raise BranchStaleError(
+                "nothing was merged: another branch of the workspace was committed since the fork",
+                hint='abort the fork; where others commit meanwhile, mount with policy="snapshot"',
+                branch=winner.name,
+            ) from error
+
+    def is_newer_in_base(self, path: str) -> bool:
+        """Tells whether somebody changed a file of the base directory since the fork."""
+        return is_newer(path, self._directory, self.forked_ns, self.base)
+
+    def land_parent(self, options: MergeOptions, decide: Decide) -> None:
+        """Brings what the parent did since the fork into the place, and ends its branch.
+
+        ConflictError if others changed the same files of the base, or a merge was stopped by such a
+        change at its very end; the branch stays then.
+        """
+        if self._is_stuck:
+            raise ConflictError(
+                "others changed files at the end of a merge: what is merged can only land",
+                hint='merge the same branch again, with own="skip" to keep theirs, or own="force"',
+            )
+        if self.parent.diff():
+            self._commit(self.parent, decide, options)
+        else:
+            decide(self.parent.name)
+            self.parent.abort()
+
+    def drop(self, *branches: Branch | None) -> list[str]:
+        """Aborts branches of the fork; returns what could not be dropped."""
+        left = []
+        for branch in branches:
+            try:
+                if branch is not None and branch.is_open:
+                    branch.abort()
+            except BranchingError as error:
+                left.append(error.message)
+        return left
+
+    def _land_part(
+        self,
+        winner: Branch,
+        plan: Plan,
+        options: MergeOptions,
+        refused: list[FlushError],
+        decide: Decide,
+    ) -> FlushReport:
+        """Copies what is wanted of the winner on top of the parent's branch, and commits that."""
+        # Before anything is done: would it land?
+        force, skip = _own(options)
+        self.parent.commit(policy=self.place.policy, dry_run=True, force=force, skip=skip)
+        stage = self.parent.branch(self.names.stage, None, None).__enter__()
+        try:
+            failed = fill(stage, winner, plan)
+            if failed and options.atomic:
+                raise CommitError(
+                    f"nothing was merged: {failed[0].path}: {failed[0].message}",
+                    hint="atomic=False merges what can be merged",
+                    paths=tuple(error.path for error in failed),
+                )
+            # Now the branch knows what it replaces, and a commit refuses what changes from here on.
+            self._refuse_news(self.plan(winner, options), plan)
+            changes = stage.commit()
+        except BaseException:
+            stage.abort()
+            raise
+        self._is_stuck = True
+        self._commit(self.parent, decide, options)
+        self._is_stuck = False
+        return report_of(changes, plan, [*refused, *failed])
+
+    def _commit(
+        self, carrier: Branch, decide: Decide, options: MergeOptions | None = None
+    ) -> list[Change]:
+        """Commits what decides the merge; `options` are given for the parent's branch."""
+        decide(carrier.name)
+        force, skip = _own(options)
+        try:
+            return carrier.commit(policy=self.place.policy, force=force, skip=skip, drop_rest=True)
+        except BaseException:
+            if not self._is_stuck:
+                decide(None)
+            raise
+
+    def _drifted(self, winner: Branch) -> frozenset[str]:
+        """Returns what others changed, or deleted, of the files that the winner has replaced."""
+        if self._directory is None:
+            return frozenset()
+        try:
+            winner.commit(policy=self.place.policy, dry_run=True)
+        except ConflictError as error:
+            return frozenset(error.paths)
+        except CommitError:
+            pass  # told by the commit
+        return frozenset()
+
+    def _refuse_news(self, now: Plan, then: Plan) -> None:
+        if news := sorted({*now.conflicts}.difference(then.conflicts)):
+            raise ConflictError(
+                f"nothing was merged: others changed {_some(tuple(news))} during the merge",
+                hint="the fork is open: merge again",
+                paths=tuple(news),
+            )
+
+    @property
+    def _directory(self) -> Path | None:
+        return self.place.workspace.base if self.place.branch is None else None
+
+
+def report_of(
+    changes: Sequence[Change], plan: Plan | None = None, errors: Sequence[FlushError] = ()
+) -> FlushReport:
+    """Tells what a commit has brought."""
+    there = {change.path for change in changes if change.change != "deleted"}
+    files = {
+        change.path
+        for change in changes
+        if change.path in there and change.kind != "directory" and change.path != "."
+    }
+    gone = {
+        change.path
+        for change in changes
+        if change.change == "deleted" and change.kind != "directory"
+    } | {change.origin for change in changes if change.origin and change.kind != "directory"}
+    return FlushReport(
+        applied_paths=tuple(sorted(files)),
+        applied_changes=len(changes),
+        conflicts=() if plan is None else plan.conflicts,
+        errors=tuple(errors),
+        deleted_paths=tuple(sorted(gone)),
+    )
+
+
+def _own(options: MergeOptions | None) -> tuple[bool, bool]:
+    """Returns whether the parent's side is forced, and whether it is skipped."""
+    own = "fail" if options is None else options.own
+    return own == "force", own == "skip"
+
+
+def _some(paths: tuple[str, ...], most: int = 5) -> str:
+    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+    return ", ".join(paths[:most]) + more

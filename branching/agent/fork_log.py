@@ -1,0 +1,191 @@
+"""A program's forks in the logbook of the workspace.
+
+There `branching log` finds them, and `branching watch`, which also steers them.
+
+A branch's entry has its state, what it has cost, and what it said. From another process a run can
+be stopped, told something, which is steered into it, paused before its next model request, if its
+runner looks for that (a program at once), and kept when the fork ends.
+
+Belongs to the event loop of the fork; only what comes through the door comes from another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from concurrent import futures
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from branching.agent.branch_runtime import BranchRuntime
+from branching.agent.coordinator import ForkCoordinator
+from branching.agent.queue_listener import Behind
+from branching.errors import BranchError
+from branching.fs import Workspace
+from branching.runlog.events import Event, EventKind, OnEvent
+from branching.runlog.run_controller import Helm
+from branching.runlog.run_log import Logbook
+
+ANSWER_SECONDS_MAX = 10.0
+"""How long a request from another process waits for the event loop."""
+
+
+class ForkLog:
+    """Writes down the forks of one coordinator, for the length of a `with`."""
+
+    def __init__(
+        self,
+        coordinator: ForkCoordinator,
+        space: Workspace,
+        command: str,
+        on_event: OnEvent = lambda _: None,
+        *,
+        is_behind: bool = False,
+    ) -> None:
+        """`on_event` is told all that is written down, output in blocks of whole lines. With
+        `is_behind` a thread does both, for an event loop that draws a screen and waits for no disk.
+        """
+        self._coordinator = coordinator
+        self._book = Logbook.of(space, command, keeps_store=True)
+        listener = self._book.and_then(on_event)
+        self._behind = Behind(listener) if is_behind else None
+        self._listener: OnEvent = self._behind or listener
+        self._states: dict[str, tuple[str, float | None]] = {}
+        self._partial: dict[str, str] = {}
+        self._steered: dict[str, ExitStack] = {}
+        self._won: set[str] = set()
+        self._began: dict[str, float] = {}  # of the runs that are under way
+
+    @property
+    def helm(self) -> Helm:
+        """Through which the runs are steered."""
+        return self._book.helm
+
+    def heard(self, branch_id: str, text: str) -> None:
+        """Takes a piece of what a branch says."""
+        *lines, rest = (self._partial.get(branch_id, "") + text).split("\n")
+        branch = self._coordinator.branches.get(branch_id)
+        if branch is None or branch.branch is None:
+            self._partial[branch_id] = "\n".join([*lines, rest])  # it is just being made
+            return
+        if branch_id not in self._states:
+            self.notice()  # all, in their order: which of them speaks first says nothing
+        self._partial[branch_id] = rest
+        if lines:
+            self._tell("output", branch, text="\n".join(lines))
+
+    def notice(self) -> None:
+        """Writes down what has changed since the last time. To be called now and then."""
+        for branch in self._coordinator.branches.values():
+            if branch.branch is not None:
+                self._notice(branch)
+        merged = self._coordinator.last_merge
+        winner = merged and self._coordinator.branches.get(merged.winner_branch_id)
+        if winner and winner.id in self._states and winner.id not in self._won:
+            self._won.add(winner.id)
+            self._tell("committed", winner, state="won")
+
+    def _notice(self, branch: BranchRuntime) -> None:
+        state, cost = _state(branch), branch.cost_tracker.usd
+        before = self._states.get(branch.id)
+        if before == (state, cost):
+            return
+        self._states[branch.id] = (state, cost)
+        if before is None:
+            # One that was taken up, and has ended, has a log of its own time.
+            self._tell("started" if branch.task is not None else "resumed", branch)
+            name = branch.branch.name if branch.branch is not None else ""
+            branch.keeps = lambda: self.helm.keeps(name)
+        if branch.is_running:
+            self._began.setdefault(branch.id, time.time())
+            self._steer(branch)
+            self._tell("spent", branch, state=state, cost_usd=cost)
+            return
+        if rest := self._partial.pop(branch.id, ""):
+            self._tell("output", branch, text=rest)
+        if branch.id in self._steered:
+            self._steered.pop(branch.id).close()
+        told = branch.status.error or ""
+        ended = branch.status.last_activity_at.timestamp()
+        seconds = max(0.0, ended - self._began.pop(branch.id, ended))
+        self._tell("finished", branch, state=state, cost_usd=cost, seconds=seconds, text=told)
+
+    def _steer(self, branch: BranchRuntime) -> None:
+        if branch.id not in self._steered and branch.branch is not None:
+            run = _Run(self._coordinator, branch, asyncio.get_running_loop())
+            self._steered[branch.id] = stack = ExitStack()
+            stack.enter_context(
+                self._book.helm.steering(branch.branch.name, run, None, tell=run.tell)
+            )
+
+    def _tell(self, kind: EventKind, branch: BranchRuntime, **facts: Any) -> None:
+        assert branch.branch is not None, "only branches with files are told of"
+        number = list(self._coordinator.branches).index(branch.id)
+        label = f"{branch.spec.label}: {branch.spec.steer}"
+        name = branch.branch.name
+        self._listener(Event(kind=kind, index=number, branch=name, label=label, **facts))
+
+    def __enter__(self) -> ForkLog:
+        self._book.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for stack in self._steered.values():
+            stack.close()
+        if self._behind is not None:
+            self._behind.close()
+        self._book.__exit__(kind, error, traceback)
+
+
+def _state(branch: BranchRuntime) -> str:
+    return "paused" if branch.is_running and branch.pause.is_on else branch.status.state
+
+
+class _Run:
+    """A branch's run, as it is reached from another thread."""
+
+    def __init__(
+        self,
+        coordinator: ForkCoordinator,
+        branch: BranchRuntime,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._coordinator = coordinator
+        self._branch = branch
+        self._loop = loop
+
+    def kill(self, grace_seconds: float = 0.0) -> None:  # noqa: ARG002  (a run ends at once)
+        asyncio.run_coroutine_threadsafe(
+            self._coordinator.terminate_branch(self._branch.id), self._loop
+        )
+
+    def pause(self, *, is_on: bool = True) -> None:
+        if not getattr(self._branch.runner, "can_pause", False):
+            name = self._branch.spec.label
+            raise BranchError(f"{name} cannot be paused by what runs it; it can be stopped")
+
+        async def pause() -> None:
+            (self._branch.pause.begin if is_on else self._branch.pause.end)()
+
+        self._await(pause())
+
+    def tell(self, text: str) -> None:
+        async def steer() -> None:
+            self._coordinator.steer(self._branch.id, text)
+
+        self._await(steer())
+
+    def _await(self, step: Coroutine[Any, Any, None]) -> None:
+        future = asyncio.run_coroutine_threadsafe(step, self._loop)
+        try:
+            future.result(ANSWER_SECONDS_MAX)
+        except futures.TimeoutError as error:  # not yet the built-in one in Python 3.10
+            future.cancel()
+            raise BranchError("the program that runs it does not answer") from error

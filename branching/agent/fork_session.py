@@ -1,0 +1,242 @@
+"""A fork at work: its runs attended, its state kept, its mirror brought up to date.
+
+One for each fork, from making it to its end. The coordinator calls it under its lock; only
+`changed` may be called from anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from branching._threads import finished
+from branching.agent.branch_runtime import BranchRuntime, RunnerFactory, make_runner
+from branching.agent.checkpoint_manager import Anchors
+from branching.agent.errors import ForkStateError
+from branching.agent.fork import Fork
+from branching.agent.materializer import Mirror
+from branching.agent.merge_override import Override, kept
+from branching.agent.protocols import ForkStateStore
+from branching.agent.run_supervisor import Attendant
+from branching.agent.types import FlushReport, ForkHandle, MergeOptions
+from branching.errors import BranchingError
+
+
+class ForkSession:
+    """One fork, with all that goes on in it."""
+
+    def __init__(
+        self, fork: Fork, store: ForkStateStore, *, mirror_root: Path | None, keeps_mirror: bool
+    ) -> None:
+        self.fork = fork
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._is_noticing = False
+        self._is_behind = False
+        self._catching_up: asyncio.Task[None] | None = None
+        self._numbers = itertools.count(1)
+        self._written = 0
+        self._writing = threading.Lock()
+        self._mirror = Mirror(mirror_root, fork.fork_id) if mirror_root else None
+        self._keeps_mirror = keeps_mirror
+        self.attendant: Attendant | None = None
+        self.override: Override | None = None
+        """Of the merge, if it was automatic and brought files."""
+
+    async def make(self, anchors: Anchors, runner: RunnerFactory) -> None:
+        """Makes the branches and what is to run in them: all of it, or nothing."""
+        fork = self.fork
+        try:
+            if fork.place is not None:
+                self.save()  # so that after a process that dies now can be cleaned up
+            await finished(fork.make_files)
+            for branch in fork.branches.values():
+                branch.runner = make_runner(runner, branch)
+            label, history = f"fork:{fork.fork_id}", fork.parent_history
+            fork.checkpoint_id = await finished(lambda: anchors.keep(label, history, fork.place))
+            fork.phase = "open"
+            self.save()
+        except BaseException:
+            fork.phase = "resolved"
+            await finished(fork.drop_files)
+            self._remove()
+            raise
+
+    def begin(self) -> ForkHandle:
+        """Starts the runs of all branches that are to run."""
+        self.attendant = Attendant(self.fork, self.changed)
+        for branch in self.fork.branches.values():
+            if branch.is_running:
+                self.attendant.start(branch, branch.spec.steer)
+        self.changed()
+        return self.fork.handle()
+
+    async def quiet(self) -> None:
+        """Stops all runs with all that they started, and ends forks within."""
+        assert self.attendant is not None, "an open fork is attended"
+        await self.attendant.stop_all(self.fork.branches.values())
+        for branch in self.fork.branches.values():
+            await self._stop_rest(branch)
+            if branch.inner is not None:
+                await branch.inner.aclose()
+        await self.attendant.kill_all()
+
+    async def _stop_rest(self, branch: BranchRuntime) -> None:
+        """Stops what a run has left running, which outlives the run."""
+        try:
+            if branch.runner is not None:
+                await branch.runner.stop()
+        except Exception as error:
+            raise ForkStateError(
+                f"the run of branch {branch.id} cannot be stopped: {error}",
+                hint="its files are neither merged nor dropped, and the fork is open: try again",
+            ) from error
+
+    async def check_conflicts(self, winner: BranchRuntime, options: MergeOptions) -> None:
+        """Refuses before any run is stopped. The merge looks again."""
+        files, branch = self.fork.files, winner.branch
+        if files is not None and branch is not None and options.on_conflict == "fail":
+            await finished(lambda: files.refuse_conflicts(branch, options))
+
+    async def merge(
+        self, winner: BranchRuntime, options: MergeOptions, *, is_automatic: bool
+    ) -> FlushReport:
+        """Lands the parent's files and the winner's. The runs are quiet."""
+        fork = self.fork
+        files, branch = fork.files, winner.branch
+        fork.winner = winner.id
+        if files is None:
+            return FlushReport()
+        if branch is None:
+            await self.land_parent(options)
+            return FlushReport()
+
+        def merge() -> FlushReport:
+            if not is_automatic:
+                return files.merge(branch, options, self._decide)
+            override = Override.prepare(fork, winner, self._store.home)
+            try:
+                report = files.merge(branch, options, self._decide)
+            except BaseException:
+                override.forget()
+                raise
+            self.override = override if override.settle() else None
+            return report
+
+        return await finished(merge)
+
+    async def land_parent(self, options: MergeOptions) -> None:
+        """Lands what the parent did since the fork, where there is no winner with files."""
+        files = self.fork.files
+        if files is not None:
+            await finished(lambda: files.land_parent(options, self._decide))
+
+    def _decide(self, carrier: str | None) -> None:
+        """Keeps which branch's commit decides how the fork ends; None if it came to nothing."""
+        self.fork.carrier, self.fork.phase = carrier, "open" if carrier is None else "merging"
+        self.save()
+
+    def close(self) -> None:
+        """Nothing runs any more, nor will."""
+        if self.attendant is not None:
+            self.attendant.close()
+
+    async def finish(self) -> None:
+        """Drops what is left of the fork; from here on another one may be made."""
+        self.fork.phase = "resolved"
+        self.close()
+        if self._catching_up is not None:
+            await asyncio.wait([self._catching_up])
+        if self._keeps_mirror:
+            await finished(self._refresh)
+        left = await finished(self.fork.drop_files)
+        if self._mirror is not None and not self._keeps_mirror:
+            await finished(self._mirror.remove)
+        if self.override is not None:
+            await finished(self._forget_earlier)
+            self.save()
+        elif not left:
+            self._remove()
+        for reason in left:
+            warnings.warn(f"a branch of fork {self.fork.fork_id} is left: {reason}", stacklevel=2)
+
+    def forget_override(self) -> None:
+        """Gives up what was kept for an override. ForkStoreError if that fails."""
+        if self.override is not None:
+            self.override.forget()
+            self.override = None
+            self._remove()
+
+    def _forget_earlier(self) -> None:
+        """One override is kept for each place: the last."""
+        place, home = self.fork.place, self._store.home
+        if place is None or home is None:
+            return
+        for fork_id, branch in list(kept(home)):
+            if branch == place.name and fork_id != self.fork.fork_id:
+                earlier = Override.find(fork_id, place, home)
+                if earlier is not None:
+                    earlier.forget()
+                self._store.remove(fork_id)
+
+    def save(self) -> None:
+        """Keeps the state. ForkStoreError if that fails."""
+        self._saving()()
+
+    def _saving(self) -> Callable[[], None]:
+        """Returns what writes the state of this moment, unless a later one is written by then."""
+        number, state = next(self._numbers), self.fork.state()
+
+        def save() -> None:
+            with self._writing:
+                if number > self._written:
+                    self._store.save(state)
+                    self._written = number
+
+        return save
+
+    def _remove(self) -> None:
+        with self._writing:
+            self._store.remove(self.fork.fork_id)
+            self._written = sys.maxsize  # what is still to be written is not
+
+    def changed(self) -> None:
+        """Something happened to a branch, in whatever thread: it is kept, once for many."""
+        if self._is_noticing or self._loop.is_closed():
+            return
+        self._is_noticing = True
+        self._loop.call_soon_threadsafe(self._noticed)
+
+    def _noticed(self) -> None:
+        self._is_noticing = False
+        if self.fork.phase != "open" or self.attendant is None:
+            return
+        self.attendant.notice_spending()
+        self._is_behind = True
+        if self._catching_up is None or self._catching_up.done():
+            self._catching_up = self._loop.create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        """Brings store and mirror up to date in a thread: a screen here waits for no disk."""
+        while self._is_behind:
+            self._is_behind = False
+            try:
+                await finished(self._saving())
+            except BranchingError as error:
+                # The runs go on; what cannot be promised any more is said.
+                said = f"the fork would not survive a restart: {error.message}"
+                warnings.warn(said, stacklevel=2)
+            await finished(self._refresh)
+
+    def _refresh(self) -> None:
+        if self._mirror is None:
+            return
+        try:
+            self._mirror.refresh(self.fork.branches.values())
+        except (OSError, BranchingError) as error:
+            warnings.warn(f"the mirror of the fork is not up to date: {error}", stacklevel=2)

@@ -1,0 +1,171 @@
+"""Where a parent works: main, or a branch, as something that can be forked, marked and restored.
+
+All of it blocks; the coordinator calls it in a thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from branching.agent.checkpoint import TreeMark
+from branching.agent.copy_paths import Transplant
+from branching.errors import BranchError, BranchingError, BranchNotFoundError, CommitError
+from branching.fs import Branch, Change, Workspace
+from branching.fs.backend import Policy
+
+COARSE_CLOCK = 5
+"""CLOCK_REALTIME_COARSE: what file systems stamp changes with. It ticks every few milliseconds."""
+_TICK_SECONDS = 0.001
+HISTORY_COMMITS = 10
+"""So many commits can be undone, unless the mount says otherwise."""
+
+
+class Place:
+    """The workspace, and the branch in it that is the parent's; no branch is main."""
+
+    def __init__(self, place: Workspace | Branch) -> None:
+        self._is_ours = isinstance(place, Branch)
+        self.workspace = Workspace(place.path) if isinstance(place, Branch) else place
+        self.branch: Branch | None = None
+        if isinstance(place, Branch):
+            self.branch = place
+        elif place.branch_path != "/main":
+            self.branch = place.reopen(place.branch_path.rpartition("/")[2])
+
+    @property
+    def path(self) -> Path:
+        return self.workspace.path
+
+    @property
+    def policy(self) -> Policy:
+        """What our commits mean for branches that are not the fork's: they stay live."""
+        return "snapshot"
+
+    @property
+    def name(self) -> str | None:
+        return None if self.branch is None else self.branch.name
+
+    def close(self) -> None:
+        if self._is_ours:
+            self.workspace.close()
+
+    def create(self, name: str) -> Branch:
+        """Makes a child that nobody ends but us. MountError if it cannot be done."""
+        return self.workspace.branch(name, None, None).__enter__()
+
+    def find(self, name: str | None) -> Branch | None:
+        """Returns the open branch of that name, if there is one."""
+        if name is None:
+            return None
+        try:
+            return self.workspace.reopen(name)
+        except BranchNotFoundError:
+            return None
+
+    def drop(self, name: str | None) -> None:
+        """Aborts the branch of that name, if it is there."""
+        if (branch := self.find(name)) is not None:
+            branch.abort()
+
+    def now_ns(self) -> int:
+        """Returns a moment: what the base's files undergo before it has a stamp that is not
+        newer, what they undergo after we return has a newer one."""
+        moment = time.time_ns()
+        while time.clock_gettime_ns(COARSE_CLOCK) <= moment:
+            time.sleep(_TICK_SECONDS)
+        return moment
+
+    def mark(self) -> TreeMark:
+        """Keeps the files as they are now. BranchError where an archive cannot hold them."""
+        if self.branch is None:
+            standing = [commit.id for commit in self.workspace.history() if commit.undone is None]
+            return TreeMark(commit_id=max(standing, default=0))
+        with TemporaryFile() as file:
+            self.branch.export(file)
+            file.seek(0)
+            return TreeMark(branch=self.branch.name, archive=file.read())
+
+    def is_at(self, mark: TreeMark) -> bool:
+        """Tells whether the files stand at the mark, as far as commits tell: a branch's change all
+        or nothing, so one that could not be restored does."""
+        return self.branch is not None or self.mark() == mark
+
+    def restore(self, mark: TreeMark) -> list[Change]:
+        """Brings the files back to the mark, all or nothing; returns what that changed.
+
+        Of main the commits since are undone (or, on the way back, redone), one by one, each all or
+        nothing: ConflictError when others have changed what one of them changed, CommitError when
+        the history does not reach so far, or a branch is open. A branch gets its earlier content
+        by a commit of a child.
+        """
+        if mark.branch != self.name:
+            raise BranchError(
+                f"the checkpoint is of {mark.branch or 'main'}, and this is {self.name or 'main'}"
+            )
+        if mark.archive is None:
+            return self._move_to(mark.commit_id or 0)
+        return self._restore_archive(mark.archive)
+
+    def _move_to(self, commit_id: int) -> list[Change]:
+        """Undoes, or redoes, until this commit is the last one that stands."""
+        changes: list[Change] = []
+        done: list[Callable[[], object]] = []
+        known = [entry.id for entry in self.workspace.history()]
+        # Of a full history nobody knows what was there before its first commit.
+        reaches = commit_id in known if commit_id else len(known) < HISTORY_COMMITS
+        while True:
+            entries = self.workspace.history()
+            last = max((entry.id for entry in entries if entry.undone is None), default=0)
+            if last == commit_id:
+                return changes
+            if not reaches:
+                raise CommitError(
+                    "the files are as they were: the history of commits does not reach back so far",
+                    hint="mount with a longer history: branchfs mount --history N",
+                )
+            is_back = last > commit_id
+            try:
+                changes += (self.workspace.undo if is_back else self.workspace.redo)().changes
+            except BranchingError:
+                for again in done:
+                    again()
+                raise
+            done.append(self.workspace.redo if is_back else self.workspace.undo)
+
+    def _restore_archive(self, archive: bytes) -> list[Change]:
+        assert self.branch is not None, "marks with an archive are of branches"
+        earlier_name, stage_name = f"{self.branch.name}.earlier", f"{self.branch.name}.restore"
+        for cut_off in (stage_name, earlier_name):
+            self.drop(cut_off)  # a process died in it
+        outer = Workspace(self.path.parent if self.path.parent.exists() else self.path)
+        try:
+            with TemporaryFile() as file:
+                file.write(archive)
+                file.seek(0)
+                # It is only copied from: the commit of the stage finds conflicts.
+                earlier = outer.load(earlier_name, file, force=True)
+            try:
+                stage = self.create(stage_name)
+                try:
+                    paths = _paths(self.branch.diff()) | _paths(earlier.diff())
+                    copied = Transplant(earlier.path, stage.path)
+                    for path in sorted(paths, reverse=True):
+                        copied.clear(path)
+                    for path in sorted(paths):
+                        copied.make(path)
+                    return stage.commit(policy=self.policy)
+                except BaseException:
+                    stage.abort()
+                    raise
+            finally:
+                earlier.abort()
+        finally:
+            outer.close()
+
+
+def _paths(changes: Sequence[Change]) -> set[str]:
+    paths = {change.path for change in changes}
+    return paths | {change.origin for change in changes if change.origin is not None}

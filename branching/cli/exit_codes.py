@@ -1,0 +1,103 @@
+"""How a command of ours fails: one clear text on stderr, and the exit code that says whose fault.
+
+2        it was called wrongly
+125      we failed: no workspace, a dead mount, a commit that was refused
+128+n    we were stopped by signal n; 141 where the reader of our output is gone
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from branching._sanitize import line_for
+from branching.cli import EXIT_OURS
+from branching.cli.caller import for_caller
+from branching.errors import BranchingError
+
+JSON_VERSION = 1
+"""Of every document that is printed. A field may be added without a new number."""
+
+EXIT_USAGE = 2
+EXIT_NOTHING_SUCCEEDED = 1
+EXIT_TIMEOUT = 124
+EXIT_SIGNAL_BASE = 128
+
+
+class UsageFault(Exception):
+    """The command line asks for something that makes no sense. Nothing was done."""
+
+
+class Interrupted(Exception):
+    """A signal told us to stop, and we have."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by signal {signum}; nothing was committed")
+        self.signum = signum
+
+
+_is_json = False
+
+
+def note(text: str) -> None:
+    """Prints a line on standard error. With --json that has a JSON document or nothing."""
+    if not _is_json:
+        print(line_for(sys.stderr, for_caller(text)), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def reported(*, json: bool) -> Iterator[None]:
+    """Turns the failures that a user can meet into a text and an exit code."""
+    global _is_json  # noqa: PLW0603  (one command a process)
+    _is_json = json
+    try:
+        yield
+    except UsageFault as fault:
+        _fail(EXIT_USAGE, str(fault), None, json=json)
+    except Interrupted as interrupted:
+        _fail(EXIT_SIGNAL_BASE + interrupted.signum, str(interrupted), None, json=json)
+    except BranchingError as error:
+        text = error.message
+        if error.paths:
+            text += "".join(f"\n  {path}" for path in error.paths)
+        _fail(EXIT_OURS, text, error.hint, json=json)
+    except BrokenPipeError:
+        # Who reads our output went away; there is nobody to tell. The rest of it is dropped here,
+        # or the interpreter would try to write it again at exit.
+        sys.stdout = None
+        raise typer.Exit(EXIT_SIGNAL_BASE + signal.SIGPIPE) from None
+    except OSError as error:
+        _fail(EXIT_OURS, _told(error), None, json=json)
+    except ValueError as error:
+        _fail(EXIT_OURS, str(error), None, json=json)
+
+
+def _told(error: OSError) -> str:
+    """Returns what the system said, without its number, and of which file."""
+    if error.strerror is None:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+
+
+def _fail(code: int, text: str, hint: str | None, *, json: bool) -> None:
+    text, hint = for_caller(text), for_caller(hint or "")
+    if json:
+        document = {"version": JSON_VERSION, "error": text, **({"hint": hint} if hint else {})}
+        lines = [json_format.dumps(document)]
+    else:
+        lines = [f"error: {text}", *([f"Hint: {hint}"] if hint else [])]
+        lines = [line_for(sys.stderr, line) for line in "\n".join(lines).split("\n")]
+    try:
+        print("\n".join(lines), file=sys.stderr, flush=True)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        # The terminal was closed, or nobody reads. The exit code is the interpreter's own if it
+        # fails to write again at exit.
+        sys.stdout = sys.stderr = None
+    raise typer.Exit(code)

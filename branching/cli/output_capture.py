@@ -1,0 +1,82 @@
+"""A copy of what `branching run` prints, kept for `branching log`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from branching.cli.hints import READ_ONLY_WORDS
+from branching.patterns.command_candidate import Blocks
+from branching.process.output_tee import Relay
+from branching.runlog.events import Event
+from branching.runlog.run_log import Logbook
+
+if TYPE_CHECKING:
+    from branching.fs import Workspace
+    from branching.process import Owner
+
+
+class KeptCopy:
+    """Writes down what passes through the relay, as the output of what was started last."""
+
+    def __init__(self, book: Logbook, owner: Owner | None, stdout: int) -> None:
+        self._write = book.and_then(self._notice)
+        self._lock = threading.Lock()  # guards the book: each output has a thread of its own
+        self._started: Event | None = None
+        self.was_read_only = False
+        """Whether the output says that a write was refused as read-only."""
+        self.relay = Relay(self._new_lines, owner=owner, stdout=stdout)
+
+    def on_event(self, event: Event) -> None:
+        """Writes down what the runner tells."""
+        with self._lock:
+            self._write(event)
+
+    def _notice(self, event: Event) -> None:
+        if event.kind == "started":
+            self._started = event
+
+    def _new_lines(self) -> Callable[[bytes], None]:
+        lines = Blocks(self._keep)
+
+        def keep(arrived: bytes) -> None:
+            if arrived:
+                lines.feed(arrived)
+            else:
+                lines.finish()
+
+        return keep
+
+    def _keep(self, block: str) -> None:
+        with self._lock:
+            self.was_read_only |= any(word in block for word in READ_ONLY_WORDS)
+            if self._started is not None:
+                self._write(
+                    Event(
+                        kind="output",
+                        index=self._started.index,
+                        branch=self._started.branch,
+                        text=block,
+                    )
+                )
+
+
+@contextmanager
+def kept_copy(workspace: Workspace, owner: Owner | None, stdout: int) -> Iterator[KeptCopy | None]:
+    """Keeps a copy for the length of the `with`; None where nothing can be kept: inside a branch
+    what is printed is the output of somebody's candidate, and kept as that.
+    """
+    with Logbook.of(workspace, "run") as book:
+        if not book.is_open:
+            yield None
+            return
+        copy = KeptCopy(book, owner, stdout)
+        before = signal.signal(signal.SIGWINCH, lambda *_: copy.relay.resize())
+        try:
+            with copy.relay:
+                yield copy
+        finally:
+            signal.signal(signal.SIGWINCH, before)

@@ -1,0 +1,200 @@
+"""What all commands that try candidates share: their options, and one call of a pattern.
+
+    with reported(json=options.json), Search("speculate", options) as search:
+        outcome = search.run(Speculate([search.program(text) for text in candidates], **search.how))
+    finish(...)
+
+A Search opens the workspace, makes the programs that run in its branches, shows and keeps what
+they print, and does with the winner what the options say.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from branching.cli.limit_options import GroupLimitOptions, LimitOptions
+from branching.cli.options import (
+    DropRestOption,
+    JsonOption,
+    ParallelOption,
+    QuietOption,
+    SelectOption,
+    SetupOption,
+    TimeoutOption,
+    VerboseOption,
+    WorkspaceOption,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from branching.fs import Branch, Workspace
+    from branching.patterns import SpeculationOutcome
+    from branching.patterns.command_callbacks import Expander, Judge, Scorer
+    from branching.patterns.command_candidate import Program, Reader
+
+
+class Success(str, Enum):
+    """What becomes of the winner's branch."""
+
+    commit = "commit"
+    keep = "keep"
+    abort = "abort"
+
+
+class Failure(str, Enum):
+    """What becomes of the branches when nothing succeeds. `none` is an older word for `keep`."""
+
+    abort = "abort"
+    keep = "keep"
+    none = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(GroupLimitOptions, LimitOptions):
+    """The options of every command that tries candidates."""
+
+    workspace: WorkspaceOption = None
+    timeout: TimeoutOption = None
+    parallel: ParallelOption = None
+    setup: SetupOption = None
+    select: SelectOption = None
+    drop_rest: DropRestOption = False
+    on_success: Annotated[
+        Success, typer.Option(help="What to do with the winner's branch.", show_choices=True)
+    ] = Success.commit
+    on_error: Annotated[
+        Failure, typer.Option(help="What to do with the branches when nothing succeeds.")
+    ] = Failure.abort
+    quiet: QuietOption = False
+    verbose: VerboseOption = False
+    json: JsonOption = False
+
+
+class Search:
+    """One call of a pattern from the command line, open for the length of a `with`."""
+
+    def __init__(
+        self, command: str, options: SearchOptions, labels: Sequence[str] | None = None
+    ) -> None:
+        self.command = command
+        self.options = options
+        self._labels = labels
+        self._stack = ExitStack()
+        self._space: Workspace
+        self._surroundings: dict[str, Any]
+
+    def __enter__(self) -> Search:
+        from branching.cli.progress import shown
+        from branching.cli.workspace import owned_workspace
+        from branching.runlog.run_log import Logbook
+
+        with ExitStack() as stack:
+            options = self.options
+            self._space, owner = stack.enter_context(owned_workspace(options.workspace))
+            self._surroundings = {"workspace": self._space.seen_at, "owner": owner}
+            logbook = stack.enter_context(Logbook.of(self._space, self.command, keeps_store=True))
+            show = stack.enter_context(
+                shown(self._labels, quiet=options.quiet, verbose=options.verbose)
+            )
+            self._listener = logbook.and_then(show)
+            self._logbook = logbook
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What every pattern is told by the options."""
+        options = self.options
+        return {
+            "timeout": options.timeout,
+            "max_parallel": options.parallel,
+            "commit": options.on_success is Success.commit,
+            "only": options.select or (),
+            "drop_rest": options.drop_rest,
+            "setup": self.program(options.setup) if options.setup else None,
+            "keep_failed": options.on_error is not Failure.abort,
+            "on_event": self._listener,
+            "resource_limits": options.limits(),
+            "group_limits": options.group_limits(),
+        }
+
+    def program(self, command: str | Sequence[str], *, score: bool = False) -> Program:
+        """Returns a command as a candidate: a text for the shell, or a program's words."""
+        from branching.patterns.command_candidate import Program
+
+        return Program(*self._words(command), score=score, **self._named(command))
+
+    def explainer(self, command: Sequence[str]) -> Program:
+        """Returns a candidate whose failures teach the next."""
+        from branching.patterns.command_candidate import Explainer
+
+        return Explainer(*self._words(command), **self._named(command))
+
+    def reader(self, command: str | None) -> Reader | None:
+        """Returns a command whose output is the answer."""
+        from branching.patterns.command_candidate import Reader
+
+        return Reader(*self._words(command), **self._named(command)) if command else None
+
+    def scorer(self, command: str | None) -> Scorer | None:
+        """Returns a command that says what a branch is worth."""
+        from branching.patterns.command_callbacks import Scorer
+
+        if not command:
+            return None
+        return Scorer(*self._words(command), score=True, **self._named(command))
+
+    def judge(self, command: str) -> Judge:
+        """Returns a command that says which of two branches is the better."""
+        from branching.patterns.command_callbacks import Judge
+
+        return Judge(*self._words(command), **self._named(command))
+
+    def expander(self, command: str) -> Expander:
+        """Returns a command that says what to try next."""
+        from branching.patterns.command_callbacks import Expander
+
+        def make(text: str) -> Program:
+            return self.program(text, score=True)
+
+        return Expander(*self._words(command), make=make, **self._named(command))
+
+    def run(
+        self, pattern: Callable[[Workspace | Branch], SpeculationOutcome]
+    ) -> SpeculationOutcome:
+        """Calls the pattern. A signal ends it in order, unless there was a winner already."""
+        from branching.cli.signals import interruptible
+
+        def call() -> SpeculationOutcome:
+            with self._logbook.steered():
+                outcome = pattern(self._space)
+            if self.options.on_success is Success.abort and outcome.branch is not None:
+                outcome.branch.abort()
+            return outcome
+
+        return interruptible(call, is_done=lambda outcome: outcome.winner is not None)
+
+    @staticmethod
+    def _words(command: str | Sequence[str]) -> tuple[list[str]]:
+        from branching.patterns.command_candidate import shell
+
+        return (shell(command) if isinstance(command, str) else list(command),)
+
+    def _named(self, command: str | Sequence[str]) -> dict[str, Any]:
+        label = {"label": command} if isinstance(command, str) else {}
+        return {**self._surroundings, **label}

@@ -1,0 +1,108 @@
+"""Signals end a call in order: what runs is killed, branches are aborted, then we exit.
+
+The call runs in a thread of its own, so no signal can break into it half-way: a branch that was
+just made, a commit under way. The main thread only waits, and a signal's handler cancels the
+call's scope. The first signal leaves commands a moment to tidy up, the second kills at once.
+
+Around the call, while a workspace is opened and closed, signals are `held`: a mount that was made
+must be unmounted, a home that was lent removed. What came while it was opened ends the call before
+it begins; what comes while it is closed is too late to change anything.
+
+It waits by reading a pipe, into which the interpreter writes each signal. Waiting for the thread
+itself would lose the signal that comes just before the wait begins: it was seen to happen.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
+
+from branching._cancellation import STOP_GRACE_SECONDS, Scope
+from branching.cli.exit_codes import Interrupted
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+R = TypeVar("R")
+
+_held: list[int] = []
+"""Signals that came while they were held."""
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Holds signals for the length of the `with`; a second one raises Interrupted all the same:
+    somebody insists, and what we wait for may never end."""
+
+    def hold(signum: int, _frame: FrameType | None) -> None:
+        _held.append(signum)
+        if len(_held) > 1:
+            raise Interrupted(signum)
+
+    before = {signum: signal.signal(signum, hold) for signum in _heard()}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        _held.clear()
+
+
+def interruptible(function: Callable[[], R], *, is_done: Callable[[R], bool]) -> R:
+    """Calls `function` and returns its value.
+
+    After a signal Interrupted is raised instead, unless `is_done` says that the value is worth
+    more: what was committed when the signal came stays committed, and is reported.
+    """
+    if _held:
+        raise Interrupted(_held[0])
+    scope = Scope()
+    received: list[int] = []
+    values: list[R] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            values.append(scope.run(function))
+        except BaseException as error:  # raised again by the main thread
+            errors.append(error)
+        finally:
+            os.write(bell, b"\0")
+
+    def stop(signum: int, _frame: FrameType | None) -> None:
+        scope.cancel(0.0 if received else STOP_GRACE_SECONDS)
+        received.append(signum)
+
+    waiting, bell = os.pipe()
+    os.set_blocking(bell, False)
+    wakeup_before = signal.set_wakeup_fd(bell)
+    before = {signum: signal.signal(signum, stop) for signum in _heard()}
+    received += _held  # it came just before the line above
+    if received:
+        scope.cancel(STOP_GRACE_SECONDS)
+    try:
+        thread = threading.Thread(target=call, name="call")
+        thread.start()
+        while not values and not errors:
+            os.read(waiting, 1)
+        thread.join()
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        signal.set_wakeup_fd(wakeup_before)
+        os.close(waiting)
+        os.close(bell)
+    if errors:
+        raise errors[0]
+    if received and not is_done(values[0]):
+        raise Interrupted(received[0])
+    return values[0]
+
+
+def _heard() -> list[signal.Signals]:
+    # What the caller has us ignore (nohup, a shell's background job) stays ignored.
+    return [signum for signum in STOP_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]

@@ -1,0 +1,95 @@
+"""Where a command works: the workspace it was told, or found, or made, and as whom.
+
+A directory that is no mount is mounted for the length of the command, if that can be done here:
+the program `branchfs` and /dev/fuse are what it takes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from branching.cli.exit_codes import note
+from branching.cli.signals import held
+from branching.errors import MountError
+
+if TYPE_CHECKING:
+    from branching.fs import Workspace
+    from branching.process import Owner
+
+FUSE = Path("/dev/fuse")
+
+
+@dataclass(kw_only=True)
+class MountOptions:
+    """How a directory is mounted for the length of a command; None is the environment's choice."""
+
+    driver: Any = None
+    policy: Any = None
+
+
+mount_options = MountOptions()
+"""Set by the options in front of the command."""
+
+
+@contextmanager
+def opened_workspace(path: Path | None) -> Iterator[Workspace]:
+    """Opens the workspace around `path`, or around the current directory, and closes it."""
+    with held(), _open(path) as workspace:
+        if workspace.dropped:
+            names = ", ".join(workspace.dropped)
+            note(f"dropped the branches of a program that was killed: {names}")
+        yield workspace
+
+
+@contextmanager
+def owned_workspace(path: Path | None) -> Iterator[tuple[Workspace, Owner | None]]:
+    """Does the same for a command that runs others: it lends the workspace's owner a home for its
+    length, and may have as many files open as hundreds of them take."""
+    from branching._linux.rlimits import take_more
+    from branching.process import Owner
+
+    take_more()
+    with opened_workspace(path) as workspace, Owner.of(*workspace.owner) as owner:
+        yield workspace, owner
+
+
+def _open(path: Path | None) -> Workspace:
+    from branching.fs import Workspace
+    from branching.fs.automount import base_around, find_program
+    from branching.fs.branchfs import sealed
+    from branching.fs.workspace import find_mount
+
+    place = path or Path.cwd()
+    # First of all, for a mount whose daemon has died is no directory any more, and says why itself.
+    how = vars(mount_options)
+    if find_mount(place) is not None:
+        return Workspace.open(place, **how)
+    if not place.is_dir():
+        raise MountError(f"workspace path does not exist: {path}", path=str(path))
+    around = os.environ.get("BRANCHING_WORKSPACE")
+    if around and place.resolve().is_relative_to(around):
+        raise sealed(Path(around))  # the mount is the kernel's overlay, and tells nothing
+    try:
+        find_program()
+    except MountError as error:
+        raise _no_workspace(path, place, error.hint) from error
+    if not FUSE.exists():
+        raise _no_workspace(path, place, "modprobe fuse, or run with --device /dev/fuse")
+    if path is not None:
+        return Workspace.open(place, **how)
+    base = base_around(place)
+    if base != place.resolve():
+        note(f"workspace: {base} (above the current directory)")
+    return Workspace.open(base, **how)
+
+
+def _no_workspace(path: Path | None, place: Path, hint: str | None) -> MountError:
+    text = "no branchfs mount found for current directory; use -w/--workspace"
+    if path is not None:
+        text = f"{path} is not inside a branchfs mount, and cannot be mounted here"
+    return MountError(text, path=str(place), hint=hint)

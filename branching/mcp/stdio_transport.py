@@ -1,0 +1,76 @@
+"""The server between a client's pipes: it ends when the client does, however that ends.
+
+What ends it is the end of its standard input. So that a signal ends it in the same order, the
+protocol's library does not read the client's pipe but one of ours, into which a thread copies what
+comes; a signal closes it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+
+import anyio
+
+from branching._cancellation import Scope
+from branching.mcp.server import make_server
+from branching.mcp.workspace_session import Desk
+
+_COPY_BYTES = 1 << 16
+
+
+def serve_stdio(desk: Desk) -> None:
+    """Serves until the client closes our standard input, or the calling scope is cancelled."""
+    outside = os.dup(0)
+    inside, into = os.pipe()
+    stopping, stop = os.pipe()
+    os.dup2(inside, 0)
+    os.close(inside)
+    copying = threading.Thread(target=_copy, args=(outside, into, stopping), daemon=True)
+    copying.start()
+    scope = Scope.current()
+
+    def end(_grace_seconds: float) -> None:
+        os.write(stop, b"\0")
+
+    if scope is not None:
+        scope.on_cancel(end)
+    try:
+        anyio.run(make_server(desk).run_stdio_async)
+    except BaseException as error:
+        if not _is_client_gone(error):
+            raise
+    finally:
+        if scope is not None:
+            scope.forget(end)
+        end(0.0)
+        copying.join()
+        os.dup2(outside, 0)
+        for descriptor in (outside, stopping, stop):
+            os.close(descriptor)
+
+
+def _copy(outside: int, into: int, stopping: int) -> None:
+    try:
+        while True:
+            ready = select.select([outside, stopping], [], [])[0]
+            if stopping in ready:
+                return
+            data = os.read(outside, _COPY_BYTES)
+            if not data:
+                return
+            while data:
+                data = data[os.write(into, data) :]
+    except OSError:
+        pass  # nobody reads it any more, or the client is gone: both are the end
+    finally:
+        os.close(into)
+
+
+def _is_client_gone(error: BaseException) -> bool:
+    """Whether it is only that nobody reads our answers any more."""
+    parts = getattr(error, "exceptions", None)
+    if parts is not None:
+        return all(map(_is_client_gone, parts))
+    return isinstance(error, (BrokenPipeError, ConnectionResetError))

@@ -1,0 +1,377 @@
+"""What one server works on: a workspace, under rules, and the branches that were made through it.
+
+The desk knows no protocol. Its methods are called in the event loop's thread, which alone changes
+its state; what blocks is done elsewhere and awaited (`worker_threads`).
+
+A branch that was made through the server ends with it, unless it was committed, aborted or kept, or
+the user is to commit it (`Rules.propose`).
+While something runs in a branch it is not committed; aborting it ends what runs there first.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import anyio
+
+from branching._cancellation import STOP_GRACE_SECONDS, Scope
+from branching.errors import (
+    BranchError,
+    BranchingError,
+    BranchNotFoundError,
+    add_note,
+)
+from branching.fs import Branch, BranchRecord, Change, Reversal, Workspace
+from branching.fs.branch_leases import Claims, drop_left
+from branching.fs.confined_dir import Tree
+from branching.mcp.worker_threads import step
+from branching.process import Owner, ResourceLimits
+from branching.process.sandbox.masked_files import Finder
+
+if TYPE_CHECKING:
+    from branching.mcp.background import Started
+
+_log = logging.getLogger("branching.mcp")
+MAIN = "main"
+"""How the workspace itself is named where a branch is asked for."""
+STORE_NAME = ".branching"
+"""The name in a workspace's root that no branch shows."""
+SECONDS_MAX_DEFAULT = 3600.0
+FINDERS_MAX = 16
+"""So many branches' hidden files are remembered: some hundred bytes for each directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What commands may do and use: it holds for all that is run through the server."""
+
+    limits: ResourceLimits | None = None
+    """Of each command, and of each candidate of a race."""
+    hide: tuple[str, ...] = ()
+    """Globs of files that neither commands nor the file tools can read or write."""
+    network: bool = False
+    clean_env: bool = True
+    """Commands get an environment without keys and tokens."""
+    env: tuple[str, ...] = ()
+    """Names of variables that commands get nevertheless."""
+    propose: bool = False
+    """The agent cannot commit. Its branches stay when the server ends, for the user to commit."""
+    seconds_max: float = SECONDS_MAX_DEFAULT
+    """The longest time for one command or race."""
+    seen_as: tuple[Path, ...] = ()
+    """Other names of the workspace's directory: in a container, its path on the host."""
+
+
+class Desk:
+    """Opened by `async with`; its end ends all that runs and drops the branches that it made."""
+
+    def __init__(
+        self, workspace: Workspace, owner: Owner | None = None, rules: Rules | None = None
+    ) -> None:
+        self.workspace = workspace
+        self.owner = owner
+        self.rules = rules or Rules()
+        self._finders: dict[str, Finder] = {}
+        """Of hidden files, by the directory of a branch."""
+        self._made: dict[int, str] = {}
+        self._racing: dict[int, BranchRecord] = {}
+        """Branches of races that are under way: they end with their race."""
+        self._claims = Claims(workspace)
+        """All of them, for who comes after us if we are killed."""
+        self._running: dict[str, set[_Run]] = {}
+        self.background: dict[str, Started] = {}
+        """Commands in the background, by id: those that run, and the last ones that ended."""
+
+    @property
+    def directories(self) -> list[Path]:
+        """The workspace's directory, by all its names."""
+        space = self.workspace
+        return [space.seen_at, space.base, *self.rules.seen_as]
+
+    # Branches.
+
+    async def branches(self) -> list[BranchRecord]:
+        """Lists the open branches, the oldest first."""
+        return await step(self.workspace.branches)
+
+    async def find(self, name: str) -> Branch:
+        """Returns an open branch. BranchNotFoundError if there is none of that name."""
+        if name == MAIN:
+            raise BranchError(f"{MAIN!r} is the workspace itself, which changes by commits alone")
+        return await step(lambda: self.workspace.reopen(name))
+
+    async def create(self, name: str | None, parent: str) -> Branch:
+        """Forks a branch of the workspace, or of another branch; it is ours to end."""
+        limits = self.rules.limits
+        origin = self.workspace if parent == MAIN else await self.find(parent)
+        branch = origin.branch(
+            name or f"mcp-{secrets.token_hex(4)}",
+            on_success=None,
+            disk_limit=None if limits is None else limits.disk,
+        )
+        # Never left half-way: who cancels meanwhile leaves a branch that is on the list.
+        await step(lambda: self._own(branch.__enter__()))
+        return branch
+
+    def _own(self, branch: Branch) -> None:
+        record = branch.inspect()
+        self._made[record.id] = branch.name
+        if not self.rules.propose:
+            self._claim(record)
+
+    def _claim(self, record: BranchRecord) -> None:
+        try:
+            self._claims.add(record)
+        except OSError as error:
+            _log.warning("branch %s stays if this server is killed: %s", record.name, error)
+
+    def race_began(self, name: str) -> None:
+        """Says that a race tries something in a branch. Blocks, in the race's thread."""
+        with suppress(BranchError):  # it is over already
+            record = self.workspace.reopen(name).inspect()
+            self._racing[record.id] = record
+            self._claim(record)
+
+    def race_ended(self, names: Sequence[str]) -> None:
+        """Says that a race has dropped or committed these, or left them open for somebody."""
+        for record in [each for each in self._racing.values() if each.name in names]:
+            del self._racing[record.id]
+            self._claims.drop(record)
+
+    async def adopt(self, name: str) -> None:
+        """Makes an open branch ours to end."""
+        branch = await self.find(name)
+        await step(lambda: self._own(branch))
+
+    async def keep(self, name: str) -> None:
+        """Leaves a branch open when the server ends."""
+        record = await step((await self.find(name)).inspect)
+        if record.id in self._racing:
+            raise BranchError(
+                f"branch {name!r} was not kept: the race that tries it commits it or drops it",
+                hint="call the race with commit=false: the winner's branch is left open",
+                branch=name,
+            )
+        if self._made.pop(record.id, None) is not None:
+            await step(partial(self._claims.drop, record))
+
+    def is_kept(self, record: BranchRecord) -> bool:
+        """Whether the branch stays open when the server ends."""
+        if record.id in self._racing:
+            return False
+        return self.rules.propose or record.id not in self._made
+
+    async def commit(
+        self,
+        name: str,
+        *,
+        only: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        drop_rest: bool = False,
+        force: bool = False,
+        skip: bool = False,
+        dry_run: bool = False,
+    ) -> tuple[list[Change], int]:
+        """Applies a branch in which nothing runs to its parent. Returns what changed, and how many
+        changed paths stay in the branch.
+
+        Siblings stay open, and a stale branch is rebased first: disjoint work of several agents
+        in one directory is committed.
+        """
+        branch = await self.find(name)
+        if not dry_run:
+            self._check_idle(name, "committed")
+        with self.running(name, Scope()):  # nothing is started in it, nor committed, meanwhile
+            changes = await step(
+                lambda: branch.commit(
+                    only=only,
+                    exclude=exclude,
+                    drop_rest=drop_rest,
+                    force=force,
+                    skip=skip,
+                    policy="snapshot" if self.workspace.policy == "first-winner" else None,
+                    rebase=True,
+                    dry_run=dry_run,
+                )
+            )
+            return changes, branch.remaining
+
+    async def rebase(self, name: str, *, force: bool = False) -> list[str]:
+        """Forks a branch anew from its parent's present state, and keeps its changes on top.
+
+        Returns the conflicting paths of which `force` kept the branch's version.
+        """
+        branch = await self.find(name)
+        self._check_idle(name, "rebased")
+        with self.running(name, Scope()):
+            return await step(partial(branch.rebase, force=force))
+
+    async def last_commit(self, name: str) -> int | None:
+        """Returns the id of the newest commit of a branch of this name to the workspace."""
+        records = await step(self.workspace.history)
+        ids = [each.id for each in records if each.branch == name and each.undone is None]
+        return ids[-1] if ids else None
+
+    async def undo(self, commit: int | None, *, force: bool, dry_run: bool) -> Reversal:
+        """Reverts the last commit to the workspace; BranchError if that is not `commit`."""
+        if commit is not None:
+            last = (await step(partial(self.workspace.undo, force=True, dry_run=True))).commit
+            if last.id != commit:
+                raise BranchError(
+                    f"commit {commit} was not undone: the last commit is {last.id}, of branch "
+                    f"{last.branch!r}. Nothing was changed",
+                    hint="branch_history lists the commits. Undo only what you committed; ask the "
+                    "user about commits of others",
+                )
+        return await step(partial(self.workspace.undo, force=force, dry_run=dry_run))
+
+    def _check_idle(self, name: str, what: str) -> None:
+        if self._running.get(name):
+            raise BranchError(
+                f"something still runs in branch {name!r}: it was not {what}",
+                hint="wait for its end, or branch_stop it if it runs in the background; "
+                "branch_abort ends it and drops the branch",
+                branch=name,
+            )
+
+    async def abort(self, name: str) -> list[Change]:
+        """Ends what runs in a branch, and drops it with its children; returns its changes."""
+        branch = await self.find(name)
+        for run in list(self._running.get(name, ())):
+            run.scope.cancel(STOP_GRACE_SECONDS)
+            await run.ended.wait()
+        changes: list[Change] = []
+        with suppress(BranchingError):  # they cannot be listed; it can still be dropped
+            changes = await step(branch.diff)
+        await step(branch.abort)
+        return changes
+
+    @contextmanager
+    def running(self, name: str, scope: Scope) -> Iterator[None]:
+        """Says for the length of the `with` that something runs in a branch."""
+        end = self.begin(name, scope)
+        try:
+            yield
+        finally:
+            end()
+
+    def begin(self, name: str, scope: Scope) -> Callable[[], None]:
+        """Says that something runs in a branch; returns the function that says it has ended."""
+        run = _Run(scope)
+        self._running.setdefault(name, set()).add(run)
+
+        def end() -> None:
+            self._running[name].discard(run)
+            if not self._running[name]:
+                del self._running[name]
+            run.ended.set()
+
+        return end
+
+    def background_of(self, name: str) -> list[str]:
+        """Returns the ids of the commands that run in a branch in the background."""
+        return [
+            each.id for each in self.background.values() if each.branch == name and each.is_running
+        ]
+
+    # Files.
+
+    async def tree(self, name: str, path: str) -> Tree:
+        """Returns the files of a branch, or of the workspace, to do something at `path`.
+
+        PermissionError if the rules hide that: its name, or a file that it is another name of.
+        """
+        if path.split("/", maxsplit=1)[0] == STORE_NAME:
+            raise OSError(errno.EPERM, "the store of the branches is not part of a branch", path)
+        top = self.workspace.path if name == MAIN else (await self.find(name)).path
+        if self.rules.hide:
+            await step(partial(self._check_visible, top, path))
+        return Tree(top, self.workspace.owner)
+
+    def _check_visible(self, top: Path, path: str) -> None:
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if ".." in parts:
+            raise OSError(errno.EXDEV, "a path goes down only, where files are hidden", path)
+        place = str(top.resolve())
+        finder = self._finders.pop(place, None) or Finder(place, self.rules.hide)
+        self._finders[place] = finder  # the one that was used last is the last one
+        for other in list(self._finders)[:-FINDERS_MAX]:
+            self._finders.pop(other, None)
+        if parts and finder.hides("/".join(parts)):
+            raise PermissionError(errno.EACCES, "hidden by the rules of this server", path)
+
+    # Opening and closing.
+
+    async def __aenter__(self) -> Desk:
+        try:
+            dropped = await step(partial(drop_left, self.workspace))
+        except (BranchingError, OSError) as error:
+            _log.warning("a server that was killed has left branches: %s", error)
+        else:
+            if dropped:
+                names = ", ".join(record.name for record in dropped)
+                _log.warning("dropped what a server that was killed has left: %s", names)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            for runs in list(self._running.values()):
+                for run in list(runs):
+                    run.scope.cancel(STOP_GRACE_SECONDS)
+                    await run.ended.wait()
+            failure = await step(self._drop_all)
+        if failure is not None:
+            if error is None:
+                raise failure
+            add_note(error, f"and a branch stays open: {failure}")
+
+    def _drop_all(self) -> BranchingError | None:
+        failure: BranchingError | None = None
+        # Children are younger than their parents and go before them.
+        for record in reversed(self.workspace.branches()):
+            if record.id in self._made:
+                try:
+                    branch = self.workspace.reopen(record.name)
+                    if self.rules.propose and branch.diff():
+                        continue  # it is the user's to commit
+                    branch.abort()
+                except BranchNotFoundError:
+                    pass  # it went with its parent
+                except BranchingError as error:
+                    failure = failure or error
+        if failure is None:
+            self._claims.close()
+        return failure
+
+
+class _Run:
+    """Something under way in a branch."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.ended = anyio.Event()
+
+
+HOST_VARIABLE = "BRANCHING_HOST_WORKSPACE"
+"""In a container: what the workspace's directory is called outside, where the client is."""
+
+
+def host_directories() -> tuple[Path, ...]:
+    """Returns what the workspace's directory is called on the host, where that was told."""
+    told = os.environ.get(HOST_VARIABLE)
+    return (Path(told),) if told else ()

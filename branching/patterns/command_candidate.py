@@ -1,0 +1,408 @@
+"""A candidate, or a callback, that is a command.
+
+A Program is called with a branch's directory like any candidate. It runs its command there, tells
+its output line by line, and answers with the exit code and the score the command wrote to
+descriptor 3. Unlike a function it ends when it is cancelled.
+
+The command learns where it is from its environment:
+
+    BRANCHING=1             it runs in a branch
+    BRANCHING_BRANCH        name of the branch
+    BRANCHING_WORKSPACE     root of the workspace
+    BRANCHING_ATTEMPT       number of the candidate or attempt, from 0; empty for a setup
+    BRANCHING_FEEDBACK      what was learnt from the attempts before (empty at first)
+    BRANCHING_STEER         a file that a person's messages are appended to, a line each; only
+                            where a `run_controller` takes messages
+    BRANCHING_PORT_BASE     first of ten ports that no other branch has meanwhile
+    TMPDIR                  a directory for temporary files, gone when the command ends
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import shlex
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from branching.errors import BranchingError, ProcessBranchError
+from branching.fs import Branch
+from branching.patterns.attempt import Task
+from branching.patterns.results import Answer
+from branching.process import (
+    OWN_TMP,
+    Budget,
+    Command,
+    Ended,
+    Isolation,
+    Owner,
+    Sandbox,
+    Sink,
+    check_walls,
+    told,
+)
+from branching.process.environment import inherited_environment
+from branching.process.port_ranges import lent_ports
+from branching.process.scratch import scratch_directory
+from branching.runlog.events import SETUP_INDEX
+from branching.runlog.run_controller import Helm
+
+if TYPE_CHECKING:
+    from branching.process.pty_proxy import OwnTerminal
+
+FEEDBACK_BYTES_MAX = 100_000
+"""The kernel refuses a variable of 128 KiB. Of a longer feedback the end is kept: that is where
+compilers and test runners sum up."""
+EXPLAINED_LINES_MAX = 40
+"""So many lines of a failure are worth telling the next attempt."""
+TIMEOUT_GRACE_SECONDS = 1.0
+"""Between SIGTERM and SIGKILL when the time of a command is over."""
+ANSWER_BYTES_MAX = 8 << 20
+"""Of the output of a callback, which is kept in memory."""
+LINE_CHARACTERS_MAX = 64 << 10
+"""A longer line is passed on in pieces, so that output without line ends needs bounded memory."""
+_RETURNS = re.compile(r"\r+(?=\n|\Z)")
+"""At the ends of lines."""
+
+
+class BranchCommand:
+    """A command that is run in a branch. The subclass says what its end means.
+
+    `hide` lists globs of files that it cannot read, `network=False` leaves it the loopback
+    interface alone, `clean_env` gives it an environment without keys and tokens, to which `env`
+    adds. `port_base` is the first of ten ports that the caller has (`lent_ports`).
+    """
+
+    ends_when_cancelled = True
+    keeps_to_limits = True
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        workspace: Path,
+        owner: Owner | None,
+        stdout: Sink = None,
+        stderr: Sink = None,
+        tells_output: bool = True,
+        inherit_stdin: bool = False,
+        terminal: OwnTerminal | None = None,
+        score: bool = False,
+        label: str | None = None,
+        isolation: Isolation = "sandbox",
+        hide: Sequence[str] = (),
+        network: bool = True,
+        clean_env: bool = False,
+        env: Mapping[str, str] | None = None,
+        port_base: int | None = None,
+    ) -> None:
+        check_walls(isolation, network=network, hide=hide)
+        self._hide = tuple(hide)
+        self._network = network
+        self._clean_env = clean_env
+        self._env = dict(env or {})
+        self._port_base = port_base
+        self._isolation = isolation
+        self.label = shlex.join(argv) if label is None else label
+        self._argv = argv
+        self._workspace = workspace
+        self._owner = owner
+        self._stdout = stdout
+        self._stderr = stderr
+        self._tells_output = tells_output
+        self._inherit_stdin = inherit_stdin
+        self._terminal = terminal
+        self._score = score
+
+    def _run(
+        self,
+        path: Path,
+        stdout: Sink,
+        stderr: Sink,
+        environment: Mapping[str, str] | None = None,
+        beside: Sequence[tuple[Path, Path]] = (),
+    ) -> Ended:
+        task = Task.of_caller()
+        lines = None
+        if task is not None and self._tells_output:
+            lines = Blocks(partial(self._say, task))
+        teller = None if lines is None else lines.feed
+        budget = None if task is None else task.attempt.budget
+        with ExitStack() as stack:
+            port_base = self._port_base or stack.enter_context(lent_ports())
+            scratch = OWN_TMP
+            helm = None if self._inherit_stdin else Helm.current()
+            words, steer = None, {}
+            if helm is not None and task is not None:
+                words = stack.enter_context(helm.steer_file(task.attempt.branch.name))
+            if words is not None:
+                seen = words
+                if self._isolation != "none":
+                    seen = OWN_TMP / "branching-steer" / words.name
+                    beside = [*beside, (words.parent, seen.parent)]
+                steer = {"BRANCHING_STEER": str(seen)}
+            sandbox = self._sandbox(path, beside)
+            if sandbox is None:
+                scratch = stack.enter_context(scratch_directory(self._owner))
+            limited = stack.enter_context(_limited(task, budget))
+            command = Command(
+                self._argv,
+                cwd=path,
+                sandbox=sandbox,
+                environment={
+                    **inherited_environment(is_clean=self._clean_env),
+                    **self._env,
+                    **self._environment(task),
+                    **(environment or {}),
+                    **steer,
+                    "BRANCHING_PORT_BASE": str(port_base),
+                    "TMPDIR": str(scratch),
+                },
+                owner=self._owner,
+                stdout=teller if stdout is None else stdout,
+                stderr=teller if stderr is None else stderr,
+                inherit_stdin=self._inherit_stdin,
+                terminal=self._terminal,
+                score=self._score,
+                scope=limited.scope,
+            )
+            if task is not None:
+                task.on_cancel(command.kill)
+                if helm is not None:
+                    name = task.attempt.branch.name
+                    stack.enter_context(helm.steering(name, command, words))
+            try:
+                with limited.watch(command):
+                    ended = command.run()
+                ended = limited.told(ended)
+                if task is not None:
+                    task.ended = ended
+                return ended
+            finally:
+                if lines is not None:
+                    lines.finish()
+                if task is not None:
+                    task.forget(command.kill)
+
+    def _sandbox(self, path: Path, beside: Sequence[tuple[Path, Path]]) -> Sandbox | None:
+        if self._isolation == "none":
+            return None
+        return Sandbox.of(
+            path,
+            at=self._workspace,
+            hide=self._hide,
+            network=self._network,
+            home=Owner.home_of(self._owner),
+            beside=beside,
+        )
+
+    def _say(self, task: Task, block: str) -> None:
+        task.say(block)
+
+    def _environment(self, task: Task | None) -> dict[str, str]:
+        environment = {"BRANCHING": "1", "BRANCHING_WORKSPACE": str(self._workspace)}
+        if task is not None:
+            index = task.attempt.index
+            environment |= {
+                "BRANCHING_BRANCH": task.attempt.branch.name,
+                "BRANCHING_ATTEMPT": "" if index == SETUP_INDEX else str(index),
+                "BRANCHING_FEEDBACK": _fitting(task.attempt.feedback),
+            }
+        return environment
+
+
+class Program(BranchCommand):
+    """A command as a candidate: success is exit code 0."""
+
+    def __call__(self, path: Path, *_: object) -> Answer:
+        """Runs the command in the branch at `path`. The answer's value is a `process.Ended`.
+
+        Raises ValueError if a command that succeeds wrote a score that is not a number.
+        """
+        ended = self._run(path, self._stdout, self._stderr)
+        # NaN and infinity are for the reader to refuse.
+        score = number_in(ended.score)
+        if ended.success and score is None and ended.score.strip():
+            raise ValueError(f"the score on descriptor 3 is not a number: {ended.score[-80:]!r}")
+        return Answer(
+            success=ended.success,
+            value=ended,
+            score=score,
+            error="" if ended.success else self._error(ended),
+            exit_code=ended.exit_code,
+        )
+
+    def _error(self, ended: Ended) -> str:
+        return ended.reason
+
+
+class Explainer(Program):
+    """A candidate whose failure teaches the next: its error has the end of what it printed."""
+
+    def __init__(self, argv: Sequence[str], **options: Any) -> None:
+        super().__init__(argv, **options)
+        self._told = threading.local()  # one object runs in many branches at once
+
+    def __call__(self, path: Path, *_: object) -> Answer:
+        self._told.lines = deque(maxlen=EXPLAINED_LINES_MAX)
+        return super().__call__(path)
+
+    def _say(self, task: Task, block: str) -> None:
+        self._told.lines.extend(block.split("\n"))
+        super()._say(task, block)
+
+    def _error(self, ended: Ended) -> str:
+        return "\n".join([ended.reason, *self._told.lines])
+
+
+class Reader(BranchCommand):
+    """A command as a callback: what it prints is the answer, of which the last ANSWER_BYTES_MAX
+    bytes are kept.
+    """
+
+    def __call__(self, path: Path, *_: object) -> str:
+        """Runs the command and returns what it printed, stripped, whatever its exit code: a test
+        run that fails has the more to say. Raises ProcessBranchError when it could not run.
+        """
+        printed = bytearray()
+
+        def keep(arrived: bytes) -> None:
+            printed.extend(arrived)
+            if len(printed) > 2 * ANSWER_BYTES_MAX:  # seldom, as it moves all that is kept
+                del printed[:-ANSWER_BYTES_MAX]
+
+        ended = self._run(path, keep, self._stderr)
+        if ended.how == "error":
+            raise ProcessBranchError(ended.reason)
+        return printed[-ANSWER_BYTES_MAX:].decode("utf-8", "replace").strip()
+
+
+@contextmanager
+def _limited(task: Task | None, budget: Budget | None) -> Iterator[_Limited]:
+    limited = _Limited(task, budget)
+    try:
+        yield limited
+    finally:
+        if limited.scope is not None:
+            limited.scope.remove()
+
+
+class _Limited:
+    """One command under the limits of its branch, if there are any."""
+
+    def __init__(self, task: Task | None, budget: Budget | None) -> None:
+        self._branch = None if task is None else task.attempt.branch
+        self._budget = budget
+        self._is_over: threading.Event | None = None
+        self._refusals_before = self._refusals()
+        self.scope = None if budget is None else budget.scope()
+
+    @contextmanager
+    def watch(self, command: Command) -> Iterator[None]:
+        """Ends the command when its time is over."""
+        if self._budget is None:
+            yield
+            return
+        with self._budget.watch(partial(command.kill, TIMEOUT_GRACE_SECONDS)) as self._is_over:
+            yield
+
+    def told(self, ended: Ended) -> Ended:
+        """Returns how it ended, with the limit that it met."""
+        if self._budget is None:
+            return ended
+        usage = None
+        if self.scope is not None:
+            self.scope.remove()
+            usage = self.scope.usage()
+        is_over = self._is_over is not None and self._is_over.is_set()
+        refusals = self._refusals() - self._refusals_before
+        return told(ended, usage=usage, disk_refusals=refusals, is_over=is_over)
+
+    def _refusals(self) -> int:
+        return 0 if self._branch is None else disk_refusals(self._branch, self._budget)
+
+
+def disk_refusals(branch: Branch, budget: Budget | None) -> int:
+    """Returns how often the branch met its disk limit; 0 where it has none."""
+    if budget is None or (budget.disk_each is None and budget.disk_together is None):
+        return 0
+    try:
+        return branch.inspect().disk_refusals or 0
+    except BranchingError:
+        return 0  # the branch is gone: another one has won, and this end is nobody's concern
+
+
+def shell(text: str) -> list[str]:
+    """Returns the argv that runs `text` in a shell."""
+    return ["/bin/sh", "-c", text]
+
+
+class Blocks:
+    """Cuts a stream of bytes into blocks of whole lines of text, without the last line's end.
+
+    A block has the lines that arrived together: a call for each line would cost many times what
+    the rest of the way does.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+        self._is_cut = False
+        """Whether the line has been passed on in part."""
+
+    def feed(self, arrived: bytes) -> None:
+        """Tells the lines that are complete now."""
+        text = self._rest + self._decoder.decode(arrived)
+        if text and self._is_cut:
+            text = text.removeprefix("\n")  # the end of the line that was passed on in part
+            self._is_cut = False
+        block, end, self._rest = text.rpartition("\n")
+        if end:
+            self._tell(_RETURNS.sub("", block) if "\r" in block else block)
+        if len(self._rest) >= LINE_CHARACTERS_MAX:
+            self._tell(self._rest)
+            self._rest = ""
+            self._is_cut = True
+
+    def finish(self) -> None:
+        """Tells the last line if it has no end."""
+        rest = self._rest + self._decoder.decode(b"", True)
+        self._decoder.reset()
+        self._rest = ""
+        if rest:
+            self._tell(rest)
+
+
+class Lines(Blocks):
+    """Cuts a stream of bytes into lines of text, and tells each."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        def tell_each(block: str) -> None:
+            for line in block.split("\n"):
+                tell(line)
+
+        super().__init__(tell_each)
+
+
+def _fitting(feedback: str) -> str:
+    """Returns the feedback as an environment variable can carry it."""
+    data = feedback.replace("\0", "").encode("utf-8", "surrogateescape")
+    if len(data) > FEEDBACK_BYTES_MAX:
+        left_out = len(data) - FEEDBACK_BYTES_MAX
+        data = f"[{left_out} bytes left out]\n".encode() + data[left_out:]
+    return data.decode("utf-8", "replace")
+
+
+def number_in(text: str) -> float | None:
+    """Returns the number that the last line is, None if it is none."""
+    last = text.splitlines()[-1].strip() if text else ""
+    try:
+        return float(last)
+    except ValueError:
+        return None

@@ -1,0 +1,66 @@
+"""Telling a listener what happens, from several threads, one event at a time.
+
+A listener that raises has had enough: it hears nothing more, and its exception waits in `error`
+for the thread that owns the call, which is woken to raise it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from branching.patterns.attempt import Attempt
+from branching.runlog.events import Event, EventKind, OnEvent, takes_blocks
+
+
+class Teller:
+    """Hands events to `listener`, if there is one."""
+
+    def __init__(self, listener: OnEvent | None, wake: Callable[[], None]) -> None:
+        self._listener = listener
+        self._wake = wake
+        self._lock = threading.Lock()
+        self.error: BaseException | None = None
+
+    def say(self, attempt: Attempt, block: str) -> None:
+        """Tells whole lines of output: each, unless the listener takes blocks of them."""
+        if self._listener is None:
+            return
+        if takes_blocks(self._listener):
+            self.tell(attempt, "output", block)
+            return
+        for line in block.split("\n"):
+            self.tell(attempt, "output", line)
+
+    def finished(self, attempt: Attempt) -> None:
+        """Tells that an attempt has ended, and why if it failed."""
+        error = attempt.answer.exception
+        said = attempt.answer.error
+        self.tell(
+            attempt, "finished", said or (f"{type(error).__name__}: {error}" if error else "")
+        )
+
+    def tell(
+        self, attempt: Attempt, kind: EventKind, text: str = "", score: float | None = None
+    ) -> None:
+        if self._listener is None:
+            return
+        event = Event(
+            kind=kind,
+            index=attempt.index,
+            branch=attempt.branch.name,
+            label=attempt.label,
+            text=text,
+            state=attempt.state or "",
+            score=score,
+            seconds=attempt.seconds,
+            changes=attempt.changes,
+        )
+        with self._lock:
+            if self.error is not None:
+                return
+            try:
+                self._listener(event)
+            except BaseException as error:  # the thread that owns the call raises it
+                self.error = error
+                self._wake()

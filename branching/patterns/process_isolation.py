@@ -1,0 +1,114 @@
+"""Functions in processes of their own: what `isolate_processes` and limits of a pattern mean.
+
+A BranchContext runs them: in the same sandbox that commands get, at the workspace's own path. They
+end when they are cancelled, as commands do, and the call waits for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from branching.errors import ProcessBranchError
+from branching.patterns.attempt import Task
+from branching.runlog.run_controller import Helm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from branching.process import Isolation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What is around the process of a function; see `BranchContext`."""
+
+    isolation: Isolation = "sandbox"
+    network: bool = True
+    env: Mapping[str, str] = field(default_factory=dict)
+    clean_env: bool = False
+    hide: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        from branching.process import check_walls
+
+        check_walls(self.isolation, network=self.network, hide=self.hide)
+
+
+def isolated(function: Callable[..., object], surroundings: Surroundings) -> Callable[..., object]:
+    """Returns what calls `function(path, ...)` in a process of its own, and does what it did.
+
+    It is called in a task. What the function prints is told line by line. ProcessBranchError when
+    the process was ended by something else; `limit` then names the limit that it met.
+    """
+
+    def call(_: Path, *arguments: object) -> Any:
+        task = Task.of_caller()
+        assert task is not None, "candidates and the setup run in tasks"
+        return _call(function, surroundings, task, arguments)
+
+    call.ends_when_cancelled = True  # type: ignore[attr-defined]
+    return call
+
+
+def _call(
+    function: Callable[..., object],
+    surroundings: Surroundings,
+    task: Task,
+    arguments: Sequence[object],
+) -> Any:
+    from branching.patterns.command_candidate import Blocks, disk_refusals
+    from branching.process import BranchContext, told
+
+    budget = task.attempt.budget
+    lines = Blocks(task.say)
+    context = BranchContext(
+        function,
+        task.attempt.path,
+        arguments=arguments,
+        limits=None
+        if budget is None
+        else replace(budget.limits, disk=None, wall_time=budget.wall_seconds),
+        parent_cgroup=None if budget is None else budget.group,
+        isolation=surroundings.isolation,
+        network=surroundings.network,
+        clean_env=surroundings.clean_env,
+        hide=surroundings.hide,
+        env={
+            **surroundings.env,
+            "BRANCHING_BRANCH": task.attempt.branch.name,
+            "BRANCHING_ATTEMPT": str(task.attempt.index),
+        },
+        stdout=lines.feed,
+        stderr=lines.feed,
+    )
+    refused_before = disk_refusals(task.attempt.branch, budget)
+    task.on_cancel(context.kill)
+    helm = Helm.current()
+    name = task.attempt.branch.name
+    try:
+        with context, nullcontext() if helm is None else helm.steering(name, context, None):
+            try:
+                context.wait()
+            except ProcessBranchError:
+                pass  # the result tells more
+            result = context.result
+    finally:
+        task.forget(context.kill)
+        lines.finish()
+    refused = disk_refusals(task.attempt.branch, budget) - refused_before
+    task.ended = told(result, usage=None, disk_refusals=refused, is_over=False)
+    if result.exception is not None:
+        raise result.exception
+    if not result.success:
+        raise ProcessBranchError(
+            f"the candidate's process did not end by itself: {task.ended.reason}",
+            limit=_LIMIT_OF.get(task.ended.how),
+        )
+    return result.value
+
+
+_LIMIT_OF = {"oom": "memory", "timeout": "wall_time", "pids": "pids", "disk": "disk"}

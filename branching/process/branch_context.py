@@ -1,0 +1,429 @@
+"""A function, or a command, run in a process of its own that sees one branch as the workspace.
+
+    with BranchContext(target, branch.path) as context:
+        context.wait()
+
+The process is started at `with` and gone with all its descendants at its end, whatever it does.
+It is never forked from this program, which may have threads, but by a small server; the target is
+sent there, with copies of all it refers to (`function_pickle`), and what it returns or raises
+comes home the same way (`result_channel`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from branching._standard_streams import NUMBERS, is_stream, open_closed
+from branching._threads import finished
+from branching.errors import NamespaceError, ProcessBranchError
+from branching.process import enforce
+from branching.process.environment import environment_for
+from branching.process.functions import function_pickle, result_channel
+from branching.process.pipes import Pipes, Sink
+from branching.process.process_result import EXIT_CANNOT_EXECUTE, Ended
+from branching.process.resource_limits import ResourceLimits
+from branching.process.run_as import Owner
+from branching.process.sandbox import Isolation, Sandbox, check_walls
+from branching.process.sandbox.launcher import Refused
+from branching.process.sandboxed_process import SandboxedProcess
+from branching.process.supervisor import Attendance
+
+R = TypeVar("R")
+Target = Callable[[Path], object] | Sequence[str]
+
+CANCEL_GRACE_SECONDS = 1.0
+"""Between SIGTERM and SIGKILL when a task that waits is cancelled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Ended):
+    """How the process ended, and what came of the target."""
+
+    value: object = None
+    """What the target returned."""
+    exception: BaseException | None = None
+    """What it raised; its cause has the traceback as text."""
+
+    @property
+    def ended(self) -> str:
+        """What ended it, in one word: see `How`."""
+        return self.how
+
+
+class BranchContext:
+    """Runs `target(path)` in a process whose view of the files has the branch as the workspace.
+
+    `workspace` is a branch's directory, or a Branch; the target is given the path at which it sees
+    it, and starts there. Returning is success, raising failure; SystemExit sets the exit code. A
+    sequence of strings is a command.
+
+    It sees the workspace at `seen_at`, by default at the root of the branch's mount. With
+    `isolation="none"` there is no sandbox: the process works in the directory itself and can
+    reach all that its user can. The process has the standard streams of this program open, and of
+    its other files only the pipes whose file objects (`open(number, "wb")`) the target names; a
+    number means nothing there. `close_fds=True` refuses these, too; a function still has one file
+    for its result, which programs that it starts do not inherit. `env` adds to the environment,
+    `clean_env` starts from an almost empty one. `hide` lists globs of files that cannot be read.
+    `stdout` and `stderr` take a descriptor, or a function that is handed the bytes while `wait()`
+    runs. `accept` names classes whose instances may come back though they are of installed
+    packages, or are made in a way of their own (`__reduce__`, `__setstate__`). `isolate` has no
+    effect: it always is.
+
+    `limits` hold from before the target starts; `parent_cgroup` is a group to be limited in.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        workspace: Any,
+        *,
+        isolate: bool = False,  # noqa: ARG002
+        close_fds: bool = False,
+        limits: ResourceLimits | None = None,
+        parent_cgroup: Any = None,
+        isolation: Isolation = "sandbox",
+        seen_at: str | os.PathLike[str] | None = None,
+        network: bool = True,
+        env: Mapping[str, str] | None = None,
+        clean_env: bool = False,
+        hide: Sequence[str] = (),
+        stdout: Sink = None,
+        stderr: Sink = None,
+        accept: Sequence[type] = (),
+        arguments: Sequence[object] = (),
+    ) -> None:
+        if not callable(target):
+            if isinstance(target, str) or not target:
+                raise TypeError("the target must be a function, or a command as a list of words")
+            target = [os.fspath(word) for word in target]
+        check_walls(isolation, network=network, hide=hide)
+        self._target = target
+        self._workspace = Path(getattr(workspace, "path", workspace))
+        self._close_fds = close_fds
+        self._limits = limits
+        self._parent_group = parent_cgroup
+        self._isolation: Isolation = isolation
+        self._seen_at = seen_at
+        self._network = network
+        self._env = dict(env or {})
+        self._clean_env = clean_env
+        self._hide = tuple(hide)
+        self._sinks = {1: stdout, 2: stderr}
+        self._accept = tuple(accept)
+        self._arguments = tuple(arguments)
+
+        self._attendance = Attendance()
+        self._attending = threading.Lock()  # held by the thread that attends; guards all below
+        self._stack = ExitStack()
+        self._process: SandboxedProcess | None = None
+        self._pid: int | None = None
+        self._originals: list[object] = []
+        self._result_file = -1
+        self._started_at = 0.0
+        self._pipes: Pipes
+        self._scope: Any = None
+        self._result: Result | None = None
+
+    @property
+    def pid(self) -> int:
+        """The target's process, as it is numbered here."""
+        if self._pid is None:
+            raise ProcessBranchError("Process not started")
+        return self._pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it, or anything it started, is still there."""
+        process = self._process
+        return process is not None and self._result is None and not process.has_ended()
+
+    @property
+    def cgroup_scope(self) -> Path | None:
+        """The directory of its control group; None where no limit needs one."""
+        return None if self._scope is None else self._scope.path
+
+    @property
+    def result(self) -> Result:
+        """How it ended and what came of it. ProcessBranchError before its end."""
+        if self._result is None and not self.alive:
+            with self._attending:
+                self._collect()
+        if self._result is None:
+            raise ProcessBranchError(f"process {self.pid} has not ended yet")
+        return self._result
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits for the end.
+
+        Raises TimeoutError when it goes on after `timeout` seconds, and ProcessBranchError when it
+        failed: its cause is what the target raised.
+        """
+        _ = self.pid
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self._attending.acquire(
+            timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+        ):
+            raise TimeoutError(f"process {self.pid} did not end within {timeout:g} s")
+        try:
+            if self._result is None:
+                if self._process is None:
+                    raise ProcessBranchError(f"process {self.pid} did not die when it was killed")
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._attendance.attend(self._process, self._pipes, left):
+                    raise TimeoutError(f"process {self.pid} did not end within {timeout:g} s")
+                self._collect()
+        finally:
+            self._attending.release()
+        result = self.result
+        if not result.success:
+            raise ProcessBranchError(
+                f"process {self.pid} exited with status {result.exit_code}: {result.reason}"
+            ) from result.exception
+
+    async def wait_async(self, timeout: float | None = None) -> None:
+        """Does the same without blocking the event loop. Cancelling the task ends the process, by
+        SIGTERM, and by SIGKILL when it is cancelled again or does not end; CancelledError goes on
+        when all of it is gone.
+        """
+
+        def hurry(again: bool) -> None:
+            self._attendance.kill(0.0 if again else CANCEL_GRACE_SECONDS)
+
+        await finished(lambda: self.wait(timeout), on_cancel=hurry)
+
+    def kill(self, grace_seconds: float = 0.0) -> None:
+        """Asks for the end, from any thread, without waiting for it. Whoever waits is told."""
+        self._attendance.kill(grace_seconds)
+
+    def pause(self, *, is_on: bool = True) -> None:
+        """Stops all of it (SIGSTOP) or lets it go on, while somebody waits for it. Its time limit
+        runs on.
+        """
+        self._attendance.pause(is_on=is_on)
+
+    def abort(self, timeout: float = 5.0) -> None:
+        """Ends it with all its descendants: SIGTERM, and SIGKILL after `timeout` seconds. After
+        its end this does nothing.
+        """
+        if self._process is None or self._result is not None:
+            return
+        if not self._process.has_ended():
+            self._attendance.kill(timeout)
+        with self._attending:
+            if self._process is not None and self._result is None:
+                self._attendance.attend(self._process, self._pipes)
+                self._collect()
+
+    def __enter__(self) -> BranchContext:
+        if self._pid is not None:
+            raise ProcessBranchError("it was started before: a BranchContext serves one `with`")
+        with ExitStack() as stack:
+            self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.abort()
+        finally:
+            self._stack.close()
+
+    async def __aenter__(self) -> BranchContext:
+        return await _entered(self)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await finished(lambda: self.__exit__(kind, error, traceback))
+
+    @staticmethod
+    def create(targets: Sequence[Target], workspaces: Sequence[Any], **options: Any) -> Contexts:
+        """Starts a context for each target, in the workspace at the same place; ends all of them.
+
+        For `with` and `async with`. The options are those of a single one. ValueError when there
+        are not as many of both.
+        """
+        return Contexts(targets, workspaces, options)
+
+    def _start(self, stack: ExitStack) -> None:
+        open_closed()
+        try:
+            place = Path(os.path.realpath(self._workspace, strict=True))
+            owner = stack.enter_context(Owner.of(place.stat().st_uid, place.stat().st_gid))
+            sandbox = Sandbox.of(
+                place,
+                at=place if self._isolation == "none" else self._seen_at,
+                hide=self._hide,
+                network=self._network,
+                home=Owner.home_of(owner),
+            )
+        except OSError as error:
+            raise NamespaceError(
+                f"the workspace cannot be used: {error}; nothing ran", path=str(self._workspace)
+            ) from error
+        self._pipes = stack.enter_context(Pipes(self._sinks, owner, score=False))
+        stack.enter_context(self._attendance)
+        self._result_file = result_channel.new_file()
+        stack.callback(os.close, self._result_file)
+        descriptors = self._descriptors(stack)
+        options: dict[str, Any] = {}
+        if callable(self._target):
+            packed = function_pickle.pack(
+                self._target, sandbox.at, *self._arguments, passes_files=not self._close_fds
+            )
+            for file in packed.files:
+                stack.callback(os.close, file)
+            self._originals = packed.originals
+            descriptors |= enumerate(packed.files, function_pickle.FIRST_FILE)
+            number = max(descriptors) + 1
+            descriptors[number] = self._result_file
+            options = {"call": packed.data, "result": number, "path": sys.path}
+        else:
+            options = {"argv": self._target}
+        limits = self._limits
+        if limits is not None or self._parent_group is not None:
+            self._scope = enforce.scope_for(limits, self._parent_group)
+            if self._scope is not None:
+                stack.enter_context(self._scope)
+        self._started_at = time.monotonic()
+        try:
+            self._process = SandboxedProcess(
+                sandbox,
+                isolation=self._isolation,
+                environment=environment_for(
+                    sandbox.at,
+                    owner,
+                    added=self._env,
+                    is_clean=self._clean_env,
+                    has_own_tmp=self._isolation != "none",
+                ),
+                owner=owner,
+                descriptors=descriptors,
+                admit=None if self._scope is None else self._scope.add,
+                wall_seconds=None if limits is None else limits.wall_time,
+                **options,
+            )
+        except Refused as refused:
+            raise ProcessBranchError(
+                f"{self._target[0]} cannot be executed: {refused.strerror}; nothing ran"  # type: ignore[index]
+            ) from None
+        self._pid = self._process.pid
+        stack.callback(self._abandon)
+        self._pipes.close_child_ends()
+
+    def _descriptors(self, stack: ExitStack) -> dict[int, int]:
+        """Returns by number what the process is to have open."""
+        found = {}
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        stack.callback(os.close, nothing)
+        for number in NUMBERS:
+            end = self._pipes.child_end(number) if number else None
+            found[number] = end if end is not None else number if is_stream(number) else nothing
+        return found
+
+    def _abandon(self) -> None:
+        """Ends what `abort` did not: it was interrupted itself."""
+        if self._result is None and self._process is not None:
+            self._process.finish()
+
+    def _collect(self) -> None:
+        """Takes notice of the end."""
+        if self._result is not None or self._process is None:
+            return
+        try:
+            end = self._process.finish()
+        except BaseException:
+            self._process = None  # it was killed, and waited for in vain: nothing more can be done
+            raise
+        self._pipes.drain()
+        home = result_channel.read(self._result_file, self._originals, self._accept)
+        if self._scope is not None:
+            self._scope.remove()
+            end = enforce.with_usage(end, self._scope.usage())
+        told = end.told(
+            is_cancelled=self._attendance.is_kill_asked,
+            wall_seconds=time.monotonic() - self._started_at,
+        )
+        facts = {field.name: getattr(told, field.name) for field in fields(told)}
+        if home.exception is not None and told.how == "exit":
+            facts["exit_code"] = told.exit_code or EXIT_CANNOT_EXECUTE
+            error = home.exception
+            facts["reason"] = f"{type(error).__name__}: {error}"
+        self._result = Result(**facts, value=home.value, exception=home.exception)
+
+
+class Contexts:
+    """Several contexts, started and ended together. `BranchContext.create` makes it."""
+
+    def __init__(
+        self, targets: Sequence[Target], workspaces: Sequence[Any], options: Mapping[str, Any]
+    ) -> None:
+        self._targets = targets
+        self._workspaces = workspaces
+        self._options = options
+        self._stack = ExitStack()
+
+    def __enter__(self) -> list[BranchContext]:
+        if len(self._targets) != len(self._workspaces):
+            raise ValueError("targets and workspaces must have the same length")
+        with ExitStack() as stack:
+            started = [
+                stack.enter_context(BranchContext(target, workspace, **self._options))
+                for target, workspace in zip(self._targets, self._workspaces, strict=True)
+            ]
+            self._stack = stack.pop_all()
+        return started
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    async def __aenter__(self) -> list[BranchContext]:
+        return await _entered(self)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await finished(lambda: self.__exit__(kind, error, traceback))
+
+
+async def _entered(manager: AbstractContextManager[R]) -> R:
+    """Enters it; when the task is cancelled meanwhile, leaves it again first."""
+    is_entered = False
+
+    def enter() -> R:
+        nonlocal is_entered
+        value = manager.__enter__()
+        is_entered = True
+        return value
+
+    try:
+        return await finished(enter)
+    except BaseException:
+        if is_entered:
+            await finished(lambda: manager.__exit__(None, None, None))
+        raise

@@ -1,0 +1,91 @@
+"""Finds the group below which ours are made, and makes it usable.
+
+version 1    our own group in the hierarchies of the controllers; root may make groups there
+version 2    our own group where it was delegated to us: in a container, by systemd, by whoever
+             gave it to our user; else a scope that systemd gives us
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from branching.process.cgroup import systemd
+from branching.process.cgroup.cgroup_dir import Directory
+from branching.process.cgroup.interface import Group, cannot_limit, controllers_for
+from branching.process.cgroup.own_cgroup import UNIFIED, Own, find_own
+from branching.process.cgroup.v1 import KEPT_BY, LegacyGroup
+from branching.process.cgroup.v2 import LEAF, UnifiedGroup
+from branching.process.resource_limits import ResourceLimits
+
+_cleared: set[Path] = set()
+"""Places whose leftovers this process has cleared: once is enough."""
+
+
+def find(limits: ResourceLimits) -> Group:
+    """Returns the group to make ours in. Raises ProcessBranchError, and OSError for what the
+    kernel refused.
+    """
+    needed = controllers_for(limits)
+    own = find_own()
+    legacy = {name: own[name] for name in KEPT_BY if name in own}
+    # A controller that is mounted as version 1 is not to be had in version 2.
+    if needed.keys() <= legacy.keys() and legacy:
+        return _legacy(legacy)
+    if UNIFIED in own and not needed.keys() & legacy.keys():
+        return _unified(own[UNIFIED])
+    controller, limit = next(iter(needed.items()), ("", "resources"))
+    raise cannot_limit(
+        limit,
+        f"no {controller} control group of ours is to be seen in /proc/self/mountinfo",
+        "mount the control groups (/sys/fs/cgroup), or leave the limit out",
+    )
+
+
+def _legacy(own: dict[str, Own]) -> LegacyGroup:
+    opened: dict[Own, Directory] = {}
+    try:
+        for group in own.values():
+            if group not in opened:
+                opened[group] = group.open()
+        for directory in opened.values():
+            _clear(directory)
+    except BaseException:
+        for directory in opened.values():
+            directory.close()
+        raise
+    return LegacyGroup({name: opened[group] for name, group in own.items()})
+
+
+def _unified(own: Own) -> UnifiedGroup:
+    if own.path.name == LEAF:  # we, or another like us, moved here before
+        directory = own.open_parent()
+    else:
+        directory = own.open()
+        if not own.is_namespace_root and not _is_delegated(directory) and systemd.is_running():
+            directory.close()
+            systemd.enter_scope()
+            directory = find_own()[UNIFIED].open()
+    try:
+        _clear(directory)
+    except BaseException:
+        directory.close()
+        raise
+    return UnifiedGroup(directory)
+
+
+def _is_delegated(directory: Directory) -> bool:
+    """Whether systemd says that the group is its user's own to divide."""
+    for name in ("user.delegate", "trusted.delegate"):
+        try:
+            if os.getxattr(directory.descriptor, name) == b"1":
+                return True
+        except OSError:
+            continue  # not there, or not ours to read
+    return False
+
+
+def _clear(directory: Directory) -> None:
+    if directory.path not in _cleared:
+        directory.remove_leftovers()
+        _cleared.add(directory.path)

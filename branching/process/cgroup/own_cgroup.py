@@ -1,0 +1,115 @@
+"""Where our own control groups are, read from /proc/self/cgroup and /proc/self/mountinfo.
+
+The first file names our group in each hierarchy as the hierarchy counts, the second says which
+part of a hierarchy is mounted where:
+
+    4:memory:/docker/77aa       and     /docker/77aa  /sys/fs/cgroup/memory  ro  cgroup  memory
+
+So our own group is the mount point there. In a control group namespace both paths are "/".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from branching.process.cgroup.cgroup_dir import Directory
+from branching.process.cgroup.remount import open_writable
+
+UNIFIED = ""
+"""Stands for version 2 where a controller of version 1 has its name."""
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """Our own group in one hierarchy."""
+
+    mount_point: Path
+    path: Path
+    is_read_only: bool
+    is_namespace_root: bool
+    """It is all there is to see: the root of a control group namespace, or the true root."""
+
+    def open(self) -> Directory:
+        """Opens it for writing. OSError where that is not allowed."""
+        return self.open_at(self.path)
+
+    def open_parent(self) -> Directory:
+        """Opens the group above it for writing."""
+        return self.open_at(self.path.parent)
+
+    def open_at(self, path: Path) -> Directory:
+        if self.is_read_only:
+            return Directory(open_writable(self.mount_point, path), path)
+        return Directory.open(path)
+
+
+def find_own() -> dict[str, Own]:
+    """Returns our own group for each controller of version 1, and for version 2 as UNIFIED.
+
+    What is not mounted, or mounted so that our group is out of sight, is missing.
+    """
+    return read_own(
+        Path("/proc/self/cgroup").read_text(errors="surrogateescape"),
+        Path("/proc/self/mountinfo").read_text(errors="surrogateescape"),
+    )
+
+
+def read_own(memberships: str, mounts: str) -> dict[str, Own]:
+    """Does the same for the text of the two files; what stands there must exist."""
+    named: dict[str, str] = {}
+    for line in memberships.splitlines():
+        _, controllers, path = line.split(":", 2)
+        named.update(dict.fromkeys(controllers.split(","), path))
+    found: dict[str, Own] = {}
+    for mount in _cgroup_mounts(mounts):
+        for controller in mount.controllers:
+            own = mount.locate(named.get(controller))
+            # Of two mounts of one hierarchy the writable one serves better.
+            if own is not None and (controller not in found or found[controller].is_read_only):
+                found[controller] = own
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mount:
+    root: str
+    point: Path
+    is_read_only: bool
+    controllers: list[str]
+
+    def locate(self, group: str | None) -> Own | None:
+        if group is None or not PurePosixPath(group).is_relative_to(self.root):
+            return None
+        path = self.point / PurePosixPath(group).relative_to(self.root)
+        if not (path / "cgroup.procs").exists():
+            return None
+        return Own(
+            mount_point=self.point,
+            path=path,
+            is_read_only=self.is_read_only,
+            is_namespace_root=group == "/",
+        )
+
+
+def _cgroup_mounts(table: str) -> Iterator[_Mount]:
+    for line in table.splitlines():
+        words = line.split(" ")
+        end = words.index("-")
+        fstype, super_options = words[end + 1], words[end + 3]
+        if fstype not in ("cgroup", "cgroup2"):
+            continue
+        yield _Mount(
+            root=_unescaped(words[3]),
+            point=Path(_unescaped(words[4])),
+            is_read_only="ro" in words[5].split(","),
+            controllers=[UNIFIED] if fstype == "cgroup2" else super_options.split(","),
+        )
+
+
+def _unescaped(word: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), word)

@@ -1,0 +1,182 @@
+"""The server: forks for a caller that has threads. A program of its own, with one thread.
+
+    python -I fork_server.py SOCKET PARENT
+
+A request is one message on the socket (SOCK_SEQPACKET): its clone flags, and as descriptors the
+pickled request, `line`, `gate` and what the child is to have. The server hands it on to an init
+that it has forked, mostly ahead (`prefork`), and forgets it; all that follows is between init and
+the caller. It ends when the caller closes the socket or dies, and when it was idle for a while, for
+nothing should stay behind that nobody needs.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from branching.process.sandbox.prefork import Spare
+
+IDLE_SECONDS_MAX = 0.5
+"""How long it stays without a request and without a running sandbox."""
+FOR_CALL = b" call"
+"""Follows the flags where a function is to be run."""
+
+_IGNORED = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
+"""Keys and hang-ups concern the caller and the command in front. SIGTERM still ends us."""
+
+
+def main(socket_descriptor: int, parent: int) -> None:
+    """Serves until nobody needs it."""
+    for name in _IGNORED:
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # The thread that started us may have blocked any: without SIGCHLD we would be deaf.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    # In a group of our own, yet in the caller's session: the terminal is to be passed on.
+    os.setpgid(0, 0)
+    woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    for descriptor in (0, 1, 2, socket_descriptor):
+        os.set_inheritable(descriptor, False)  # as all others: what is executed gets what was sent
+    caller = socket.socket(fileno=socket_descriptor)
+    parent_end = os.pidfd_open(parent)
+    if os.getppid() != parent:
+        return  # it died before we could watch it
+    _serve(caller, parent_end, woken, wake)
+
+
+def _serve(caller: socket.socket, parent_end: int, woken: int, wake: int) -> None:
+    from branching._linux import fd_passing
+
+    poll = select.poll()
+    for descriptor in (caller.fileno(), parent_end, woken):
+        poll.register(descriptor, select.POLLIN)
+    inits = _Inits([caller.fileno(), parent_end, woken, wake])
+    idle_since = time.monotonic()
+    while True:
+        left = None
+        if inits.lack_spare:
+            left = 0.0
+        elif not inits.running:
+            left = max(0.0, idle_since + IDLE_SECONDS_MAX - time.monotonic()) * 1000
+        ready = {descriptor for descriptor, _ in poll.poll(left)}
+        if not ready and inits.lack_spare:
+            inits.fork_ahead()
+            continue
+        if parent_end in ready or not ready:
+            break
+        if woken in ready:
+            os.read(woken, 4096)
+            inits.forget(_reaped())
+            idle_since = time.monotonic()
+        if caller.fileno() in ready:
+            message, descriptors = fd_passing.receive(caller)
+            if not message:
+                break
+            if message.endswith(FOR_CALL):
+                _load_for_calls()
+            inits.start(int(message.removesuffix(FOR_CALL)), descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+    inits.dismiss_spare()
+
+
+class _Inits:
+    """The inits that run, and the spare one."""
+
+    def __init__(self, own: list[int]) -> None:
+        self._own = own
+        self._flags = 0
+        self._spare: Spare | None = None
+        self.running: set[int] = set()
+        self.lack_spare = False
+        """One is to be made: who has asked for a sandbox will soon ask for another."""
+
+    def start(self, flags: int, descriptors: list[int]) -> None:
+        """Hands a request to the spare init, or to a new one where there is none that fits."""
+        from branching.process.sandbox import prefork
+
+        _prepare()
+        ready, self._spare = self._spare, None
+        if ready is not None and ready.flags != flags:
+            ready.let_go()
+            ready = None
+        try:
+            if ready is not None and ready.hand(descriptors):
+                self.running.add(ready.pid)
+            else:
+                self.running.add(prefork.fork_for(flags, self._own, descriptors))
+        except OSError as error:
+            os.write(descriptors[1], b'{"failed": "clone", "errno": %d}' % (error.errno or 0))
+            return
+        self._flags = flags
+        self.lack_spare = True
+
+    def fork_ahead(self) -> None:
+        """Makes the spare one, of the kind that was asked for last."""
+        from branching.process.sandbox.prefork import Spare
+
+        self.lack_spare = False
+        with suppress(OSError):  # it will be told when one is asked for
+            self._spare = Spare(self._flags, self._own)
+
+    def forget(self, ended: set[int]) -> None:
+        """Takes notice of ends. A spare that died is replaced after the next request."""
+        self.running -= ended
+        if self._spare is not None and self._spare.pid in ended:
+            self._spare.let_go()
+            self._spare = None
+
+    def dismiss_spare(self) -> None:
+        """Ends the spare one, and waits for its end: nothing is to be left of us."""
+        if self._spare is not None:
+            os.kill(self._spare.pid, signal.SIGKILL)
+            os.waitpid(self._spare.pid, 0)
+
+
+@cache
+def _prepare() -> None:
+    """Does once what each of those that are forked would do for itself."""
+    from branching._linux import syscalls
+    from branching.process.sandbox import pre_exec
+    from branching.process.sandbox import seccomp as call_filter
+
+    call_filter.program(syscalls.MACHINE)
+    pre_exec.changed_signals()
+    gc.disable()  # a collection in a fork would copy all that it looks at
+
+
+def _load_for_calls() -> None:
+    """Loads once what each child would load for itself."""
+    from branching.process.functions import (
+        result_channel,  # noqa: F401
+    )
+    from branching.process.sandbox import run_function  # noqa: F401
+
+
+def _reaped() -> set[int]:
+    found: set[int] = set()
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        found.add(pid)
+
+
+if __name__ == "__main__":
+    # In isolated mode nothing but the standard library is found by itself.
+    sys.path.insert(0, os.path.realpath(f"{__file__}/../../../.."))
+    main(int(sys.argv[1]), int(sys.argv[2]))

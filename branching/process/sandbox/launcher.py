@@ -1,0 +1,333 @@
+"""The caller's side of the sandbox: starting processes in it, from any thread."""
+
+from __future__ import annotations
+
+import array
+import errno
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import stat
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from branching._linux import syscalls
+from branching.errors import ForkError, NamespaceError, ProcessBranchError
+from branching.process.sandbox import errors, fork_server, fork_server_client, pre_exec
+from branching.process.sandbox.launch_request import Request
+
+START_SECONDS_MAX = 60.0
+"""A sandbox is made in milliseconds. A mount of somebody's that hangs must not hang us for ever."""
+
+_CREDENTIALS = struct.Struct("=iII")
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(struct.calcsize("i"))
+
+
+class Refused(Exception):
+    """The program could not be executed. The sandbox is gone."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(text)
+        self.errno = number
+        self.strerror = text
+
+
+class Started:
+    """A process in its sandbox. It belongs to the thread that started it, but for `kill`."""
+
+    def __init__(self, line: socket.socket, init_end: int, *, is_sandboxed: bool) -> None:
+        self._line = line
+        self._is_sandboxed = is_sandboxed
+        self.end = init_end
+        """A descriptor that is readable when everything in the sandbox is dead."""
+        self.pid = 0
+        """The process itself, as it is numbered here."""
+        self.report: dict[str, Any] = {}
+        """How it ended, once init has told."""
+        self.is_stopped = False
+        """It was stopped (Ctrl-Z), and nobody has looked yet."""
+
+    def fileno(self) -> int:
+        """The descriptor that has something to `read`."""
+        return self._line.fileno()
+
+    def read(self) -> bool:
+        """Takes in what init says, without waiting. False when there will be nothing more."""
+        try:
+            message, _ = _take(self._line, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not message:
+            return False
+        words = json.loads(message)
+        if words.get("stopped"):
+            self.is_stopped = True
+        elif "status" in words:
+            self.report = words
+        return True
+
+    def terminate(self) -> None:
+        """Sends SIGTERM to every process in the sandbox."""
+        self._say(b"T")
+
+    def pause(self) -> None:
+        """Sends SIGSTOP to every process in the sandbox."""
+        self._say(b"S")
+
+    def resume(self) -> None:
+        """Sends SIGCONT to every process in the sandbox."""
+        self._say(b"C")
+
+    def kill(self) -> None:
+        """Kills everything in the sandbox. Does not wait."""
+        try:
+            if not self._is_sandboxed:
+                # The kernel would not take its descendants along: it does so itself.
+                self._line.shutdown(socket.SHUT_RDWR)
+                return
+            signal.pidfd_send_signal(self.end, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            # Root without the capability to signal others: init ends when the line does.
+            self._line.shutdown(socket.SHUT_RDWR)
+
+    def await_end(self, seconds: float) -> bool:
+        """Waits until everything in the sandbox is dead. False if it is not in time."""
+        poll = select.poll()
+        poll.register(self.end, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
+    def close(self) -> None:
+        """Closes the descriptors."""
+        self._line.close()
+        os.close(self.end)
+
+    def _say(self, word: bytes) -> None:
+        try:
+            self._line.send(word)
+        except OSError:
+            pass  # it has ended
+
+
+def start(
+    request: Request, descriptors: Sequence[int], admit: Callable[[int], None] | None = None
+) -> Started:
+    """Starts a process in a new sandbox; returns when its program runs.
+
+    `admit` is called with its pid before anything of the user's runs; what it raises ends the
+    sandbox. Raises NamespaceError when the sandbox cannot be made, ForkError when there is no
+    process to be had, and Refused when the program cannot be executed.
+    """
+    if not syscalls.is_known_machine():
+        raise NamespaceError(
+            f"the sandbox does not know the system calls of this machine ({syscalls.MACHINE}); "
+            "nothing ran",
+            hint='use isolation="none" to run without one',
+        )
+    if request.is_sandboxed:
+        _refuse_ways_out(request, descriptors)
+    for is_last_try in (False, True):
+        try:
+            return _start(request, descriptors, admit)
+        except fork_server_client.ServerGone as gone:
+            # It was about to end, for want of work, when we asked.
+            if is_last_try:
+                raise ForkError(
+                    "the process that starts sandboxes does not answer; nothing ran",
+                    hint=f"does `{sys.executable} -I -c pass` work?",
+                ) from gone
+    raise AssertionError("both tries return or raise")
+
+
+def _refuse_ways_out(request: Request, descriptors: Sequence[int]) -> None:
+    private = {os.fsencode(path) for path in request.sandbox.private}
+    for number, descriptor in zip(request.numbers, descriptors, strict=True):
+        mode = os.fstat(descriptor).st_mode
+        what = None
+        if stat.S_ISDIR(mode):
+            what = "a directory"
+        elif stat.S_ISSOCK(mode) and _peer(descriptor) in private:
+            what = "a connection to the workspace's control socket"
+        if what is not None:
+            raise NamespaceError(
+                f"descriptor {number} is {what}, which leads out of the sandbox; nothing ran",
+                hint="redirect it from a file or /dev/null",
+            )
+
+
+def _peer(descriptor: int) -> bytes | None:
+    """Returns the path of the server that a Unix socket is connected to, if it has one."""
+    with socket.socket(fileno=os.dup(descriptor)) as copy:
+        if copy.family != socket.AF_UNIX:
+            return None
+        try:
+            name = copy.getpeername()
+        except OSError:
+            return None  # not connected
+    return os.fsencode(name)
+
+
+def _start(
+    request: Request, descriptors: Sequence[int], admit: Callable[[int], None] | None
+) -> Started:
+    line, inits_line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gate, childs_gate = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    started: Started | None = None
+    ends: list[int] = []
+    try:
+        for ours in (line, gate):
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        blob = os.memfd_create("request", os.MFD_CLOEXEC)
+        with inits_line, childs_gate, open(blob, "wb") as file:
+            pickle.dump(request, file)
+            file.flush()
+            os.lseek(blob, 0, os.SEEK_SET)
+            sent = [blob, inits_line.fileno(), childs_gate.fileno(), *descriptors]
+            marks = b"" if request.argv else fork_server.FOR_CALL
+            fork_server_client.send(b"%d%s" % (_flags(request), marks), sent)
+        deadline = time.monotonic() + START_SECONDS_MAX
+        init, _ = _hear(line, deadline, ends)
+        if init is None:
+            raise fork_server_client.ServerGone
+        started = Started(line, _only(ends), is_sandboxed=request.is_sandboxed)
+        _pass_gate(started, line, gate, deadline, admit)
+        return started
+    except BaseException:
+        if started is not None:
+            started.kill()
+            started.await_end(START_SECONDS_MAX)
+            os.close(started.end)
+        line.close()
+        raise
+    finally:
+        gate.close()
+
+
+def _pass_gate(
+    started: Started,
+    line: socket.socket,
+    gate: socket.socket,
+    deadline: float,
+    admit: Callable[[int], None] | None,
+) -> None:
+    ends: list[int] = []
+    pid, word = _hear(gate, deadline, ends, line=line)
+    if pid is None:
+        _raise_ended(started)
+    assert pid is not None
+    if word == pre_exec.RUNS:
+        started.pid = _number(ends)
+        return
+    if word != pre_exec.HERE:
+        reason = os.fsdecode(word.partition(b" ")[2])
+        raise ProcessBranchError(f"the process could not be made ready: {reason}; nothing ran")
+    started.pid = pid
+    if admit is not None:
+        admit(pid)
+        gate.send(b"go")
+    _, refusal = _hear(gate, deadline)
+    if refusal:
+        number, _, text = refusal.partition(b" ")
+        started.await_end(START_SECONDS_MAX)
+        raise Refused(int(number), os.fsdecode(text))
+
+
+def _only(ends: list[int]) -> int:
+    """Takes the descriptor that came along."""
+    if not ends:  # there was no room for it
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return ends.pop()
+
+
+def _number(ends: list[int]) -> int:
+    """Returns the pid of a process, which was not waited for yet, and closes its pidfd.
+
+    Nobody but the process itself can be asked for the number it has here: proc(5), fdinfo.
+    """
+    end = _only(ends)
+    try:
+        rows = Path(f"/proc/self/fdinfo/{end}").read_text().splitlines()
+    finally:
+        os.close(end)
+    return int(dict(row.split(":", 1) for row in rows)["Pid"])
+
+
+def _hear(
+    stream: socket.socket,
+    deadline: float,
+    descriptors: list[int] | None = None,
+    *,
+    line: socket.socket | None = None,
+) -> tuple[int | None, bytes]:
+    """Waits for a message; returns its sender's pid as we number it, and the message.
+
+    A descriptor that comes along is added to `descriptors`. At the end of the stream it returns
+    None and nothing. A failure told on `line` raises.
+    """
+    poll = select.poll()
+    poll.register(stream, select.POLLIN)
+    if line is not None:
+        poll.register(line, select.POLLIN)
+    ready = {descriptor for descriptor, _ in poll.poll(max(0, deadline - time.monotonic()) * 1000)}
+    if not ready:
+        raise NamespaceError(
+            f"the sandbox was not ready after {START_SECONDS_MAX:.0f} s; nothing ran",
+            hint="a mount that does not answer (a dead network file system?) can be the reason: "
+            "see /proc/mounts",
+        )
+    if stream.fileno() not in ready:
+        return None, b""
+    message, ancillary = _take(stream)
+    if not message:
+        return None, b""
+    if message.startswith(b'{"failed"'):
+        raise errors.named(json.loads(message))
+    pid = None
+    for _, kind, data in ancillary:
+        if kind == socket.SCM_CREDENTIALS:
+            pid = _CREDENTIALS.unpack(data)[0]
+        elif kind == socket.SCM_RIGHTS and descriptors is not None:
+            descriptors += array.array("i", data)
+    return pid, message
+
+
+def _take(stream: socket.socket, flags: int = 0) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+    """Receives a message, and who sent it. A peer that ended before it had read all from us resets
+    the connection, which is told before what it has said."""
+    for is_last_try in (False, True):
+        try:
+            return stream.recvmsg(65536, _ANCILLARY_BYTES, flags | socket.MSG_CMSG_CLOEXEC)[:2]
+        except ConnectionResetError:
+            if is_last_try:
+                raise
+    raise AssertionError("both tries return or raise")
+
+
+def _raise_ended(started: Started) -> None:
+    message = b""
+    try:
+        message, _ = _take(started._line, socket.MSG_DONTWAIT)
+    except OSError:
+        pass
+    if message.startswith(b'{"failed"'):
+        raise errors.named(json.loads(message))
+    raise ProcessBranchError("the sandbox was killed while it was made; nothing ran")
+
+
+def _flags(request: Request) -> int:
+    if not request.is_sandboxed:
+        return 0
+    flags = (
+        syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
+    )
+    return flags | (syscalls.CLONE_NEWUSER if request.is_user_namespace else 0)

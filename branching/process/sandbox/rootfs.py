@@ -1,0 +1,474 @@
+"""Builds what a sandboxed process sees of the files, in a mount table of its own. Runs in init.
+
+    all that was mounted     read-only
+    the workspace's path     the branch, writable
+    /tmp /var/tmp /dev/shm   empty, its own
+    /dev                     the harmless devices, terminals of its own
+    /run                     only what name resolution needs: sockets of other programs live here
+    /proc                    its own processes; what could change the machine is masked
+    private directories      empty, at each place where they can be reached
+    sockets of programs      there, but nobody can connect to them
+    hidden files             there, but nobody can read them
+
+The order matters: what must stay visible is cloned as a detached mount before its place is covered
+or unmounted, and attached after that. A workspace's mount is unmounted with the mounts of all its
+branches in one call, so that a start does not take longer with more branches. The private
+directories are covered after that, wherever they lie: a directory that
+stays visible may contain them. Only what the branch itself has of a private directory is shown in
+its place. `pivot_root`, the usual way, is refused by Docker's default system call filter.
+Nobody inside can take a cover away: that needs a capability which none can get (`privileges`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import select
+import signal
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+
+from branching._linux import syscalls
+from branching.process.sandbox import masked_files, mount_table
+from branching.process.sandbox.config import PRIVATE_XATTR, Sandbox
+
+_ORDINARY = syscalls.MS_NOSUID | syscalls.MS_NODEV
+_SEALED = _ORDINARY | syscalls.MS_NOEXEC
+_REPLACED = ("/tmp", "/var/tmp", "/run")
+_OF_RUN = ("systemd/resolve", "resolvconf", "NetworkManager", "connman", "current-system")
+"""Below /run: where /etc/resolv.conf may lead; and where one distribution has all its programs."""
+_SOCKET_FACTS = re.compile(
+    rb"^[^\s:]+: [0-9A-F]{8} [0-9A-F]{8} [0-9A-F]{8} [0-9A-F]{4} [0-9A-F]{2} +\d+", re.MULTILINE
+)
+"""What comes before the name in /proc/net/unix. A name may contain newlines."""
+_STORE_FILES = ("format", "layers")
+"""What every store has in it."""
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
+_COVER = "/dev/.covered"
+"""An empty file that nobody may open: it takes the place of those to be hidden."""
+_EMPTY = "/dev/.empty"
+"""An empty directory that takes the place of others. A new file system for each takes longer."""
+_PROC_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+_ANSWER_SECONDS_MAX = 1.0
+"""How long another workspace's daemon may take to answer, of which a sandbox asks each."""
+_ANSWER_BYTES_MAX = 1 << 16
+_MASKED = (
+    "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys",
+    "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list",
+    "/proc/timer_stats", "/sys/firmware", "/sys/kernel/debug", "/sys/kernel/tracing",
+    "/sys/kernel/security", "/sys/fs/bpf", "/sys/fs/fuse/connections",
+)  # fmt: skip
+"""As Docker masks them, and what is for root only: a branch of root's is no reason to read it."""
+
+
+class View:
+    """The file system view of one sandbox, while it is built."""
+
+    def __init__(self, sandbox: Sandbox, owner: tuple[int, int], sockets: Sequence[str]) -> None:
+        self._sandbox = sandbox
+        self._at = str(sandbox.at)
+        self._owner = owner
+        self._sockets = sockets
+        self._table: list[mount_table.Mount] = []
+        self._covers: list[str] = []
+        self.step = ""
+        """What is being done, for the message when it fails."""
+        self.watch: masked_files.Watch | None = None
+        """Looks after the covers of hidden files, if there are any."""
+
+    def build(self) -> list[str]:
+        """Builds it and goes to the workspace. Returns the writable places."""
+        self.step = "making a mount table of its own"
+        mount_table.take_own()
+        view = str(self._sandbox.view)
+        is_read_only = _is_mounted_read_only(view)
+        with ExitStack() as stack:
+            branch = stack.enter_context(_cloned(view))
+            beside = [
+                (stack.enter_context(_cloned(str(source))), str(place))
+                for source, place in self._sandbox.beside
+            ]
+            kept = stack.enter_context(self._kept())
+            devices = stack.enter_context(_devices())
+            self.step = "unmounting the workspaces"
+            covered = list(dict.fromkeys(self._to_cover()))
+            self.step = "making the rest read-only"
+            mount_table.make_read_only(self._table)
+            self.step = "making /dev"
+            self._make_devices(devices)
+            self.step = "hiding what belongs to others"
+            self._replace()
+            self._show([each for each in kept if not self._is_private(each[1])])
+            self._cover(covered)
+            self._show([*(each for each in kept if self._is_private(each[1])), *beside])
+            self.step = f"showing the branch at {self._at}"
+            os.makedirs(self._at, exist_ok=True)
+            _attach(branch, self._at, is_read_only=is_read_only)
+        home = self._make_home()
+        self.step = "hiding files of the workspace"
+        self._hide()
+        self.step = "mounting /proc"
+        self._make_proc()
+        self.step = "masking system files"
+        self._mask()
+        for cover in self._covers:
+            # Who removes a directory takes along what others have mounted on it: rmdir(2).
+            with suppress(FileNotFoundError):
+                _seal(cover)
+        os.chdir(self._at)
+        places = ["/tmp", "/var/tmp", "/dev", "/proc", self._at]
+        return [place for place in (*places, *home) if os.path.isdir(place)]
+
+    def _to_cover(self) -> Iterator[str]:
+        """Unmounts all workspaces in this table. Lists what must be covered: the private
+        directories, the workspaces that could not be unmounted (in a user namespace), and what else
+        belongs to other workspaces: their stores and sockets. Their bases are ordinary directories.
+
+        A mount that stayed in this table would keep its branch in use after an abort or an unmount.
+        """
+        paths = list(map(str, self._sandbox.private))
+        # Read-only or not, a socket can be connected to.
+        paths += filter(_is_socket_file, self._sockets)
+        needed = [self._at, *(str(path) for path, _ in self._sandbox.beside)]
+        needed.append(str(self._sandbox.view))
+        if self._sandbox.mount is not None:
+            # Before the table is read: the lines of many branches would take milliseconds.
+            paths += self._unmount(str(self._sandbox.mount))
+        table = mount_table.read()
+        for mount in table:
+            if mount.source is not None:
+                is_needed = any(mount_table.is_beneath(path, mount.point) for path in needed)
+                told = _private_paths(mount, is_needed=is_needed)[1:]
+                paths += filter(_is_store_or_socket, told)
+        workspaces = mount_table.outermost(mount for mount in table if mount.has_branches)
+        for mount in workspaces:
+            paths += self._unmount(mount.point)
+        self._table = mount_table.read() if workspaces else table
+        paths += [mount.point for mount in self._table if _is_socket(mount)]
+        left = mount_table.outermost(mount for mount in self._table if mount.has_branches)
+        paths += [mount.point for mount in left]
+        for path in paths:
+            for place in mount_table.places_of(path, self._table):
+                if not mount_table.is_beneath(place, self._at):  # there the branch will lie over it
+                    yield place
+
+    def _unmount(self, point: str) -> list[str]:
+        """Unmounts a workspace in this table, with its branches. Returns what must be covered then:
+        a cover has room for the directories that lead to the workspace's path.
+        """
+        with suppress(OSError):  # not allowed, or out of reach: it stays in the table
+            syscalls.unmount(point)
+            if self._at.startswith(f"{point}/"):
+                return [point]
+        return []
+
+    @contextmanager
+    def _kept(self) -> Iterator[list[tuple[int, str]]]:
+        """Clones what lies below a directory that is covered and must be seen all the same."""
+        kept: list[tuple[int, str]] = []
+        wanted = {*(f"/run/{name}" for name in _OF_RUN), *self._sandbox.keep}
+        try:
+            for path in sorted(wanted):
+                is_replaced = any(path.startswith(f"{cover}/") for cover in _REPLACED)
+                if not is_replaced and not self._is_private(path):
+                    continue
+                if any(mount_table.is_beneath(path, place) for _, place in kept):
+                    continue
+                if mount_table.is_beneath(path, self._at):
+                    continue
+                try:
+                    descriptor = self._open_kept(path)
+                except OSError:
+                    continue  # gone meanwhile, or the branch has not got it
+                kept.append((_clone_of(descriptor), path))
+            yield kept
+        finally:
+            for descriptor, _ in kept:
+                os.close(descriptor)
+
+    def _is_private(self, path: str) -> bool:
+        return any(mount_table.is_beneath(path, str(private)) for private in self._sandbox.private)
+
+    def _open_kept(self, path: str) -> int:
+        """Opens what is to stay visible: of a private directory, what the branch has of it.
+
+        No symbolic link is followed. The path has none; whoever has put one there since could show
+        any directory.
+        """
+        for private in map(str, self._sandbox.private):
+            if mount_table.is_beneath(path, private):
+                return _open_exactly(str(self._sandbox.view), path[len(private) :])
+        return _open_exactly("/", path)
+
+    def _replace(self) -> None:
+        for place in _REPLACED:
+            if os.path.isdir(place) and not os.path.islink(place):
+                mode = "mode=755" if place == "/run" else "mode=1777"
+                syscalls.mount("tmpfs", place, "tmpfs", _ORDINARY, mode)
+        self._covers.append("/run")
+
+    def _cover(self, places: Iterable[str]) -> None:
+        sockets = frozenset(self._sockets)
+        for place in places:
+            # It lay below a directory that was replaced, or others have removed it meanwhile.
+            with suppress(FileNotFoundError, NotADirectoryError):
+                if _is_out_of_reach(place):
+                    continue
+                if place in sockets:
+                    self._cover_socket(place)
+                elif os.path.isdir(place):
+                    syscalls.mount("tmpfs", place, "tmpfs", _SEALED, "mode=755,size=64k")
+                    self._covers.append(place)
+                else:
+                    self._cover_file(place)
+
+    def _cover_socket(self, place: str) -> None:
+        """Covers a file, if it is a socket. Anybody can have a name listed that is none, or put
+        something else there meanwhile.
+        """
+        descriptor = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                self._cover_file(f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
+
+    def _show(self, kept: list[tuple[int, str]]) -> None:
+        for descriptor, path in kept:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                os.makedirs(path, exist_ok=True)
+            else:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                _touch(path)
+            _attach(descriptor, path, is_read_only=True)
+
+    def _make_devices(self, devices: dict[str, int]) -> None:
+        syscalls.mount("tmpfs", "/dev", "tmpfs", syscalls.MS_NOSUID, "mode=755,size=64k")
+        for name, descriptor in devices.items():
+            _touch(f"/dev/{name}")
+            syscalls.mount(f"/proc/self/fd/{descriptor}", f"/dev/{name}", None, syscalls.MS_BIND)
+        for name, target in _DEVICE_LINKS.items():
+            os.symlink(target, f"/dev/{name}")
+        for name in ("pts", "shm"):
+            os.mkdir(f"/dev/{name}")
+        options = "ptmxmode=0666,mode=620"
+        syscalls.mount(
+            "devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, options
+        )
+        syscalls.mount("tmpfs", "/dev/shm", "tmpfs", _ORDINARY, "mode=1777")
+        _touch(_COVER)
+        os.chmod(_COVER, 0)
+        os.mkdir(_EMPTY, 0o755)
+        _seal("/dev")
+
+    def _make_home(self) -> list[str]:
+        """Makes the home, where the place for it is our own and nothing else has it."""
+        home = self._sandbox.home
+        if home is None or not any(str(home).startswith(f"{top}/") for top in _REPLACED[:2]):
+            return []
+        if os.path.lexists(home):
+            return []
+        self.step = f"making the home {home}"
+        home.mkdir(mode=0o700, parents=True)
+        os.chown(home, *self._owner)
+        return [str(home)]
+
+    def _hide(self) -> None:
+        if not self._sandbox.hide:
+            return
+        with open("/proc/self/mountinfo", "rb") as table:
+            before = mount_table.ids(table.fileno())
+        for place in masked_files.find(self._at, self._sandbox.hide):
+            if os.path.isdir(place):
+                syscalls.mount("tmpfs", place, "tmpfs", _SEALED, "mode=000,size=64k")
+                _seal(place)
+            else:
+                self._cover_file(place)
+        self.watch = masked_files.Watch(before)
+
+    def _make_proc(self) -> None:
+        syscalls.mount("proc", "/proc", "proc", _SEALED)
+        for name in _PROC_READ_ONLY:
+            place = f"/proc/{name}"
+            if os.path.exists(place):
+                syscalls.mount(place, place, None, syscalls.MS_BIND | syscalls.MS_REC)
+                flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | _SEALED
+                syscalls.mount(None, place, None, flags)
+
+    def _mask(self) -> None:
+        for place in _MASKED:
+            if os.path.isdir(place):
+                syscalls.mount(_EMPTY, place, None, syscalls.MS_BIND)
+            elif os.path.exists(place):
+                self._cover_file(place)
+
+    def _cover_file(self, place: str) -> None:
+        """Puts an empty file that nobody may open in front of another: a piece of our /dev, and
+        so as read-only as that.
+        """
+        syscalls.mount(_COVER, place, None, syscalls.MS_BIND)
+
+
+def bound_sockets() -> list[str]:
+    """Lists the names in the file system of this network's sockets, but for those in /run.
+
+    Whoever binds a socket chooses its name: it need not be that of a socket.
+    """
+    replaced: tuple[str, ...] = ("/run/",)
+    if os.path.islink("/var/run"):  # to /run
+        replaced += ("/var/run/",)
+    with open("/proc/net/unix", "rb") as table:
+        names = [name[1:-1] for name in _SOCKET_FACTS.split(table.read())[1:]]
+    paths = dict.fromkeys(os.fsdecode(name) for name in names if name.startswith(b"/"))
+    return [path for path in paths if not path.startswith(replaced)]
+
+
+def _is_socket_file(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return False  # gone, or out of reach
+
+
+def _is_store_or_socket(path: str) -> bool:
+    """Returns whether a path is what another workspace's mount calls private. Any user's file
+    system may call itself a BranchFS, and name any path.
+    """
+    if all(os.path.lexists(f"{path}/{name}") for name in _STORE_FILES):
+        return True
+    return _is_socket_file(path)
+
+
+def _open_exactly(top: str, path: str) -> int:
+    """Opens a path below `top` without following symbolic links (ELOOP, ENOTDIR)."""
+    descriptor = os.open(top, os.O_PATH | os.O_CLOEXEC)
+    for name in filter(None, path.split("/")):
+        above = descriptor
+        try:
+            descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+        finally:
+            os.close(above)
+    if stat.S_ISLNK(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    return descriptor
+
+
+def _is_socket(mount: mount_table.Mount) -> bool:
+    """Whether a single file was mounted and it is a socket: a container is given one so."""
+    try:
+        return mount.root != "/" and stat.S_ISSOCK(os.lstat(mount.point).st_mode)
+    except OSError:
+        return False
+
+
+def _private_paths(mount: mount_table.Mount, *, is_needed: bool) -> list[str]:
+    """Returns the private paths of a BranchFS: base, store and socket.
+
+    The daemon of another workspace may not answer. What waits for it cannot be interrupted, only
+    killed, so that is a process of its own. After `_ANSWER_SECONDS_MAX` the store is taken to be in
+    its default place.
+    """
+    if not mount.answers:
+        return []
+    if is_needed:
+        found = _asked(mount.point)
+    else:
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        asking = os.fork()
+        if asking == 0:
+            try:
+                os.write(writing, _asked(mount.point))
+            finally:
+                os._exit(0)
+        os.close(writing)
+        answer = select.poll()
+        answer.register(reading, select.POLLIN)
+        if answer.poll(_ANSWER_SECONDS_MAX * 1000):
+            found = os.read(reading, _ANSWER_BYTES_MAX)
+        else:
+            os.kill(asking, signal.SIGKILL)
+            found = os.fsencode(f"{mount.source}\0{mount.source}/.branching")
+        os.close(reading)
+        os.waitpid(asking, 0)
+    return [os.fsdecode(path) for path in found.split(b"\0") if path]
+
+
+def _asked(point: str) -> bytes:
+    try:
+        return os.getxattr(point, PRIVATE_XATTR)
+    except OSError:
+        return b""  # another user's, or a dead one: nothing in the sandbox can reach it
+
+
+@contextmanager
+def _cloned(path: str) -> Iterator[int]:
+    clone = _clone_of(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    try:
+        yield clone
+    finally:
+        os.close(clone)
+
+
+def _clone_of(descriptor: int) -> int:
+    """Clones what a descriptor has open, and closes that."""
+    try:
+        return syscalls.clone_mount(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _devices() -> Iterator[dict[str, int]]:
+    opened = {}
+    try:
+        for name in _DEVICES:
+            opened[name] = os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC)
+        yield opened
+    finally:
+        for descriptor in opened.values():
+            os.close(descriptor)
+
+
+def _attach(clone: int, target: str, *, is_read_only: bool) -> None:
+    syscalls.attach_mount(clone, target)
+    flags = os.statvfs(target).f_flag & syscalls.KEPT_FLAGS | syscalls.MS_REMOUNT | syscalls.MS_BIND
+    flags |= _ORDINARY | (syscalls.MS_RDONLY if is_read_only else 0)
+    syscalls.mount(None, target, None, flags)
+
+
+def _is_mounted_read_only(path: str) -> bool:
+    """Returns whether the mount around `path` is read-only, other than its file system alone."""
+    if not os.statvfs(path).f_flag & os.ST_RDONLY:
+        return False
+    return mount_table.around(path, mount_table.read()).is_read_only
+
+
+def _is_out_of_reach(place: str) -> bool:
+    """Whether we may not even look for it: then nobody in the sandbox may, who is nobody else."""
+    try:
+        os.lstat(place)
+    except PermissionError:
+        return True
+    return False
+
+
+def _seal(place: str) -> None:
+    flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | syscalls.MS_NOSUID
+    if place != "/dev":
+        flags |= syscalls.MS_NODEV
+    flags |= os.statvfs(place).f_flag & syscalls.KEPT_FLAGS
+    syscalls.mount(None, place, None, flags)
+
+
+def _touch(path: str) -> None:
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))

@@ -1,0 +1,202 @@
+"""The way from another process to a call's helm: a Unix socket beside the logs of the call.
+
+    STORE/logs/9f3c2a1b.door      the socket; each entry of the logbook names it (`Entry.door`)
+    STORE/logs/9f3c2a1b.steer/    the steer files of what runs
+
+One JSON object a line in each direction, one exchange a connection:
+
+    {"v": 1, "do": "pause", "branch": "speculate-1a2b3c4d-0"}         {"ok": true}
+    {"v": 1, "do": "tell", "branch": "…", "text": "try the cache"}    {"error": "…"}
+
+`do` is one of pause, resume, stop, tell, keep, or ping, which only asks whether anybody is there.
+Who may ask is the owner of the workspace, the user who runs the call, and root: the directory is
+the owner's alone, the socket too, and the kernel tells who is at the other end. Branches cannot
+reach the store.
+
+A door is made under a passing name and gets its own when it is open, so a door that does not
+answer is one whose process was killed; the next to come sweeps it away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from branching.errors import BranchError, BranchingError
+from branching.runlog.run_controller import Helm
+
+VERSION = 1
+SUFFIX = ".door"
+STEER_SUFFIX = ".steer"
+ASKING_SECONDS_MAX = 10.0
+"""A request takes no time to send; who takes longer has stopped, and others wait for their turn."""
+ANSWERING_SECONDS_MAX = 60.0
+"""How long the answer is waited for, behind the requests of others."""
+REQUEST_BYTES_MAX = 65536
+_CREDENTIALS = struct.Struct("=iII")
+
+
+class Door:
+    """Answers at the socket until it is closed. OSError where no socket can be made."""
+
+    def __init__(self, directory: int, owner: tuple[int, int], helm: Helm) -> None:
+        self._directory = os.dup(directory)
+        self._welcome = {0, os.geteuid(), owner[0]}
+        self._deeds: dict[str, Callable[[str, str], None]] = {
+            "ping": lambda _branch, _text: None,
+            "pause": lambda branch, _: helm.pause(branch),
+            "resume": lambda branch, _: helm.pause(branch, is_on=False),
+            "stop": lambda branch, _: helm.stop(branch),
+            "tell": helm.tell,
+            "keep": lambda branch, _: helm.keep(branch),
+        }
+        self.name = f"{secrets.token_hex(4)}{SUFFIX}"
+        self._steer_name = self.name.replace(SUFFIX, STEER_SUFFIX)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            os.mkdir(self._steer_name, 0o700, dir_fd=directory)
+            helm.directory = Path(f"/proc/self/fd/{self._directory}/{self._steer_name}").resolve()
+            self._open(owner)
+        except BaseException:
+            self._socket.close()
+            self._remove()
+            raise
+        self._thread = threading.Thread(target=self._serve, name="door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Closes it; nobody is answered any more."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which close() would not
+        except OSError:
+            pass
+        self._thread.join()
+        self._socket.close()
+        self._remove()
+
+    def _remove(self) -> None:
+        """Removes what there is of it: a part if it could not be made, nothing with the store."""
+        for remove, name in (
+            (os.unlink, f".{self.name}"), (os.unlink, self.name), (os.rmdir, self._steer_name)
+        ):  # fmt: skip
+            try:
+                remove(name, dir_fd=self._directory)
+            except FileNotFoundError:
+                pass
+        os.close(self._directory)
+
+    def _open(self, owner: tuple[int, int]) -> None:
+        passing = f".{self.name}"
+        # The path of a socket is short, that of a store is not: the kernel finds it by the
+        # directory's descriptor.
+        self._socket.bind(f"/proc/self/fd/{self._directory}/{passing}")
+        os.chmod(passing, 0o600, dir_fd=self._directory)
+        if os.geteuid() == 0:
+            os.chown(passing, *owner, dir_fd=self._directory, follow_symlinks=False)
+        self._socket.listen()
+        os.rename(passing, self.name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return  # closed
+            with connection:
+                try:
+                    self._answer(connection)
+                except OSError:
+                    pass  # who asked is gone, or too slow; nobody is there to be told
+
+    def _answer(self, connection: socket.socket) -> None:
+        connection.settimeout(ASKING_SECONDS_MAX)
+        told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        user = _CREDENTIALS.unpack(told)[1]
+        line = _line_of(connection)  # a connection closed before it is read loses the answer too
+        reply: dict[str, Any] = {"error": f"user {user} may not steer this call"}
+        if user in self._welcome:
+            reply = self._reply(line)
+        connection.sendall(json.dumps(reply).encode() + b"\n")
+
+    def _reply(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            if request["v"] != VERSION:
+                return {"error": f"version {request['v']} is not spoken here, {VERSION} is"}
+            deed = self._deeds[request["do"]]
+            branch, text = str(request.get("branch", "")), str(request.get("text", ""))
+        except (ValueError, KeyError, TypeError):
+            return {"error": "that is no request"}
+        try:
+            deed(branch, text)
+        except (BranchingError, OSError) as error:
+            return {"error": str(error)}
+        return {"ok": True}
+
+
+def ask(door: Path, do: str, branch: str = "", text: str = "") -> None:
+    """Asks at a door, and returns when it is done. BranchError when it is not, saying why."""
+    try:
+        reply = _exchange(door, {"v": VERSION, "do": do, "branch": branch, "text": text})
+    except (OSError, ValueError) as error:
+        raise BranchError(
+            f"the program that tries branch {branch!r} does not answer ({error}); nothing was done",
+            branch=branch,
+        ) from error
+    if "error" in reply:
+        raise BranchError(str(reply["error"]), branch=branch)
+
+
+def answers(door: Path) -> bool:
+    """Whether the program behind a door is alive. Where it may not be asked: True."""
+    try:
+        _exchange(door, {"v": VERSION, "do": "ping"})
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    except (OSError, ValueError):
+        pass
+    return True
+
+
+def sweep(directory: Path) -> None:
+    """Removes the doors that nobody answers at."""
+    for door in directory.glob(f"*{SUFFIX}"):
+        if not door.name.startswith(".") and not answers(door):
+            shutil.rmtree(door.with_suffix(STEER_SUFFIX), ignore_errors=True)
+            door.unlink(missing_ok=True)
+
+
+def _exchange(door: Path, request: dict[str, Any]) -> dict[str, Any]:
+    directory = os.open(door.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(ANSWERING_SECONDS_MAX)
+            if stat.S_ISLNK(os.lstat(door.name, dir_fd=directory).st_mode):
+                raise ConnectionRefusedError(f"{door} is a symbolic link")
+            connection.connect(f"/proc/self/fd/{directory}/{door.name}")
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            reply = json.loads(_line_of(connection))
+    finally:
+        os.close(directory)
+    if not isinstance(reply, dict):
+        raise ValueError("the answer is not a JSON object")
+    return reply
+
+
+def _line_of(connection: socket.socket) -> bytes:
+    line = b""
+    while not line.endswith(b"\n") and len(line) < REQUEST_BYTES_MAX:
+        arrived = connection.recv(4096)
+        if not arrived:
+            break
+        line += arrived
+    return line

@@ -1,0 +1,402 @@
+"""The output of candidates, and of commands that are run, kept for `branching log`.
+
+    STORE/logs/speculate-1a2b3c4d-0.log     what the candidate printed
+    STORE/logs/speculate-1a2b3c4d-0.json    what became of it (see `Entry`)
+    STORE/logs/speculate-1a2b3c4d-0.patch   what it changed (see `patches`)
+    STORE/logs/9f3c2a1b.door                where the call can be steered (see `control_socket`)
+    STORE/logs/kept                         the store is to stay for the logs
+
+A log has the name of its branch and outlives it. The directory belongs to the workspace's owner. It
+goes with the store when nothing of the workspace is kept, but for those of races: nobody may have
+seen what their candidates printed. The newest `ENTRIES_MAX` are kept, until `branching prune`.
+
+We may be root and the directory another's, who could put links in our way: so everything is
+opened relative to the directory's descriptor, new, and never through a link.
+
+A log is a convenience: where it cannot be written (no room, not ours), that is said once on
+stderr, and the call goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from branching.errors import BranchingError
+from branching.fs.store_files import is_name, open_directory, open_file, read
+from branching.runlog.control_socket import SUFFIX, Door, answers, sweep
+from branching.runlog.events import takes_blocks, taking_blocks
+from branching.runlog.patches import SUFFIX as PATCH_SUFFIX
+from branching.runlog.patches import patch_of
+from branching.runlog.run_controller import Helm
+
+if TYPE_CHECKING:
+    from branching.fs import Branch, Workspace
+    from branching.runlog.events import Event
+
+ENTRIES_MAX = 200
+UNDER_WAY = ("running", "paused")
+"""States of what has not ended."""
+KEPT = "kept"
+LOG_BYTES_MAX = 10 << 20
+"""Of one candidate. What comes after is shown but not kept, and the log says so."""
+
+COMMAND_SUFFIX = "-command"
+"""Of the branch of a `run` that has a setup: the setup's is named as the user said."""
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_AGAIN = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What is known of one candidate."""
+
+    branch: str
+    command: str
+    """The command of ours it was tried by: "speculate"."""
+    index: int
+    label: str
+    """What was tried."""
+    state: str
+    """"running", "paused", or as in `SpeculationResult.state`."""
+    started: float
+    """Unix time."""
+    seconds: float = 0.0
+    score: float | None = None
+    changes: str = ""
+    cost_usd: float | None = None
+    """What its model calls have cost, where somebody knows."""
+    door: str = ""
+    """The socket beside the log at which it can be steered, if it can be."""
+
+    @property
+    def call(self) -> str:
+        """The name that all candidates of one call have in common."""
+        if self.command == "run":  # its user names the branch
+            return self.branch.removesuffix(COMMAND_SUFFIX)
+        return self.branch.rpartition("-")[0]
+
+
+class Logbook:
+    """Writes the logs of one call."""
+
+    def __init__(
+        self,
+        store: Path | None,
+        owner: tuple[int, int],
+        command: str,
+        *,
+        keeps_store: bool = False,
+    ) -> None:
+        self._store = store
+        self._keeps_store = keeps_store
+        self._owner = owner
+        self._command = command
+        self._directory: int | None = None
+        self._logs: dict[str, _Log] = {}
+        self._entries: dict[str, Entry] = {}
+        # Guards the entries: the helm's states come from its own thread.
+        self._lock = threading.Lock()
+        self.helm = Helm(self._on_state, self._keep_patch)
+        """Through which the call is steered."""
+        self._door: Door | None = None
+
+    @classmethod
+    def of(cls, workspace: Workspace, command: str, *, keeps_store: bool = False) -> Logbook:
+        """Returns the logbook of a workspace. From inside a branch none can be seen: what is
+        printed there is the output of somebody's candidate, and kept as that."""
+        return cls(workspace.store, workspace.owner, command, keeps_store=keeps_store)
+
+    def and_then(self, listener: Callable[[Event], None]) -> Callable[[Event], None]:
+        """Returns a listener that writes each event down before `listener` has it."""
+
+        def on_event(event: Event) -> None:
+            if self._directory is not None:
+                try:
+                    with self._lock:
+                        if self._directory is not None:
+                            self._write(self._directory, event)
+                except OSError as error:
+                    self._give_up(error)
+            listener(event)
+
+        return taking_blocks(on_event) if takes_blocks(listener) else on_event
+
+    @property
+    def is_open(self) -> bool:
+        """Something can be written down: the store is in sight, and nothing has failed so far."""
+        return self._directory is not None
+
+    def steered(self) -> AbstractContextManager[None]:
+        """Returns a context in which what is called can be steered from other processes."""
+        return self.helm.manned()
+
+    def __enter__(self) -> Logbook:
+        if self._store is not None and self._store.is_dir():
+            try:
+                self._directory = self._open(self._store / "logs")
+                if self._keeps_store:
+                    self._keep(self._directory)
+                sweep(self._store / "logs")
+                self._door = Door(self._directory, self._owner, self.helm)
+            except OSError as error:
+                self._give_up(error)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+        self._close()
+
+    def _close(self) -> None:
+        with self._lock:  # another thread may be writing, and the number soon be another file's
+            if self._directory is not None:
+                os.close(self._directory)
+                self._directory = None
+            while self._logs:
+                self._logs.popitem()[1].close()
+
+    def _on_state(self, branch: str, state: str) -> None:
+        with self._lock:
+            entry = self._entries.get(branch)
+            if self._directory is not None and entry and entry.state in UNDER_WAY:
+                self._note(self._directory, replace(entry, state=state))
+
+    def _keep_patch(self, branch: Branch) -> None:
+        """Keeps what a branch changed, before it ends. Branches that have no log are left out."""
+        with self._lock:
+            if self._directory is None or branch.name not in self._entries:
+                return
+        try:
+            patch = patch_of(branch)
+        except BranchingError:
+            return  # it cannot be read any more, and its end says why
+        with self._lock:
+            if self._directory is None or not patch:
+                return
+            try:
+                name = f"{branch.name}{PATCH_SUFFIX}"
+                _remove(name, self._directory)
+                file = open_file(name, _NEW, directory=self._directory)
+                with os.fdopen(file, "wb") as opened:
+                    self._give(file)
+                    opened.write(patch)
+                return
+            except OSError as raised:
+                error = raised
+        self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._close()
+        text = f"branching: from here on no output is kept for `branching log`: {error}"
+        print(text, file=sys.stderr, flush=True)
+
+    def _open(self, path: Path) -> int:
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            pass
+        directory = open_directory(path)
+        self._give(directory)
+        return directory
+
+    def _keep(self, directory: int) -> None:
+        try:
+            file = open_file(KEPT, _NEW, directory=directory)
+        except FileExistsError:
+            return
+        self._give(file)
+        os.close(file)
+
+    def _make_room(self, directory: int) -> None:
+        """Removes the oldest entries, so that another one fits; never one of a call under way."""
+        names = [name for name in os.listdir(directory) if name.endswith(".json")]
+        excess = len(names) + 1 - ENTRIES_MAX
+        if excess <= 0:
+            return
+        here = Path(f"/proc/self/fd/{directory}")
+        doors = {path.name for path in here.glob(f"*{SUFFIX}")}
+        for name in sorted(names, key=lambda name: _age(name, directory)):
+            entry = read_entry(name, directory=directory)
+            if entry is not None and entry.state in UNDER_WAY and entry.door in doors:
+                continue
+            branch = name.removesuffix(".json")
+            for gone in (f"{branch}.log", f"{branch}{PATCH_SUFFIX}", name):
+                _remove(gone, directory)
+            excess -= 1
+            if excess == 0:
+                return
+
+    def _write(self, directory: int, event: Event) -> None:
+        if event.kind in ("started", "resumed"):
+            self._begin(directory, event)
+        elif event.kind == "output":
+            self._logs[event.branch].write(event.text)
+        elif event.branch in self._entries:
+            facts = asdict(self._entries[event.branch])
+            is_stopped = event.state in ("failed", "error") and self.helm.is_stopped(event.branch)
+            facts |= {"state": "cancelled" if is_stopped else event.state or facts["state"]}
+            facts |= {"seconds": round(event.seconds, 3)} if event.seconds else {}
+            facts |= {"score": event.score} if event.score is not None else {}
+            facts |= {"cost_usd": event.cost_usd} if event.cost_usd is not None else {}
+            facts |= {"changes": str(event.changes)} if event.changes is not None else {}
+            self._note(directory, Entry(**facts))
+
+    def _begin(self, directory: int, event: Event) -> None:
+        earlier = None
+        if event.kind == "resumed":
+            earlier = read_entry(f"{event.branch}.json", directory=directory)
+        if earlier is None:
+            self._make_room(directory)
+            # Of branches of one name, one after the other, the last one's is kept.
+            _remove(f"{event.branch}.log", directory)
+            _remove(f"{event.branch}{PATCH_SUFFIX}", directory)
+        if before := self._logs.get(event.branch):
+            before.close()
+        flags = _AGAIN if earlier else _NEW
+        file = open_file(f"{event.branch}.log", flags, directory=directory)
+        self._logs[event.branch] = _Log(file)
+        self._give(file)
+        door = "" if self._door is None else self._door.name
+        if earlier is not None:
+            self._note(directory, replace(earlier, door=door))
+            return
+        entry = Entry(
+            branch=event.branch,
+            command=self._command,
+            index=event.index,
+            label=event.label,
+            state="running",
+            started=time.time(),
+            door=door,
+        )
+        self._note(directory, entry)
+
+    def _note(self, directory: int, entry: Entry) -> None:
+        """Writes the entry, replacing what it said before: a reader finds either, never half."""
+        self._entries[entry.branch] = entry
+        scratch = f".{entry.branch}"
+        file = open_file(scratch, _NEW, directory=directory)
+        try:
+            self._give(file)
+            os.write(file, json.dumps(asdict(entry)).encode() + b"\n")
+        finally:
+            os.close(file)
+        os.rename(scratch, f"{entry.branch}.json", src_dir_fd=directory, dst_dir_fd=directory)
+
+    def _give(self, file: int) -> None:
+        if os.geteuid() == 0:
+            os.fchown(file, *self._owner)
+
+
+def _age(name: str, directory: int) -> float:
+    try:
+        return os.lstat(name, dir_fd=directory).st_mtime
+    except FileNotFoundError:
+        return 0.0  # another call makes room too
+
+
+def _remove(name: str, directory: int) -> None:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        pass  # it never was, or another call makes room too
+
+
+class _Log:
+    """One growing file. What is told is written immediately, so that it can be followed."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._bytes = 0
+        self._is_full = False
+
+    def write(self, block: str) -> None:
+        """Writes whole lines."""
+        if self._is_full:
+            return
+        data = block.encode("utf-8", "replace") + b"\n"
+        if self._bytes + len(data) >= LOG_BYTES_MAX:
+            self._is_full = True
+            data = data[: data.rfind(b"\n", 0, LOG_BYTES_MAX - self._bytes) + 1]
+            data += f"[what follows is not kept: a log has {LOG_BYTES_MAX} bytes]\n".encode()
+        self._bytes += len(data)
+        while data:
+            data = data[os.write(self._file, data) :]
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def forget(logs: Path) -> None:
+    """Removes the logs of candidates that have ended, and those of calls that were killed.
+
+    OSError where `logs` is no directory but a link, or not ours; where there is none, all is well.
+    """
+    try:
+        directory = open_directory(logs)
+    except FileNotFoundError:
+        return
+    try:
+        here = Path(f"/proc/self/fd/{directory}")
+        sweep(here)
+        doors = {path.name for path in here.glob(f"*{SUFFIX}")}
+        is_running = False
+        for path in here.glob("*.json"):
+            entry = read_entry(path.name, directory=directory)
+            if entry is None:
+                continue  # none of ours
+            if entry.state in UNDER_WAY and entry.door in doors:
+                is_running = True
+                continue
+            _remove(path.with_suffix(".log").name, directory)
+            _remove(path.with_suffix(PATCH_SUFFIX).name, directory)
+            _remove(path.name, directory)
+        if not is_running:
+            _remove(KEPT, directory)
+    finally:
+        os.close(directory)
+
+
+def read_entries(logs: Path) -> list[Entry]:
+    """Returns what is known of the candidates whose output was kept, the oldest first."""
+    found = [read_entry(path) for path in logs.glob("*.json")]
+    entries = [entry for entry in found if entry is not None]
+    return sorted(entries, key=lambda entry: (entry.started, entry.index))
+
+
+def lost(logs: Path) -> list[Entry]:
+    """Returns the candidates that never ended: the programs that tried them were killed."""
+    under_way = [entry for entry in read_entries(logs) if entry.door and entry.state in UNDER_WAY]
+    doors = {entry.door for entry in under_way}
+    is_there = {door: answers(logs / door) for door in doors}
+    return [entry for entry in under_way if not is_there[entry.door]]
+
+
+def read_entry(path: Path | str, *, directory: int | None = None) -> Entry | None:
+    """Returns what a file of the logbook says; None if it goes just now, or is none of ours.
+
+    A relative path is one in `directory`. The entry names files beside it, and nothing else.
+    """
+    try:
+        entry = Entry(**json.loads(read(path, directory=directory)))
+    except (OSError, ValueError, TypeError):
+        return None
+    is_ours = is_name(entry.branch) and (not entry.door or is_name(entry.door))
+    return entry if is_ours else None

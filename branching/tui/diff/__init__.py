@@ -1,0 +1,9 @@
+"""Two versions of files, side by side.
+
+line_diff      which line stands beside which
+diff_sources   the versions: two branches of a workspace
+report_sources the versions: a fork's report
+patch_sources  the versions: the patches kept of branches that have ended
+diff_view      the widget
+diff_screen    the screen
+"""

@@ -1,0 +1,128 @@
+"""The screen that shows two branches, or a branch and its parent, side by side, file by file."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+from textual.widgets import Footer, OptionList, Static
+from textual.widgets.option_list import Option
+
+from branching.tui.background_calls import Errands
+from branching.tui.diff.diff_view import Columns
+from branching.tui.diff.line_diff import Comparison
+from branching.tui.formatting import plain
+
+
+class Sides(Protocol):
+    """What can be shown side by side."""
+
+    @property
+    def left_name(self) -> str: ...
+    @property
+    def right_name(self) -> str: ...
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """What can be chosen."""
+
+    def title(self, path: str) -> str:
+        """Returns the line that stands for one of them."""
+
+    def compared(self, path: str) -> Comparison:
+        """Compares one of them. It may block, and raise OSError."""
+
+
+FILES_MAX = 1000
+"""In the list; nobody looks through more."""
+
+
+class SideBySide(ModalScreen[None]):
+    """Above the files that differ, below the chosen one in two columns, cut into hunks."""
+
+    DEFAULT_CSS = """
+    SideBySide { background: $background; }
+    SideBySide #heading { height: 1; text-style: reverse; text-wrap: nowrap; }
+    SideBySide #files { height: auto; max-height: 5; padding: 0; }
+    SideBySide #files, SideBySide #files:focus { border: none; }
+    SideBySide #files > .option-list--option-highlighted { text-style: reverse; }
+    SideBySide #sides { height: 1fr; border-top: solid $foreground; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,d", "dismiss", "back"),
+        Binding("n", "hunk(1)", "next hunk"),
+        Binding("p,N", "hunk(-1)", "previous hunk"),
+        Binding("right,l", "file(1)", "next file"),
+        Binding("left,h", "file(-1)", "previous file"),
+    ]
+
+    def __init__(self, pair: Sides, errands: Errands, path: str | None = None) -> None:
+        super().__init__()
+        self._pair = pair
+        self._errands = errands
+        self._paths = pair.paths[:FILES_MAX]
+        if path in pair.paths and path not in self._paths:
+            self._paths = (path, *self._paths)
+        self._first = self._paths.index(path) if path in self._paths else 0
+        self._columns = Columns("sides")
+        self._comparison: Comparison | None = None
+        self._hunk = -1
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="heading")
+        yield OptionList(
+            *(Option(Text(plain(self._pair.title(path)))) for path in self._paths), id="files"
+        )
+        yield self._columns
+        yield Footer(compact=True, show_command_palette=False)
+
+    def on_mount(self) -> None:
+        files = self.query_one("#files", OptionList)
+        files.focus()
+        if self._paths:
+            files.highlighted = self._first
+        else:
+            self._columns.show(Comparison(path="", note="no file differs"))
+        self._show_heading()
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        event.stop()
+        self._read(self._paths[event.option_index])
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()  # it is shown already; the application has lists of its own
+
+    def action_file(self, step: int) -> None:
+        files = self.query_one("#files", OptionList)
+        if self._paths and files.highlighted is not None:
+            files.highlighted = (files.highlighted + step) % len(self._paths)
+
+    def action_hunk(self, step: int) -> None:
+        if self._comparison is None or not (hunks := self._comparison.hunks):
+            return
+        self._hunk = min(max(self._hunk + step, 0), len(hunks) - 1)
+        self._columns.scroll_to(y=hunks[self._hunk], animate=False)
+        self._show_heading()
+
+    @work(exclusive=True)
+    async def _read(self, path: str) -> None:
+        try:
+            self._comparison = await self._errands.do(self._pair.compared, path)
+        except (OSError, RuntimeError) as error:
+            self._comparison = Comparison(path=path, note=f"[{path} cannot be read: {error}]")
+        self._hunk = 0 if self._comparison.hunks else -1
+        self._columns.show(self._comparison)
+        self._show_heading()
+
+    def _show_heading(self) -> None:
+        found = self._comparison
+        names = f"{self._pair.left_name} │ {self._pair.right_name}"
+        facts = [names, f"{len(self._pair.paths)} file(s)"]
+        if len(self._paths) < len(self._pair.paths):
+            facts[1] += f", {len(self._paths)} of them here"
+        if found is not None and found.hunks:
+            facts.append(f"hunk {self._hunk + 1}/{len(found.hunks)}")
+        self.query_one("#heading", Static).update(Text(" · ".join(facts), no_wrap=True))

@@ -1,0 +1,152 @@
+"""A branch in words, as `branching watch` shows it: in its row, below the rows, and each change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from branching.fs import Change
+from branching.tui.formatting import (
+    duration,
+    filled,
+    letter,
+    mark,
+    money,
+    plain,
+    shortened,
+    style,
+    word,
+)
+from branching.tui.watch.workspace_monitor import Sight
+
+NARROW_WIDTH = 60
+"""Below this a row has neither time nor cost."""
+STATE_WIDTH = 9
+CHANGES_WIDTH = 8
+INDENTS_MAX = 6
+LAST_LINE_ROOM = 44
+"""With less room for what is tried, the last line is left out."""
+PARENT_SUFFIX = ".parent"
+"""Of the branch in which the parent of a fork goes on (see `agent.open_fork`)."""
+_GOES_ON = {"chat": "branching chat", "fork": "branching fork --resume"}
+"""Commands whose forks outlive them."""
+
+
+def change_text(change: Change) -> Text:
+    """Returns the line of a changed path."""
+    counted = f"  +{change.lines[0]} -{change.lines[1]}" if change.lines else ""
+    origin = f" (from {change.origin})" if change.origin else ""
+    return Text(plain(f"{letter(change.change)} {change.path}{origin}{counted}"), no_wrap=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLayout:
+    """Which columns the rows have."""
+
+    width: int
+    has_scores: bool = False
+    has_costs: bool = False
+
+    @staticmethod
+    def of(sights: Sequence[Sight], width: int) -> RowLayout:
+        """Returns the columns for these branches: a column that would be empty is left out."""
+        entries = [sight.entry for sight in sights if sight.entry is not None]
+        return RowLayout(
+            width=width,
+            has_scores=any(entry.score is not None for entry in entries),
+            has_costs=any(entry.cost_usd for entry in entries),
+        )
+
+
+def row_text(
+    sight: Sight,
+    layout: RowLayout,
+    number: int,
+    *,
+    is_marked: bool = False,
+    is_chosen: bool = False,
+) -> Text:
+    """Returns the line of a branch: number, state, time, changes, score, cost, what is tried, and
+    the last line that it printed, as far as there is room.
+
+    The chosen row has no colours of its own: it is drawn in the terminal's two, reversed.
+    """
+    entry = sight.entry
+    look = style(sight.state)
+    cells: list[tuple[str, str]] = [
+        (f"{number if number <= 9 else ' '}{'*' if is_marked else ' '}", "dim"),
+        (f"{mark(sight.state)} {filled(word(sight.state), STATE_WIDTH)} ", look),
+    ]
+    if layout.width >= NARROW_WIDTH:
+        cells.append((f"{duration(sight.seconds) if entry else '':>6} ", ""))
+    cells.append((f"{filled(sight.changes, CHANGES_WIDTH)} ", ""))
+    if layout.has_scores:
+        score = "" if entry is None or entry.score is None else f"{entry.score:.2f}"
+        cells.append((f"{score:>7} ", ""))
+    if layout.has_costs and layout.width >= NARROW_WIDTH:
+        cells.append((f"{money(entry.cost_usd) if entry and entry.cost_usd else '':>7} ", ""))
+    room = max(8, layout.width - sum(cell_len(text) for text, _ in cells))
+    cells.append((_tried(sight, room), "" if sight.record else "dim"))
+    text = Text(no_wrap=True, overflow="crop")
+    for content, of_cell in cells:
+        text.append(content, "bold reverse" if is_chosen else of_cell)
+    if is_chosen:
+        text.append(" " * max(0, layout.width - text.cell_len), "bold reverse")
+    return text
+
+
+def _tried(sight: Sight, room: int) -> str:
+    """Returns what is tried in a branch, and what it printed last."""
+    what = "  " * min(sight.depth, INDENTS_MAX) + plain(sight.name)
+    if sight.group and sight.entry is not None:
+        what = f"{sight.entry.index} {plain(sight.label)}"
+    said = plain(sight.last_line)
+    if not said or room < LAST_LINE_ROOM:
+        return shortened(what, room)
+    half = room // 2
+    return f"{filled(shortened(what, half - 2), half)}{shortened(said, room - half)}"
+
+
+def group_text(sights: Sequence[Sight]) -> Text:
+    """Returns the line above the candidates of one call: its name, and how they are."""
+    states = Counter(word(sight.state) for sight in sights)
+    counted = ", ".join(f"{count} {state}" for state, count in states.items())
+    call = plain(sights[0].group)
+    command = sights[0].entry.command if sights[0].entry else ""
+    name = call if call.startswith(command) else f"{command} {call}"
+    return Text(f"{name}: {counted}", "bold", no_wrap=True, overflow="ellipsis")
+
+
+def facts_text(sight: Sight | None) -> Text:
+    """Returns the lines about the chosen branch: name, what is tried in it, its place."""
+    facts = Text(no_wrap=True, overflow="ellipsis")
+    if sight is None:
+        facts.append("No branch is open. Try: branching run -- COMMAND", "dim")
+        return facts
+    facts.append(f"{plain(sight.name)}\n", "bold")
+    if sight.state == "lost":
+        facts.append(f"{_lost(sight)}\n", style("lost"))
+    facts.append(plain(sight.label) or _unlabelled(sight))
+    if sight.record is not None and sight.state != "lost":
+        facts.append(f"\n{plain(sight.record.branch_path)}", "dim")
+    return facts
+
+
+def _unlabelled(sight: Sight) -> str:
+    if sight.name.endswith(PARENT_SUFFIX):
+        return "where the parent of a fork goes on; it ends with the fork"
+    return "made by a program that keeps no log"
+
+
+def _lost(sight: Sight) -> str:
+    if sight.record is None:
+        return "its program was killed, and the branch is gone"
+    if sight.is_dropped_next:
+        return "its MCP server was killed, the next drops it: k keep, c commit"
+    if sight.entry is not None and sight.entry.command in _GOES_ON:
+        return f"its program was killed: {_GOES_ON[sight.entry.command]} goes on with it"
+    return "its program was killed: d what it wrote, c commit, a drop"
