@@ -21,10 +21,10 @@ R = TypeVar("R")
 STOP_GRACE_SECONDS = 1.0
 """Between SIGTERM and SIGKILL after a timeout or an interrupt, when nobody waits for a winner."""
 
-_current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("scope", default=None)
+_current: contextvars.ContextVar[CancelScope | None] = contextvars.ContextVar("scope", default=None)
 
 
-class Scope:
+class CancelScope:
     """One thing that can be cancelled."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Scope:
         self._grace: float | None = None
 
     @staticmethod
-    def current() -> Scope | None:
+    def current() -> CancelScope | None:
         """Returns the scope that governs the calling code."""
         return _current.get()
 

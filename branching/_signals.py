@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def deferred(on_interrupt: Callable[[bool], None] | None = None) -> Iterator[None]:
+def defer_sigint(on_interrupt: Callable[[bool], None] | None = None) -> Iterator[None]:
     """Raises KeyboardInterrupt at the end of the `with` instead of in its middle.
 
     `on_interrupt` is called meanwhile, to bring the end about; True says that it is not the first.

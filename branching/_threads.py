@@ -8,7 +8,9 @@ from typing import TypeVar
 R = TypeVar("R")
 
 
-async def finished(step: Callable[[], R], *, on_cancel: Callable[[bool], None] | None = None) -> R:
+async def run_in_thread(
+    step: Callable[[], R], *, on_cancel: Callable[[bool], None] | None = None
+) -> R:
     """Runs `step` in a thread and returns its value.
 
     A branch that is being made, or committed, cannot be left alone: when the task is cancelled

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from branching.fs.control_client import ControlSocket, Refused
+from branching.fs.control_client import ControlSocket, RequestRefused
 
 from ..field.contestant import Cannot, Contestant, run
 
@@ -76,5 +76,5 @@ class Ours(Contestant):
         assert self.socket
         try:
             return self.socket.request(verb, fields)
-        except Refused as refused:
+        except RequestRefused as refused:
             raise Cannot(refused.message) from refused

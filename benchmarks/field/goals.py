@@ -80,7 +80,7 @@ def verdicts(document: dict[str, object]) -> Iterator[Verdict]:
             break
 
 
-def behind(document: dict[str, object]) -> Iterator[tuple[str, str, str, float]]:
+def listener(document: dict[str, object]) -> Iterator[tuple[str, str, str, float]]:
     """Returns row, driver, peer, and how many times the peer's median the driver's is."""
     medians = {
         (figure["row"], figure["contestant"]): figure["median"] for figure in _figures(document)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .goals import OURS, behind, verdicts
+from .goals import OURS, listener, verdicts
 from .report import readable, runs_made, table
 
 BEGIN = "<!-- figures: written by scripts/bench, see --page -->"
@@ -35,7 +35,7 @@ def fill(page: Path, document: dict[str, object]) -> None:
 def figures(document: dict[str, object]) -> str:
     """Returns conditions, goals and tables as Markdown."""
     return "\n".join(
-        [*_conditions(document), *_goals(document), *_behind(document), table(document)]
+        [*_conditions(document), *_goals(document), *_listener(document), table(document)]
     )
 
 
@@ -77,8 +77,8 @@ def _goals(document: dict[str, object]) -> list[str]:
     return [*lines, ""]
 
 
-def _behind(document: dict[str, object]) -> list[str]:
-    found = list(behind(document))
+def _listener(document: dict[str, object]) -> list[str]:
+    found = list(listener(document))
     if not found:
         return []
     lines = ["### Where a peer is ahead", ""]

@@ -15,7 +15,7 @@ OPEN_FILES_ENOUGH = 65_536
 _before: tuple[int, int] | None = None
 
 
-def take_more() -> None:
+def raise_open_files() -> None:
     """Lets this program have as many as it may. For programs that are ours: it holds for all of
     the process."""
     global _before  # noqa: PLW0603
@@ -27,7 +27,7 @@ def take_more() -> None:
     _before = _before or (soft, hard)
 
 
-def give_back(pid: int) -> None:
+def restore_open_files(pid: int) -> None:
     """Gives a process that was just started what we had before."""
     if _before is not None:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, _before)

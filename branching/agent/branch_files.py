@@ -22,7 +22,7 @@ from pathlib import Path
 
 from branching.agent.types import FileChange, FileOp
 from branching.fs import Branch, Change
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 
 VIRTUAL_ENVIRONMENT = ".venv"
 GREP_BYTES_MAX = 4 * 1024 * 1024
@@ -57,7 +57,7 @@ class BranchFiles:
     def __init__(self, branch: Branch, owner: tuple[int, int]) -> None:
         self._branch = branch
         self.root = branch.path
-        self._tree = Tree(branch.path, owner)
+        self._tree = ConfinedDir(branch.path, owner)
 
     def exists(self, path: str) -> bool:
         return self._tree.lstat(path) is not None
@@ -165,7 +165,7 @@ class BranchFiles:
             yield target
 
 
-def read_whole(tree: Tree, path: str, *, most: int = READ_BYTES_MAX) -> bytes:
+def read_whole(tree: ConfinedDir, path: str, *, most: int = READ_BYTES_MAX) -> bytes:
     """Returns a file's content. OSError EFBIG if it has more bytes than that."""
     data, size = tree.read(path, limit=most)
     if size > most:
@@ -173,7 +173,7 @@ def read_whole(tree: Tree, path: str, *, most: int = READ_BYTES_MAX) -> bytes:
     return data
 
 
-def _told(change: Change, tree: Tree) -> Iterator[FileChange]:
+def _told(change: Change, tree: ConfinedDir) -> Iterator[FileChange]:
     """A change of the file system's as changes of an agent's: a rename is a delete and a write."""
     is_directory = change.kind == "directory"
     when = _when(change, tree)
@@ -190,7 +190,7 @@ def _told(change: Change, tree: Tree) -> Iterator[FileChange]:
     yield FileChange(path=change.path, op=op, timestamp=when)
 
 
-def _when(change: Change, tree: Tree) -> datetime:
+def _when(change: Change, tree: ConfinedDir) -> datetime:
     """When it was changed; of what is gone, when its directory was changed last."""
     path = change.path
     while (found := tree.lstat(path)) is None:

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from branching._threads import finished
+from branching._threads import run_in_thread
 from branching.agent.approvals import ApprovalRequest, Approvals
 from branching.agent.budget import Ledger, Reservation
 from branching.agent.external_edits import EditWatch
@@ -37,7 +37,7 @@ from branching.agent.types import (
     Usage,
 )
 from branching.fs import Branch
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 
 if TYPE_CHECKING:
     from branching.agent.branch_files import BranchFiles
@@ -220,19 +220,22 @@ class BranchRuntime:
     async def mark_own_edits(self) -> None:
         """What the branch's files are now is the run's own work. After each step of the run."""
         if (watch := self._watch()) is not None:
-            await finished(watch.mark)
+            await run_in_thread(watch.mark)
 
     async def edits_of_others(self) -> list[str]:
         """Lists the paths that somebody else changed since the last mark; `edits.told` puts it in
         words for the model. Before each request. A branch without files of its own has none."""
         watch = self._watch()
-        return [] if watch is None else await finished(watch.edits)
+        return [] if watch is None else await run_in_thread(watch.edits)
 
     def _watch(self) -> EditWatch | None:
         if self.branch is None or self.base_path is None:
             return None
         if self._edits is None:
-            base, tree = Tree(self.base_path, self.owner), Tree(self.branch.path, self.owner)
+            base, tree = (
+                ConfinedDir(self.base_path, self.owner),
+                ConfinedDir(self.branch.path, self.owner),
+            )
             self._edits = EditWatch(self.branch, base, tree)
         return self._edits
 

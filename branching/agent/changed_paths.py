@@ -6,10 +6,10 @@ import stat
 from collections.abc import Iterable
 
 from branching.fs import Change
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 
 
-def touched(changes: Iterable[Change], before: Tree, after: Tree) -> set[str]:
+def touched(changes: Iterable[Change], before: ConfinedDir, after: ConfinedDir) -> set[str]:
     """Returns every path that is not as it was, the workspace itself left out.
 
     Costs the changes, and a look at each name below a directory that was moved or replaced.
@@ -27,7 +27,7 @@ def touched(changes: Iterable[Change], before: Tree, after: Tree) -> set[str]:
     return paths
 
 
-def _below(tree: Tree, path: str) -> set[str]:
+def _below(tree: ConfinedDir, path: str) -> set[str]:
     found = tree.lstat(path)
     if found is None or not stat.S_ISDIR(found.st_mode):
         return set()

@@ -8,21 +8,21 @@ from dataclasses import replace
 
 from branching.agent.branch_runtime import now
 from branching.agent.checkpoint import REWINDING, Checkpoint, TreeMark
-from branching.agent.parent_workspace import Place
+from branching.agent.parent_workspace import ParentWorkspace
 from branching.agent.protocols import CheckpointStore, ConversationCodec, History
 from branching.errors import BranchingError
 
 BEFORE_REWIND = "before-rewind:"
 
 
-class Anchors:
+class CheckpointManager:
     """Checkpoints of one parent. Without a store there are none."""
 
     def __init__(self, store: CheckpointStore | None, codec: ConversationCodec) -> None:
         self.store = store
         self._codec = codec
 
-    def keep(self, label: str, history: History, place: Place | None) -> str | None:
+    def keep(self, label: str, history: History, place: ParentWorkspace | None) -> str | None:
         """Keeps the conversation with the files as they are now; returns the checkpoint's id.
 
         Files that no archive can hold (sockets) are left out with a warning: the conversation can
@@ -41,7 +41,7 @@ class Anchors:
             raise ValueError(f"there is no checkpoint {checkpoint_id!r} (any more)")
         return checkpoint
 
-    def cut_off(self, place: Place | None) -> Checkpoint | None:
+    def cut_off(self, place: ParentWorkspace | None) -> Checkpoint | None:
         """Returns what a rewind of these files gave up that a process died in; None if none did.
 
         The label says what to rewind to: `rewinding:<checkpoint id>`.
@@ -51,7 +51,9 @@ class Anchors:
         newest = self.store.newest(place.name)
         return newest if newest and newest.label.startswith(REWINDING) else None
 
-    def rewind(self, checkpoint_id: str, history: History, place: Place | None) -> History:
+    def rewind(
+        self, checkpoint_id: str, history: History, place: ParentWorkspace | None
+    ) -> History:
         """Restores the files and returns the conversation. ValueError if there is no such one.
 
         What is given up is kept first, with `history`, and marked until the rewind is done; if the
@@ -74,7 +76,7 @@ class Anchors:
         self.store.save(replace(given_up, label=f"{BEFORE_REWIND}{checkpoint_id}"))
         return restored
 
-    def _made(self, label: str, history: History, place: Place | None) -> Checkpoint:
+    def _made(self, label: str, history: History, place: ParentWorkspace | None) -> Checkpoint:
         return Checkpoint(
             id=secrets.token_hex(8),
             label=label,
@@ -85,7 +87,7 @@ class Anchors:
         )
 
 
-def _mark(label: str, place: Place | None) -> TreeMark | None:
+def _mark(label: str, place: ParentWorkspace | None) -> TreeMark | None:
     try:
         return None if place is None else place.mark()
     except BranchingError as error:

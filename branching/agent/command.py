@@ -41,12 +41,12 @@ from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.errors import BudgetExhausted, ForkStateError
 from branching.agent.judge import Choice, JudgeCase, JudgeError
 from branching.agent.protocols import History, RunOutcome
-from branching.agent.run_program import Place, run_program
+from branching.agent.run_program import RunSettings, run_program
 from branching.agent.types import Usage
 from branching.errors import ProcessBranchError
-from branching.patterns.command_candidate import Lines
+from branching.patterns.command_candidate import LineSplitter
 from branching.process import OWN_TMP, Command
-from branching.runlog.run_controller import STOP_GRACE_SECONDS, Helm, add_word
+from branching.runlog.run_controller import STOP_GRACE_SECONDS, RunController, append_message
 
 OUTPUT_BYTES_MAX = 64 << 10
 """Of what a program prints, its end is its message."""
@@ -71,15 +71,15 @@ class CommandRunner:
         index: int = 0,
         seen_at: Path | None = None,
         on_output: OnOutput | None = None,
-        helm: Helm | None = None,
+        controller: RunController | None = None,
     ) -> None:
-        """`helm` is whose steer files are used; without it the program cannot be told anything."""
+        """`controller` has the steer file; without it no message reaches the program."""
         self._branch = branch
         self._command = command
         self._index = index
         self._seen_at = seen_at or branch.seen_at
         self._on_output = on_output
-        self._helm = helm
+        self._controller = controller
         self._words: Path | None = None
         self._process: Command | None = None
         self._ended: asyncio.Event | None = None
@@ -94,9 +94,9 @@ class CommandRunner:
         told = [*(history or []), {"role": "user", "content": prompt}]
         branch.capture(told)
         printed = _Tail(self._tell)
-        reports = Lines(lambda line: self._heed(line, printed))
+        reports = LineSplitter(lambda line: self._on_line(line, printed))
         self._ended, self._has_told, self.refusal = asyncio.Event(), False, None
-        branch.pause.heed = self._pause
+        branch.pause.on_change = self._pause
         try:
             with self._place() as place:
                 done = await run_program(
@@ -130,7 +130,7 @@ class CommandRunner:
         label = self._branch.spec.label
         if self._words is None:
             raise ForkStateError(f"branch {label!r} is a program that has no steer file now")
-        add_word(self._words, label, text)
+        append_message(self._words, label, text)
 
     async def stop(self) -> None:
         """Ends the program with all that it started: SIGTERM, and a moment later SIGKILL."""
@@ -140,7 +140,7 @@ class CommandRunner:
             await ended.wait()
 
     @contextmanager
-    def _place(self) -> Iterator[Place]:
+    def _place(self) -> Iterator[RunSettings]:
         branch = self._branch
         assert branch.path is not None, "it was looked at"
         environment = {
@@ -152,10 +152,10 @@ class CommandRunner:
                 for name, cap in self._own_limits().items()
             },
         }
-        if self._helm is None or branch.branch is None:
-            yield Place(directory=branch.path, seen_at=self._seen_at, environment=environment)
+        if self._controller is None or branch.branch is None:
+            yield RunSettings(directory=branch.path, seen_at=self._seen_at, environment=environment)
             return
-        with self._helm.steer_file(branch.branch.name) as words:
+        with self._controller.steer_file(branch.branch.name) as words:
             beside: tuple[tuple[Path, Path], ...] = ()
             if words is not None:
                 seen = OWN_TMP / "branching-steer" / words.name
@@ -163,7 +163,7 @@ class CommandRunner:
                 environment["BRANCHING_STEER"] = str(seen)
             self._words = words
             try:
-                yield Place(
+                yield RunSettings(
                     directory=branch.path,
                     seen_at=self._seen_at,
                     environment=environment,
@@ -185,7 +185,7 @@ class CommandRunner:
         if self._on_output is not None:
             self._on_output(self._branch.spec.label, arrived)
 
-    def _heed(self, line: str, printed: _Tail) -> None:
+    def _on_line(self, line: str, printed: _Tail) -> None:
         """Takes a line of descriptor 3; in the thread that attends the program."""
         try:
             used = usage_in(line)
@@ -258,7 +258,7 @@ class CommandJudge:
         data = case.prompt.encode()[:CASE_BYTES_MAX].decode("utf-8", "ignore")
         printed = _Tail()
         with tempfile.TemporaryDirectory(prefix="branching-judge-") as nowhere:
-            place = Place(
+            place = RunSettings(
                 directory=Path(nowhere),
                 beside=tuple(shown),
                 environment={

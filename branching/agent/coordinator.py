@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from branching._threads import finished
+from branching._threads import run_in_thread
 from branching.agent.branch_runtime import (
     FORK_VARIABLE,
     BranchRuntime,
@@ -30,14 +30,14 @@ from branching.agent.branch_runtime import (
 )
 from branching.agent.budget import Ledger, UnknownPrice
 from branching.agent.checkpoint import REWINDING
-from branching.agent.checkpoint_manager import Anchors
+from branching.agent.checkpoint_manager import CheckpointManager
 from branching.agent.errors import ForkBranchLimitError, ForkDepthLimitError, ForkStateError
 from branching.agent.fork import Fork, check_specs, new_fork_id
 from branching.agent.fork_session import ForkSession
 from branching.agent.fork_store import InMemoryForkStateStore
 from branching.agent.json_codec import JsonCodec
 from branching.agent.merge_override import Override
-from branching.agent.parent_workspace import Place
+from branching.agent.parent_workspace import ParentWorkspace
 from branching.agent.project_tests import TIMEOUT_SECONDS, BranchTester
 from branching.agent.protocols import (
     CheckpointStore,
@@ -123,14 +123,14 @@ class ForkCoordinator(ForkRuns, Resolver):
         self.codec = codec or JsonCodec()
         self.store = store or InMemoryForkStateStore()
         checkpoints = checkpoint_store or getattr(parent_deps, "checkpoint_store", None)
-        self.anchors = Anchors(checkpoints, self.codec)
+        self.checkpoint_manager = CheckpointManager(checkpoints, self.codec)
         self.last_merge: MergeResult | None = None
         """What was merged last; after `resume` also a merge that the dead process had decided,
         without its paths."""
         self.judged: dict[str, Judgement] = {}
         """Answers of judges in this fork, by strategy: asked once."""
         self._runner = runner
-        self._place = None if place is None else Place(place)
+        self._place = None if place is None else ParentWorkspace(place)
         self._aggregate_usd = aggregate_budget_usd
         self._unknown_price: UnknownPrice = unknown_price
         self._mirror_root = materializer_root
@@ -158,7 +158,7 @@ class ForkCoordinator(ForkRuns, Resolver):
         branch, and the parent is not frozen.
         """
         check_specs(specs)
-        if self.anchors.store is None:
+        if self.checkpoint_manager.store is None:
             warnings.warn("there is no checkpoint store: this fork cannot be rewound", stacklevel=2)
         async with self._lock:
             self._check_limits(specs)
@@ -192,8 +192,8 @@ class ForkCoordinator(ForkRuns, Resolver):
                     fork.ledger.open(branch_id, spec.limits)
                     fork.add(branch_id, spec, deps=self.parent_deps, on_change=session.changed)
 
-            await finished(add)  # it copies the conversation for each branch
-            await session.make(self.anchors, self._runner)
+            await run_in_thread(add)  # it copies the conversation for each branch
+            await session.make(self.checkpoint_manager, self._runner)
             return self._begin(session)
 
     async def merge_or_select(
@@ -245,7 +245,7 @@ class ForkCoordinator(ForkRuns, Resolver):
             history, override = _winning_history(branch), session.override
             report = FlushReport()
             if override is not None:
-                report = await finished(lambda: override.take(branch_id))
+                report = await run_in_thread(lambda: override.take(branch_id))
             merged = await self._merged(branch, history, report)
             self._forget_override()
             return merged
@@ -266,12 +266,14 @@ class ForkCoordinator(ForkRuns, Resolver):
             elif history is None:
                 history = [] if self._fork is None else self._fork.parent_history
 
-            return await finished(lambda: self.anchors.rewind(checkpoint_id, history, self._place))
+            return await run_in_thread(
+                lambda: self.checkpoint_manager.rewind(checkpoint_id, history, self._place)
+            )
 
     async def cut_off_rewind(self) -> str | None:
         """Returns the id of the checkpoint that a process was rewinding to when it died: the files
         may be between the two. `rewind` to it, or to another one, goes on from there."""
-        given_up = await finished(lambda: self.anchors.cut_off(self._place))
+        given_up = await run_in_thread(lambda: self.checkpoint_manager.cut_off(self._place))
         return None if given_up is None else given_up.label.removeprefix(REWINDING)
 
     async def abort_fork(self, options: MergeOptions | None = None) -> list[str]:
@@ -324,14 +326,14 @@ class ForkCoordinator(ForkRuns, Resolver):
         for `aggregate_budget`; `options` are those of the class. ValueError for an unknown fork,
         and what opening the workspace raises.
         """
-        state = await finished(lambda: store.get(fork_id))
+        state = await run_in_thread(lambda: store.get(fork_id))
         if state is None:
             raise ValueError(f"there is no fork {fork_id!r} to be resumed")
         if place is None and state.workspace is not None:
-            place = await finished(lambda: place_of(state))
+            place = await run_in_thread(lambda: place_of(state))
         made = cls(runner=runner, place=place, store=store, depth=state.depth, **options)
         ledger = Ledger(aggregate_budget or state.budget, unknown_price=made._unknown_price)
-        fork = await finished(
+        fork = await run_in_thread(
             lambda: take_up(state, ledger, made.codec, made._place, made.parent_deps)
         )
         session = made._new_session(fork)
@@ -438,7 +440,7 @@ class ForkCoordinator(ForkRuns, Resolver):
     ) -> MergeResult:
         label = f"post-fork:{winner.fork_id}"
         try:
-            await finished(lambda: self.anchors.keep(label, history, self._place))
+            await run_in_thread(lambda: self.checkpoint_manager.keep(label, history, self._place))
         except BranchingError as error:
             # The files have landed: what cannot be promised any more is said.
             warnings.warn(f"there is no checkpoint {label}: {error.message}", stacklevel=2)

@@ -17,7 +17,7 @@ from pathlib import Path
 _CHUNK_BYTES = 1 << 20
 
 
-class Transplant:
+class TreeCopier:
     """From one tree into another. Each call raises OSError."""
 
     def __init__(self, source: Path, target: Path) -> None:

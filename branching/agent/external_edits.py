@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from branching.agent.changed_paths import touched
 from branching.fs import Branch
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 
 _LISTED_MAX = 50
 Signature = tuple[int, int, int, int, int] | None
@@ -21,23 +21,23 @@ Signature = tuple[int, int, int, int, int] | None
 class EditWatch:
     """Watches one branch. All of it blocks."""
 
-    def __init__(self, branch: Branch, base: Tree, tree: Tree) -> None:
+    def __init__(self, branch: Branch, base: ConfinedDir, tree: ConfinedDir) -> None:
         self._branch = branch
         self._base = base
         self._tree = tree
-        self._known = self._look()
+        self._known = self._snapshot()
 
     def mark(self) -> None:
         """What is there now is the run's own work."""
-        self._known = self._look()
+        self._known = self._snapshot()
 
     def edits(self) -> list[str]:
         """Lists the paths that somebody else changed since the last mark, and marks."""
-        before, self._known = self._known, self._look()
+        before, self._known = self._known, self._snapshot()
         paths = {*before, *self._known}
         return sorted(path for path in paths if before.get(path) != self._known.get(path))
 
-    def _look(self) -> Mapping[str, Signature | str]:
+    def _snapshot(self) -> Mapping[str, Signature | str]:
         paths = touched(self._branch.diff(), self._base, self._tree)
         return {path: self._signature(path) for path in paths}
 
@@ -50,7 +50,7 @@ class EditWatch:
         return found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def told(paths: list[str]) -> str:
+def describe_edits(paths: list[str]) -> str:
     """Returns the edits in words for the model; "" for none."""
     if not paths:
         return ""

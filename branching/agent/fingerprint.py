@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import stat
 
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 
 _CHUNK_BYTES = 1 << 20
 
 
-def identity(tree: Tree, path: str) -> str:
+def identity(tree: ConfinedDir, path: str) -> str:
     """Returns the identity; "" if nothing is there. Costs reading the file. Raises OSError."""
     found = tree.lstat(path)
     if found is None:
@@ -36,7 +36,7 @@ def identity_of_file(mode: int, content: bytes) -> str:
     return f"file {stat.S_IMODE(mode):04o} sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def digest(tree: Tree, path: str) -> str:
+def digest(tree: ConfinedDir, path: str) -> str:
     """Returns the SHA-256 of a file in hexadecimal."""
     whole, offset = hashlib.sha256(), 0
     while True:

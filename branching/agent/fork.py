@@ -16,9 +16,9 @@ from typing import Any
 from branching.agent.branch_runtime import BranchRuntime, now
 from branching.agent.budget import Ledger
 from branching.agent.errors import ForkStateError
-from branching.agent.fork_files import Names, OpenFork
+from branching.agent.fork_files import ForkFiles, Names
 from branching.agent.fork_state import ForkState, KeptBranch, Phase
-from branching.agent.parent_workspace import Place
+from branching.agent.parent_workspace import ParentWorkspace
 from branching.agent.protocols import ConversationCodec, History
 from branching.agent.types import (
     BranchIsolation,
@@ -47,12 +47,12 @@ class Fork:
     isolation: BranchIsolation
     strategy: MergeStrategy
     parent_history: History
-    place: Place | None
+    place: ParentWorkspace | None
     depth: int = 0
     lineage: str = ""
     created_at: datetime = field(default_factory=now)
     phase: Phase = "making"
-    files: OpenFork | None = None
+    files: ForkFiles | None = None
     branches: dict[str, BranchRuntime] = field(default_factory=dict)
     checkpoint_id: str | None = None
     winner: str | None = None
@@ -118,7 +118,7 @@ class Fork:
                 except BranchingError as failure:
                     add_note(error, f"and a branch is left: {failure}")
             raise
-        self.files = OpenFork(self.place, self.names, parent=made[0], forked_ns=moment)
+        self.files = ForkFiles(self.place, self.names, parent=made[0], forked_ns=moment)
         self._tell_paths()
 
     def find_files(self, state: ForkState) -> None:
@@ -130,7 +130,7 @@ class Fork:
             raise ForkStateError(f"the branches of fork {self.fork_id} are gone")
         for cut_off in (self.names.stage, *(f"{kept.files}.frozen" for kept in state.branches)):
             self.place.drop(cut_off)  # of a merge
-        self.files = OpenFork(
+        self.files = ForkFiles(
             self.place,
             self.names,
             parent=parent,

@@ -25,11 +25,11 @@ from branching.agent.changed_paths import touched
 from branching.agent.errors import MergeConflictError
 from branching.agent.merge.apply import fill
 from branching.agent.merge.plan import Plan, Sides, is_newer, make_plan
-from branching.agent.parent_workspace import Place
+from branching.agent.parent_workspace import ParentWorkspace
 from branching.agent.types import FlushError, FlushReport, MergeOptions
 from branching.errors import BranchingError, BranchStaleError, CommitError, ConflictError
 from branching.fs import Branch, Change
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 
 Decide = Callable[[str | None], None]
 """Is told the branch whose commit decides the merge, just before; None if it came to nothing."""
@@ -47,12 +47,12 @@ class Names:
         return Names(parent=f"{fork_id}.parent", stage=f"{fork_id}.merge")
 
 
-class OpenFork:
+class ForkFiles:
     """The branches of a fork that has files."""
 
     def __init__(
         self,
-        place: Place,
+        place: ParentWorkspace,
         names: Names,
         *,
         parent: Branch,
@@ -67,12 +67,12 @@ class OpenFork:
         """The winner's part is in the parent's branch, and others kept that from landing."""
 
     @property
-    def base(self) -> Tree:
+    def base(self) -> ConfinedDir:
         """The files as they were at the fork."""
-        return Tree(self.place.path, self.place.workspace.owner)
+        return ConfinedDir(self.place.path, self.place.workspace.owner)
 
-    def tree(self, branch: Branch) -> Tree:
-        return Tree(branch.path, self.place.workspace.owner)
+    def tree(self, branch: Branch) -> ConfinedDir:
+        return ConfinedDir(branch.path, self.place.workspace.owner)
 
     def parent_touched(self) -> frozenset[str]:
         """Returns what the parent has changed since the fork."""

@@ -1,4 +1,4 @@
-"""A program's forks in the logbook of the workspace.
+"""A program's forks in the run log of the workspace.
 
 There `branching log` finds them, and `branching watch`, which also steers them.
 
@@ -21,12 +21,12 @@ from typing import Any
 
 from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.coordinator import ForkCoordinator
-from branching.agent.queue_listener import Behind
+from branching.agent.queue_listener import QueueListener
 from branching.errors import BranchError
 from branching.fs import Workspace
 from branching.runlog.events import Event, EventKind, OnEvent
-from branching.runlog.run_controller import Helm
-from branching.runlog.run_log import Logbook
+from branching.runlog.run_controller import RunController
+from branching.runlog.run_log import RunLog
 
 ANSWER_SECONDS_MAX = 10.0
 """How long a request from another process waits for the event loop."""
@@ -48,20 +48,20 @@ class ForkLog:
         `is_behind` a thread does both, for an event loop that draws a screen and waits for no disk.
         """
         self._coordinator = coordinator
-        self._book = Logbook.of(space, command, keeps_store=True)
-        listener = self._book.and_then(on_event)
-        self._behind = Behind(listener) if is_behind else None
+        self._run_log = RunLog.of(space, command, keeps_store=True)
+        listener = self._run_log.and_then(on_event)
+        self._behind = QueueListener(listener) if is_behind else None
         self._listener: OnEvent = self._behind or listener
         self._states: dict[str, tuple[str, float | None]] = {}
         self._partial: dict[str, str] = {}
-        self._steered: dict[str, ExitStack] = {}
+        self._controlled: dict[str, ExitStack] = {}
         self._won: set[str] = set()
         self._began: dict[str, float] = {}  # of the runs that are under way
 
     @property
-    def helm(self) -> Helm:
+    def controller(self) -> RunController:
         """Through which the runs are steered."""
-        return self._book.helm
+        return self._run_log.controller
 
     def heard(self, branch_id: str, text: str) -> None:
         """Takes a piece of what a branch says."""
@@ -97,7 +97,7 @@ class ForkLog:
             # One that was taken up, and has ended, has a log of its own time.
             self._tell("started" if branch.task is not None else "resumed", branch)
             name = branch.branch.name if branch.branch is not None else ""
-            branch.keeps = lambda: self.helm.keeps(name)
+            branch.keeps = lambda: self.controller.keeps(name)
         if branch.is_running:
             self._began.setdefault(branch.id, time.time())
             self._steer(branch)
@@ -105,19 +105,19 @@ class ForkLog:
             return
         if rest := self._partial.pop(branch.id, ""):
             self._tell("output", branch, text=rest)
-        if branch.id in self._steered:
-            self._steered.pop(branch.id).close()
+        if branch.id in self._controlled:
+            self._controlled.pop(branch.id).close()
         told = branch.status.error or ""
         ended = branch.status.last_activity_at.timestamp()
         seconds = max(0.0, ended - self._began.pop(branch.id, ended))
         self._tell("finished", branch, state=state, cost_usd=cost, seconds=seconds, text=told)
 
     def _steer(self, branch: BranchRuntime) -> None:
-        if branch.id not in self._steered and branch.branch is not None:
+        if branch.id not in self._controlled and branch.branch is not None:
             run = _Run(self._coordinator, branch, asyncio.get_running_loop())
-            self._steered[branch.id] = stack = ExitStack()
+            self._controlled[branch.id] = stack = ExitStack()
             stack.enter_context(
-                self._book.helm.steering(branch.branch.name, run, None, tell=run.tell)
+                self._run_log.controller.controlling(branch.branch.name, run, None, tell=run.tell)
             )
 
     def _tell(self, kind: EventKind, branch: BranchRuntime, **facts: Any) -> None:
@@ -128,7 +128,7 @@ class ForkLog:
         self._listener(Event(kind=kind, index=number, branch=name, label=label, **facts))
 
     def __enter__(self) -> ForkLog:
-        self._book.__enter__()
+        self._run_log.__enter__()
         return self
 
     def __exit__(
@@ -137,11 +137,11 @@ class ForkLog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for stack in self._steered.values():
+        for stack in self._controlled.values():
             stack.close()
         if self._behind is not None:
             self._behind.close()
-        self._book.__exit__(kind, error, traceback)
+        self._run_log.__exit__(kind, error, traceback)
 
 
 def _state(branch: BranchRuntime) -> str:

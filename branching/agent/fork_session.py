@@ -14,15 +14,15 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from branching._threads import finished
+from branching._threads import run_in_thread
 from branching.agent.branch_runtime import BranchRuntime, RunnerFactory, make_runner
-from branching.agent.checkpoint_manager import Anchors
+from branching.agent.checkpoint_manager import CheckpointManager
 from branching.agent.errors import ForkStateError
 from branching.agent.fork import Fork
 from branching.agent.materializer import Mirror
 from branching.agent.merge_override import Override, kept
 from branching.agent.protocols import ForkStateStore
-from branching.agent.run_supervisor import Attendant
+from branching.agent.run_supervisor import RunSupervisor
 from branching.agent.types import FlushReport, ForkHandle, MergeOptions
 from branching.errors import BranchingError
 
@@ -44,47 +44,49 @@ class ForkSession:
         self._writing = threading.Lock()
         self._mirror = Mirror(mirror_root, fork.fork_id) if mirror_root else None
         self._keeps_mirror = keeps_mirror
-        self.attendant: Attendant | None = None
+        self.supervisor: RunSupervisor | None = None
         self.override: Override | None = None
         """Of the merge, if it was automatic and brought files."""
 
-    async def make(self, anchors: Anchors, runner: RunnerFactory) -> None:
+    async def make(self, checkpoints: CheckpointManager, runner: RunnerFactory) -> None:
         """Makes the branches and what is to run in them: all of it, or nothing."""
         fork = self.fork
         try:
             if fork.place is not None:
                 self.save()  # so that after a process that dies now can be cleaned up
-            await finished(fork.make_files)
+            await run_in_thread(fork.make_files)
             for branch in fork.branches.values():
                 branch.runner = make_runner(runner, branch)
             label, history = f"fork:{fork.fork_id}", fork.parent_history
-            fork.checkpoint_id = await finished(lambda: anchors.keep(label, history, fork.place))
+            fork.checkpoint_id = await run_in_thread(
+                lambda: checkpoints.keep(label, history, fork.place)
+            )
             fork.phase = "open"
             self.save()
         except BaseException:
             fork.phase = "resolved"
-            await finished(fork.drop_files)
+            await run_in_thread(fork.drop_files)
             self._remove()
             raise
 
     def begin(self) -> ForkHandle:
         """Starts the runs of all branches that are to run."""
-        self.attendant = Attendant(self.fork, self.changed)
+        self.supervisor = RunSupervisor(self.fork, self.changed)
         for branch in self.fork.branches.values():
             if branch.is_running:
-                self.attendant.start(branch, branch.spec.steer)
+                self.supervisor.start(branch, branch.spec.steer)
         self.changed()
         return self.fork.handle()
 
     async def quiet(self) -> None:
         """Stops all runs with all that they started, and ends forks within."""
-        assert self.attendant is not None, "an open fork is attended"
-        await self.attendant.stop_all(self.fork.branches.values())
+        assert self.supervisor is not None, "an open fork is attended"
+        await self.supervisor.stop_all(self.fork.branches.values())
         for branch in self.fork.branches.values():
             await self._stop_rest(branch)
             if branch.inner is not None:
                 await branch.inner.aclose()
-        await self.attendant.kill_all()
+        await self.supervisor.kill_all()
 
     async def _stop_rest(self, branch: BranchRuntime) -> None:
         """Stops what a run has left running, which outlives the run."""
@@ -101,7 +103,7 @@ class ForkSession:
         """Refuses before any run is stopped. The merge looks again."""
         files, branch = self.fork.files, winner.branch
         if files is not None and branch is not None and options.on_conflict == "fail":
-            await finished(lambda: files.refuse_conflicts(branch, options))
+            await run_in_thread(lambda: files.refuse_conflicts(branch, options))
 
     async def merge(
         self, winner: BranchRuntime, options: MergeOptions, *, is_automatic: bool
@@ -128,13 +130,13 @@ class ForkSession:
             self.override = override if override.settle() else None
             return report
 
-        return await finished(merge)
+        return await run_in_thread(merge)
 
     async def land_parent(self, options: MergeOptions) -> None:
         """Lands what the parent did since the fork, where there is no winner with files."""
         files = self.fork.files
         if files is not None:
-            await finished(lambda: files.land_parent(options, self._decide))
+            await run_in_thread(lambda: files.land_parent(options, self._decide))
 
     def _decide(self, carrier: str | None) -> None:
         """Keeps which branch's commit decides how the fork ends; None if it came to nothing."""
@@ -143,8 +145,8 @@ class ForkSession:
 
     def close(self) -> None:
         """Nothing runs any more, nor will."""
-        if self.attendant is not None:
-            self.attendant.close()
+        if self.supervisor is not None:
+            self.supervisor.close()
 
     async def finish(self) -> None:
         """Drops what is left of the fork; from here on another one may be made."""
@@ -153,12 +155,12 @@ class ForkSession:
         if self._catching_up is not None:
             await asyncio.wait([self._catching_up])
         if self._keeps_mirror:
-            await finished(self._refresh)
-        left = await finished(self.fork.drop_files)
+            await run_in_thread(self._refresh)
+        left = await run_in_thread(self.fork.drop_files)
         if self._mirror is not None and not self._keeps_mirror:
-            await finished(self._mirror.remove)
+            await run_in_thread(self._mirror.remove)
         if self.override is not None:
-            await finished(self._forget_earlier)
+            await run_in_thread(self._forget_earlier)
             self.save()
         elif not left:
             self._remove()
@@ -214,9 +216,9 @@ class ForkSession:
 
     def _noticed(self) -> None:
         self._is_noticing = False
-        if self.fork.phase != "open" or self.attendant is None:
+        if self.fork.phase != "open" or self.supervisor is None:
             return
-        self.attendant.notice_spending()
+        self.supervisor.notice_spending()
         self._is_behind = True
         if self._catching_up is None or self._catching_up.done():
             self._catching_up = self._loop.create_task(self._catch_up())
@@ -226,12 +228,12 @@ class ForkSession:
         while self._is_behind:
             self._is_behind = False
             try:
-                await finished(self._saving())
+                await run_in_thread(self._saving())
             except BranchingError as error:
                 # The runs go on; what cannot be promised any more is said.
                 said = f"the fork would not survive a restart: {error.message}"
                 warnings.warn(said, stacklevel=2)
-            await finished(self._refresh)
+            await run_in_thread(self._refresh)
 
     def _refresh(self) -> None:
         if self._mirror is None:

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from branching.agent.branch_files import read_whole
 from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.changed_paths import touched
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 
 DIRECTORY = Path(".pydantic-deep", "forks")
 _PARTS = ("parent", "branches")
@@ -82,7 +82,10 @@ class Mirror:
 
     def _refresh(self, branch: BranchRuntime, base_path: Path) -> None:
         assert branch.branch is not None, "asked by the caller"
-        base, tree = Tree(base_path, branch.owner), Tree(branch.branch.path, branch.owner)
+        base, tree = (
+            ConfinedDir(base_path, branch.owner),
+            ConfinedDir(branch.branch.path, branch.owner),
+        )
         mine = self.path / "branches" / directory_name(branch.spec.label)
         mine.mkdir(parents=True, exist_ok=True)
         wanted = {path for path in touched(branch.branch.diff(), base, tree) if is_inside(path)}
@@ -95,7 +98,7 @@ class Mirror:
                 if str(there.relative_to(mine)) not in wanted:
                     there.unlink()  # undone since
 
-    def _copy(self, tree: Tree, top: Path, path: str, *, is_frozen: bool = False) -> None:
+    def _copy(self, tree: ConfinedDir, top: Path, path: str, *, is_frozen: bool = False) -> None:
         place = top / path
         found = tree.lstat(path)
         if found is None or not stat.S_ISREG(found.st_mode) or found.st_size > FILE_BYTES_MAX:

@@ -32,11 +32,11 @@ from branching.agent.errors import ForkStateError, ForkStoreError, MergeConflict
 from branching.agent.fork import Fork
 from branching.agent.fork_files import report_of
 from branching.agent.merge.plan import is_newer
-from branching.agent.parent_workspace import Place
+from branching.agent.parent_workspace import ParentWorkspace
 from branching.agent.types import FlushReport
 from branching.errors import BranchingError, ConflictError
 from branching.fs import Branch, Workspace
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 
 RECORD = "override.json"
 _PARENT, _BEFORE, _AFTER, _BETWEEN = "parent", "before", "after", "between"
@@ -59,7 +59,7 @@ class _Record:
 class Override:
     """What it takes to change the outcome of one merge."""
 
-    def __init__(self, fork_id: str, place: Place, home: Path, record: _Record) -> None:
+    def __init__(self, fork_id: str, place: ParentWorkspace, home: Path, record: _Record) -> None:
         self.fork_id = fork_id
         self._place = place
         self._home = home
@@ -104,7 +104,9 @@ class Override:
         return made
 
     @classmethod
-    def find(cls, fork_id: str, place: Place | None, home: Path | None) -> Override | None:
+    def find(
+        cls, fork_id: str, place: ParentWorkspace | None, home: Path | None
+    ) -> Override | None:
         """Returns what was kept of the merge of a fork, perhaps by another process."""
         if place is None or home is None:
             return None
@@ -178,7 +180,7 @@ class Override:
         others = mine.intersection(self._record.parents)
         workspace = self._place.workspace
         if self._place.branch is None:
-            base = Tree(self._place.path, workspace.owner)
+            base = ConfinedDir(self._place.path, workspace.owner)
             for path in mine.difference(self._record.touched[self._record.winner]):
                 if is_newer(path, workspace.base, self._record.forked_ns, base):
                     others.add(path)

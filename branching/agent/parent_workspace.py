@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from branching.agent.checkpoint import TreeMark
-from branching.agent.copy_paths import Transplant
+from branching.agent.copy_paths import TreeCopier
 from branching.errors import BranchError, BranchingError, BranchNotFoundError, CommitError
 from branching.fs import Branch, Change, Workspace
 from branching.fs.backend import Policy
@@ -23,7 +23,7 @@ HISTORY_COMMITS = 10
 """So many commits can be undone, unless the mount says otherwise."""
 
 
-class Place:
+class ParentWorkspace:
     """The workspace, and the branch in it that is the parent's; no branch is main."""
 
     def __init__(self, place: Workspace | Branch) -> None:
@@ -151,7 +151,7 @@ class Place:
                 stage = self.create(stage_name)
                 try:
                     paths = _paths(self.branch.diff()) | _paths(earlier.diff())
-                    copied = Transplant(earlier.path, stage.path)
+                    copied = TreeCopier(earlier.path, stage.path)
                     for path in sorted(paths, reverse=True):
                         copied.clear(path)
                     for path in sorted(paths):

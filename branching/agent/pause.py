@@ -1,7 +1,7 @@
 """A pause of an agent's run: it waits before its next model request, until it may go on.
 
 The request that is under way is answered first, and what a tool has started ends by itself: neither
-is ours to hold up. A run that can be held up in its middle, a program, sets `heed`.
+is ours to hold up. A run that can be held up in its middle, a program, sets `on_change`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Pause:
     def __init__(self) -> None:
         self._over = asyncio.Event()
         self._over.set()
-        self.heed: Callable[[bool], None] = lambda _: None
+        self.on_change: Callable[[bool], None] = lambda _: None
         """Is told at once, whether it is on."""
 
     @property
@@ -26,11 +26,11 @@ class Pause:
 
     def begin(self) -> None:
         self._over.clear()
-        self.heed(True)
+        self.on_change(True)
 
     def end(self) -> None:
         self._over.set()
-        self.heed(False)
+        self.on_change(False)
 
     async def over(self) -> None:
         """Waits until there is no pause."""

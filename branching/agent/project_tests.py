@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from branching.agent.run_program import Place, run_program
+from branching.agent.run_program import RunSettings, run_program
 from branching.errors import BranchingError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class TestPlan:
     """Path in the branch of the JUnit XML file that the command writes."""
     partial_credit: bool = False
 
-    async def run(self, place: Place) -> TestRun:
+    async def run(self, place: RunSettings) -> TestRun:
         """Runs the tests of one branch. Never raises for what the command does."""
         tail = _Tail()
         report = None if self.junit is None else place.directory / self.junit
@@ -310,7 +310,7 @@ class BranchTester:
             command = detect_test_command(branch.path)
         if command is None:
             return None
-        place = Place(
+        place = RunSettings(
             directory=branch.path,
             seen_at=self._seen_at or branch.seen_at,
             environment=branch.environment,

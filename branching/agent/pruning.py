@@ -13,7 +13,7 @@ from branching.agent.database import place_of_database
 from branching.agent.fork_state import ForkState
 from branching.agent.fork_store import SQLiteForkStateStore
 from branching.agent.merge_override import Override, kept
-from branching.agent.parent_workspace import Place
+from branching.agent.parent_workspace import ParentWorkspace
 from branching.fs import Workspace
 
 
@@ -27,22 +27,22 @@ def prune(workspace: Workspace) -> int:
     checkpoints = SQLiteCheckpointStore.beside(workspace)
     try:
         assert forks.home is not None, "it is a directory"
-        forgotten = _overrides(forks, forks.home, Place(workspace), open_branches)
-        anchors = set()
+        forgotten = _overrides(forks, forks.home, ParentWorkspace(workspace), open_branches)
+        needed = set()
         for state in forks.list_all():
             if _is_over(state, open_branches):
                 forks.remove(state.fork_id)
                 forgotten += 1
             else:
-                anchors.add(state.parent_checkpoint_id)
-        return forgotten + checkpoints.prune(anchors, open_branches)
+                needed.add(state.parent_checkpoint_id)
+        return forgotten + checkpoints.prune(needed, open_branches)
     finally:
         forks.close()
         checkpoints.close()
 
 
 def _overrides(
-    forks: SQLiteForkStateStore, home: Path, place: Place, open_branches: set[str]
+    forks: SQLiteForkStateStore, home: Path, place: ParentWorkspace, open_branches: set[str]
 ) -> int:
     forgotten = 0
     for fork_id, branch in list(kept(home)):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from branching._threads import finished
+from branching._threads import run_in_thread
 from branching.agent.approvals import ApprovalRequest
 from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.diff import ToolDiff, build_diff_report, diff_tool_calls
 from branching.agent.errors import ForkStateError
 from branching.agent.fork import Fork
 from branching.agent.fork_session import ForkSession
-from branching.agent.parent_workspace import Place
+from branching.agent.parent_workspace import ParentWorkspace
 from branching.agent.protocols import ConversationCodec
 from branching.agent.types import BranchDiffReport, BranchStatus, ForkCostSummary, ForkHandle
 
@@ -21,7 +21,7 @@ class ForkView:
     """The last fork of a parent run, open or over."""
 
     codec: ConversationCodec
-    _place: Place | None
+    _place: ParentWorkspace | None
     _session: ForkSession | None = None
     _handle: ForkHandle | None = None
 
@@ -88,7 +88,7 @@ class ForkView:
         """Compares the files of all branches; they may go on writing. ForkStateError if there is no
         open fork."""
         fork = self._open().fork
-        return await finished(
+        return await run_in_thread(
             lambda: build_diff_report(fork.fork_id, fork.branches, paths_filter=paths)
         )
 

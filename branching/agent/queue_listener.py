@@ -11,7 +11,7 @@ CLOSING_SECONDS_MAX = 10.0
 """A disk that hangs must not keep a program from ending."""
 
 
-class Behind:
+class QueueListener:
     """Takes events at once and hands them on. To be closed, or the last ones may be lost."""
 
     def __init__(self, listener: OnEvent) -> None:

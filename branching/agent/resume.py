@@ -12,7 +12,7 @@ from branching.agent.branch_runtime import FORK_VARIABLE, BranchRuntime
 from branching.agent.budget import Ledger
 from branching.agent.fork import Fork
 from branching.agent.fork_state import ForkState, KeptBranch
-from branching.agent.parent_workspace import Place
+from branching.agent.parent_workspace import ParentWorkspace
 from branching.agent.process_cleanup import kill_marked
 from branching.agent.protocols import ConversationCodec
 from branching.fs import Branch, Workspace
@@ -21,7 +21,11 @@ INTERRUPTED = "the process that ran it has ended"
 
 
 def take_up(
-    state: ForkState, ledger: Ledger, codec: ConversationCodec, place: Place | None, deps: object
+    state: ForkState,
+    ledger: Ledger,
+    codec: ConversationCodec,
+    place: ParentWorkspace | None,
+    deps: object,
 ) -> Fork:
     """Returns the fork as it stands: open, or resolved. Blocks. MountError, BranchError."""
     fork = Fork(

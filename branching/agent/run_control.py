@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from branching._threads import finished
+from branching._threads import run_in_thread
 from branching.agent.approvals import ApprovalRequest
 from branching.agent.errors import ForkStateError
 from branching.agent.protocols import Answer, History, Judgement
@@ -31,8 +31,8 @@ class ForkRuns(ForkView):
                     f"branch {branch_id} is {branch.status.state}; only one that is done goes on"
                 )
             self.judged.clear()
-            assert session.attendant is not None, "an open fork is attended"
-            return session.attendant.start(branch, message)
+            assert session.supervisor is not None, "an open fork is attended"
+            return session.supervisor.start(branch, message)
 
     async def run_again(self, branch_id: str) -> asyncio.Task[None]:
         """Runs a branch anew that has ended otherwise than done: its own prompt, the parent's
@@ -46,9 +46,9 @@ class ForkRuns(ForkView):
             if branch.status.state in ("running", "done"):
                 raise ForkStateError(f"branch {branch_id} is {branch.status.state}")
             self.judged.clear()
-            assert session.attendant is not None, "an open fork is attended"
-            await finished(lambda: session.fork.make_anew(branch))
-            return session.attendant.start(branch, branch.spec.steer)
+            assert session.supervisor is not None, "an open fork is attended"
+            await run_in_thread(lambda: session.fork.make_anew(branch))
+            return session.supervisor.start(branch, branch.spec.steer)
 
     async def terminate_branch(
         self, branch_id: str, reason: tuple[BranchState, str] | str | None = None
@@ -62,8 +62,8 @@ class ForkRuns(ForkView):
             reason = ("terminated", reason)
         async with self._lock:
             branch = self._known(branch_id)
-            if self._session is not None and self._session.attendant is not None:
-                await self._session.attendant.stop(branch, *(reason or ("terminated", None)))
+            if self._session is not None and self._session.supervisor is not None:
+                await self._session.supervisor.stop(branch, *(reason or ("terminated", None)))
 
     def steer(self, branch_id: str, text: str) -> None:
         """Tells a running branch something. ValueError if it is unknown, ForkStateError if it does

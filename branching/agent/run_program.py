@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from branching.process import OWN_TMP, Command, Ended, Isolation, Owner, Sandbox, Sink
-from branching.process.port_ranges import lent_ports
+from branching.process.port_ranges import reserve_ports
 
 TIMEOUT_GRACE_SECONDS = 1.0
 """Between SIGTERM and SIGKILL when the time of a program is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RunSettings:
     """Where a program works."""
 
     directory: Path
@@ -53,7 +53,7 @@ def words(command: str | Sequence[str]) -> list[str]:
 
 async def run_program(
     command: str | Sequence[str],
-    place: Place,
+    place: RunSettings,
     *,
     stdout: Sink,
     stderr: Sink,
@@ -107,7 +107,7 @@ class _Run:
     def __init__(
         self,
         argv: list[str],
-        place: Place,
+        place: RunSettings,
         stdout: Sink,
         stderr: Sink,
         timeout: float | None,
@@ -145,7 +145,7 @@ class _Run:
                 **os.environ,
                 "BRANCHING": "1",
                 "BRANCHING_WORKSPACE": str(directory if sandbox is None else sandbox.at),
-                "BRANCHING_PORT_BASE": str(stack.enter_context(lent_ports())),
+                "BRANCHING_PORT_BASE": str(stack.enter_context(reserve_ports())),
                 **({} if sandbox is None else {"TMPDIR": str(OWN_TMP)}),
                 **place.environment,
             }

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
-from branching._threads import finished
+from branching._threads import run_in_thread
 from branching.agent.branch_runtime import FORK_VARIABLE, BranchRuntime
 from branching.agent.errors import BudgetExhausted
 from branching.agent.fork import Fork
@@ -23,7 +23,7 @@ CAUSES_MAX = 20
 """So many exceptions deep a refusal is looked for below what a framework made of it."""
 
 
-class Attendant:
+class RunSupervisor:
     """Attends the runs of one fork."""
 
     def __init__(self, fork: Fork, on_state: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class Attendant:
         branch.pause.end()
         branch.touch(state="running", error=None)
         branch.task = asyncio.create_task(
-            self._attend(branch, prompt, history), name=f"branch {branch.spec.label}"
+            self._supervise(branch, prompt, history), name=f"branch {branch.spec.label}"
         )
         self._on_state()
         return branch.task
@@ -77,7 +77,7 @@ class Attendant:
 
     async def kill_all(self) -> None:
         """Kills what the runs have left behind. BranchError if something does not die."""
-        await finished(lambda: kill_marked(FORK_VARIABLE, f"{self._fork.fork_id}/"))
+        await run_in_thread(lambda: kill_marked(FORK_VARIABLE, f"{self._fork.fork_id}/"))
 
     def notice_spending(self) -> None:
         """Stops all branches when they have used more than the fork may."""
@@ -102,7 +102,7 @@ class Attendant:
         self._stopping.add(stopping)
         stopping.add_done_callback(self._stopping.discard)
 
-    async def _attend(self, branch: BranchRuntime, prompt: str, history: History) -> None:
+    async def _supervise(self, branch: BranchRuntime, prompt: str, history: History) -> None:
         assert branch.runner is not None, "a branch is started after its runner is made"
         seconds = branch.budget.seconds
         reason = f"branch {branch.id} reached its time limit of {seconds or 0:g} seconds"
@@ -111,7 +111,7 @@ class Attendant:
         )
         try:
             # The run may change what it is given; the branch keeps the original.
-            own = await finished(lambda: self._fork.codec.copy(history))
+            own = await run_in_thread(lambda: self._fork.codec.copy(history))
             with nullcontext() if branch.branch is None else branch.branch.in_use():
                 outcome = await branch.runner.run(prompt, own)
         except asyncio.CancelledError:

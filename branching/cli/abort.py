@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from branching.cli.exit_codes import reported
+from branching.cli.exit_codes import handle_errors
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
 from branching.cli.output import print_json
 from branching.cli.workspace import opened_workspace
@@ -15,7 +15,7 @@ def abort(
 
     Example: branching abort run-1a2b3c4d
     """
-    with reported(json=json):
+    with handle_errors(json=json):
         with opened_workspace(workspace) as space:
             space.reopen(name).abort()
         if json:

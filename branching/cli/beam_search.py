@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, reported
-from branching.cli.option_groups import grouped
+from branching.cli.exit_codes import UsageFault, handle_errors
+from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import CandidatesOption, DepthOption, EvaluateOption, ExpandOption
 from branching.cli.output import finish_ranked
 from branching.cli.pattern_command import Search, SearchOptions
 
 
-@grouped
+@expand_option_groups
 def beam_search(
     candidates: CandidatesOption = None,
     expand: ExpandOption = None,
@@ -33,7 +33,7 @@ def beam_search(
 
     Example: branching beam-search -c ./a -c ./b --expand ./next.sh --max-depth 3
     """
-    with reported(json=options.json):
+    with handle_errors(json=options.json):
         if not candidates:
             raise UsageFault("no candidates; give at least one with -c CMD")
         if expand is None:

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, reported
-from branching.cli.option_groups import grouped
+from branching.cli.exit_codes import UsageFault, handle_errors
+from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import CommandArgument, EvaluateOption
 from branching.cli.output import finish, result_facts, result_lines
 from branching.cli.pattern_command import Search, SearchOptions
 
 
-@grouped
+@expand_option_groups
 def best_of_n(
     command: CommandArgument = None,
     n: Annotated[int, typer.Option("-n", min=1, help="How many attempts.")] = 3,
@@ -29,7 +29,7 @@ def best_of_n(
 
     Example: branching best-of-n -n 5 -- ./solve.py
     """
-    with reported(json=options.json):
+    with handle_errors(json=options.json):
         if not command:
             raise UsageFault("no command specified; use -- CMD...")
 

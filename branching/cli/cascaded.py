@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, reported
-from branching.cli.option_groups import grouped
+from branching.cli.exit_codes import UsageFault, handle_errors
+from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import CommandArgument, parse_duration, parse_widths
 from branching.cli.output import finish, result_facts, result_lines
 from branching.cli.pattern_command import Search, SearchOptions
 
 
-@grouped
+@expand_option_groups
 def cascaded(
     command: CommandArgument = None,
     fan_out: Annotated[
@@ -40,7 +40,7 @@ def cascaded(
 
     Example: branching cascaded --fan-out 1,3,9 -- ./agent.py
     """
-    with reported(json=options.json):
+    with handle_errors(json=options.json):
         if not command:
             raise UsageFault("no command specified; use -- CMD...")
         widths = parse_widths(fan_out)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, reported
+from branching.cli.exit_codes import UsageFault, handle_errors
 from branching.cli.options import WorkspaceOption
 from branching.cli.watch import check_terminal
 from branching.cli.workspace import opened_workspace
@@ -55,7 +55,7 @@ def chat(
     """
     import asyncio
 
-    with reported(json=False):
+    with handle_errors(json=False):
         check_terminal("chat", "branching fork runs agents without one")
         if agent is None and model is None:
             raise UsageFault("name a model (--model PROVIDER:MODEL) or an agent (--agent)")

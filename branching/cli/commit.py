@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, reported
+from branching.cli.exit_codes import UsageFault, handle_errors
 from branching.cli.options import (
     BranchArgument,
     DropRestOption,
@@ -90,7 +90,7 @@ def commit(
 
     Example: branching commit run-1a2b3c4d
     """
-    with reported(json=json):
+    with handle_errors(json=json):
         if force and skip:
             raise UsageFault("--force and --skip say opposite things; give one of them")
         with opened_workspace(workspace) as space:

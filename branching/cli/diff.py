@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, reported
+from branching.cli.exit_codes import UsageFault, handle_errors
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
 from branching.cli.output import change_facts, change_lines, print_json
 from branching.cli.workspace import opened_workspace
@@ -45,7 +45,7 @@ def diff(
 
     Example: branching diff --stat run-1a2b3c4d
     """
-    with reported(json=json):
+    with handle_errors(json=json):
         if patch and (stat or json):
             raise UsageFault("--patch goes with neither --stat nor --json")
         if patch and paths:

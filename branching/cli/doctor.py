@@ -21,10 +21,10 @@ from typing import Literal
 
 import typer
 
-from branching.cli.exit_codes import EXIT_NOTHING_SUCCEEDED, reported
+from branching.cli.exit_codes import EXIT_NOTHING_SUCCEEDED, handle_errors
 from branching.cli.options import JsonOption
 from branching.cli.output import print_json
-from branching.cli.signals import held
+from branching.cli.signals import defer_signals
 from branching.errors import BranchingError
 
 FUSE = Path("/dev/fuse")
@@ -56,7 +56,7 @@ def doctor(json: JsonOption = False) -> None:
 
     Example: branching doctor
     """
-    with reported(json=json), held():
+    with handle_errors(json=json), defer_signals():
         findings = examine()
         is_well = all(finding.state != "missing" for finding in findings)
         if json:
@@ -194,11 +194,11 @@ def _log() -> str:
 def _limit(name: str) -> Callable[[], str]:
     def check() -> str:
         from branching.process import ResourceLimits
-        from branching.process.cgroup import Scope
+        from branching.process.cgroup import Cgroup
 
         values = {"memory": 64 << 20, "memory_high": 32 << 20, "cpu": 0.5, "pids": 64}
         limits = ResourceLimits(**{name: values[name]})  # type: ignore[arg-type]
-        with Scope.create(limits) as scope:
+        with Cgroup.create(limits) as scope:
             return f"a control group was made in {scope.path.parent}"
 
     return check

@@ -51,7 +51,7 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def reported(*, json: bool) -> Iterator[None]:
+def handle_errors(*, json: bool) -> Iterator[None]:
     """Turns the failures that a user can meet into a text and an exit code."""
     global _is_json  # noqa: PLW0603  (one command a process)
     _is_json = json

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, reported
+from branching.cli.exit_codes import UsageFault, handle_errors
 from branching.cli.options import STANDARD_STREAM, BranchArgument, WorkspaceOption
 from branching.cli.workspace import opened_workspace
 
@@ -33,7 +33,7 @@ def export(
 
     Example: branching export run-1a2b3c4d -o fix.tar
     """
-    with reported(json=False):
+    with handle_errors(json=False):
         if output == STANDARD_STREAM:
             output = None
         if output is None and sys.stdout.isatty():

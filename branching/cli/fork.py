@@ -10,8 +10,8 @@ import typer
 
 from branching.cli.budget_options import BudgetOptions
 from branching.cli.caller import for_caller
-from branching.cli.exit_codes import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT, UsageFault, reported
-from branching.cli.option_groups import grouped
+from branching.cli.exit_codes import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT, UsageFault, handle_errors
+from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import (
     CandidatesOption,
     CommandArgument,
@@ -25,7 +25,7 @@ from branching.cli.output import print_json
 
 if TYPE_CHECKING:
     from branching.agent.types import MergeResult
-    from branching.cli.fork_command import Forking, Plan
+    from branching.cli.fork_command import ForkCommand, Plan
 
 N_DEFAULT = 3
 
@@ -38,7 +38,7 @@ class Conflict(str, Enum):
     fail = "fail"
 
 
-@grouped
+@expand_option_groups
 def fork(
     command: CommandArgument = None,
     candidates: CandidatesOption = None,
@@ -134,7 +134,7 @@ def fork(
 
     Example: branching fork -n 3 --test-command auto -- claude -p "fix issue 7"
     """
-    with reported(json=json):
+    with handle_errors(json=json):
         if pick is not None and judge is not None:
             raise UsageFault("--pick and --judge both choose: give one of them")
         said = {
@@ -159,19 +159,23 @@ def fork(
         if drop is not None and choice:
             raise UsageFault("what is dropped is not merged: --drop takes no choice")
 
-        from branching.cli.fork_command import Forking
-        from branching.cli.fork_registry import KeptForks, left
+        from branching.cli.fork_command import ForkCommand
+        from branching.cli.fork_registry import ForkRegistry, orphaned_forks
         from branching.cli.workspace import opened_workspace
 
-        with opened_workspace(workspace) as space, KeptForks(space) as kept:
-            forking = Forking(space, kept, quiet=quiet)
+        with opened_workspace(workspace) as space, ForkRegistry(space) as kept:
+            forking = ForkCommand(space, kept, quiet=quiet)
             merged = None
             if drop is not None:
                 forking.drop(drop)
             elif resume is not None:
                 merged = forking.resume(resume, changed=choice, is_rerun=rerun)
             else:
-                notes = [kept.complaint] if kept.complaint else [each.note for each in left(space)]
+                notes = (
+                    [kept.complaint]
+                    if kept.complaint
+                    else [each.note for each in orphaned_forks(space)]
+                )
                 for note in notes:
                     print(f"note: {for_caller(note)}", file=sys.stderr)
                 merged = forking.fork(plan)
@@ -212,7 +216,9 @@ def _plan(
     )
 
 
-def _tell(forking: Forking, merged: MergeResult | None, *, is_dropped: bool, json: bool) -> None:
+def _tell(
+    forking: ForkCommand, merged: MergeResult | None, *, is_dropped: bool, json: bool
+) -> None:
     facts = forking.facts(merged)
     if json:
         print_json("fork", **facts)

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from branching._cancellation import Scope
-from branching._threads import finished
+from branching._cancellation import CancelScope
+from branching._threads import run_in_thread
 from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.checkpoint import InMemoryCheckpointStore
 from branching.agent.command import CommandJudge, CommandRunner, best_tested
@@ -28,16 +28,16 @@ from branching.agent.judge import Panel
 from branching.agent.project_tests import BranchTester, TestRun
 from branching.agent.types import BranchSpec, Budget, MergeOptions, MergeResult, MergeStrategy
 from branching.cli.caller import for_caller
-from branching.cli.progress import shown
-from branching.cli.signals import interruptible
+from branching.cli.progress import show_progress
+from branching.cli.signals import run_interruptible
 from branching.errors import BranchingError
-from branching.patterns.command_candidate import Blocks
+from branching.patterns.command_candidate import BlockSplitter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from branching.agent.types import OnConflict
-    from branching.cli.fork_registry import KeptForks
+    from branching.cli.fork_registry import ForkRegistry
     from branching.fs import Workspace
 
 T = TypeVar("T")
@@ -85,10 +85,10 @@ class Plan:
         return Plan(commands=told["commands"], choice=Choice(**{**choice, **changed}))
 
 
-class Forking:
+class ForkCommand:
     """One call of the command. `run` it once."""
 
-    def __init__(self, space: Workspace, kept: KeptForks, *, quiet: bool = False) -> None:
+    def __init__(self, space: Workspace, kept: ForkRegistry, *, quiet: bool = False) -> None:
         self._space = space
         self._kept = kept
         self._quiet = quiet
@@ -220,7 +220,7 @@ class Forking:
             index=list(self._plan.commands).index(name),
             seen_at=self._space.seen_at,
             on_output=self._hearer(branch),
-            helm=None if self._log is None else self._log.helm,
+            controller=None if self._log is None else self._log.controller,
         )
 
     async def _end(self, coordinator: ForkCoordinator) -> MergeResult | None:
@@ -273,7 +273,7 @@ class Forking:
         """Merges a branch. What it changed is kept as a patch: not all of it may be merged."""
         if self._log is not None and winner.branch is not None:
             self._log.notice()
-            await finished(partial(self._log.helm.before_end, winner.branch))
+            await run_in_thread(partial(self._log.controller.before_end, winner.branch))
         return await _whole(coordinator.merge_or_select(f"pick:{winner.id}", options))
 
     # What is seen of it.
@@ -285,7 +285,7 @@ class Forking:
         names = list(self._plan.commands)
         with ExitStack() as stack:
             labels = [_text(command) for command in self._plan.commands.values()]
-            show = stack.enter_context(shown(labels, quiet=self._quiet, names=names))
+            show = stack.enter_context(show_progress(labels, quiet=self._quiet, names=names))
             self._log = log = stack.enter_context(ForkLog(coordinator, self._space, "fork", show))
 
             async def notice() -> None:
@@ -301,7 +301,7 @@ class Forking:
         """Returns what hands a branch's output to the log, in whole lines."""
         loop, ours = asyncio.get_running_loop(), threading.get_ident()
         found: list[str] = []
-        lines = Blocks(found.append)
+        lines = BlockSplitter(found.append)
 
         def heard(text: str, is_room_taken: bool) -> None:
             if is_room_taken:
@@ -426,7 +426,7 @@ class Forking:
         async def main() -> T:
             task = asyncio.current_task()
             loop = asyncio.get_running_loop()
-            scope = Scope.current()
+            scope = CancelScope.current()
             assert task is not None
             assert scope is not None, "interruptible makes one"
 
@@ -442,7 +442,7 @@ class Forking:
             except asyncio.CancelledError:
                 return None  # by a signal, which is told
 
-        return interruptible(call, is_done=lambda done: done is not None)
+        return run_interruptible(call, is_done=lambda done: done is not None)
 
 
 async def _whole(merge: Coroutine[Any, Any, MergeResult]) -> MergeResult:

@@ -34,7 +34,7 @@ _LOCK = "lock"
 """In what the state says about the fork: the name of its lock."""
 
 
-class KeptForks:
+class ForkRegistry:
     """The place for one command's fork; open for the length of a `with`."""
 
     def __init__(self, space: Workspace) -> None:
@@ -45,7 +45,7 @@ class KeptForks:
         self._name = ""
         self._lock: int | None = None
 
-    def __enter__(self) -> KeptForks:
+    def __enter__(self) -> ForkRegistry:
         """Where nothing can be kept (the store is another user's) `complaint` says so. Inside a
         branch no store is seen, and a fork goes with the branch."""
         if self._space.store is None:
@@ -90,7 +90,7 @@ class KeptForks:
         if state is None or _LOCK not in state.about:
             if self.complaint:
                 raise ForkStateError(f"no fork was kept: {self.complaint}")
-            others = ", ".join(each.fork_id for each in left(self._space)) or "none"
+            others = ", ".join(each.fork_id for each in orphaned_forks(self._space)) or "none"
             raise ForkStateError(
                 f"there is no fork {fork_id!r} of `branching fork` here; left were: {others}"
             )
@@ -115,7 +115,7 @@ class KeptForks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftFork:
+class OrphanedFork:
     """A fork whose command has ended without it."""
 
     fork_id: str
@@ -133,7 +133,7 @@ class LeftFork:
         )
 
 
-def left(space: Workspace) -> list[LeftFork]:
+def orphaned_forks(space: Workspace) -> list[OrphanedFork]:
     """Lists the forks that nobody attends, the oldest first. ForkStoreError."""
     if space.store is None or not place_of_database(space).exists():
         return []
@@ -141,7 +141,7 @@ def left(space: Workspace) -> list[LeftFork]:
     store = SQLiteForkStateStore(path, owner=space.owner)
     try:
         return [
-            LeftFork(
+            OrphanedFork(
                 fork_id=state.fork_id,
                 done=sum(branch.status.state == "done" for branch in state.branches),
                 branches=len(state.branches),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-from branching.cli.exit_codes import reported
+from branching.cli.exit_codes import handle_errors
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.output import print_json
 from branching.cli.workspace import opened_workspace
@@ -15,7 +15,7 @@ def history(workspace: WorkspaceOption = None, json: JsonOption = False) -> None
 
     Example: branching history
     """
-    with reported(json=json):
+    with handle_errors(json=json):
         with opened_workspace(workspace) as space:
             commits = space.history()
         if json:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, note, reported
+from branching.cli.exit_codes import UsageFault, handle_errors, note
 from branching.cli.options import STANDARD_STREAM, JsonOption, WorkspaceOption
 from branching.cli.output import print_json
 from branching.cli.workspace import opened_workspace
@@ -43,7 +43,7 @@ def load(
 
     Example: branching load fix fix.tar
     """
-    with reported(json=json):
+    with handle_errors(json=json):
         if archive == STANDARD_STREAM:
             archive = None
         if archive is None and sys.stdin.isatty():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from branching._sanitize import line_for, visible
-from branching.cli.exit_codes import UsageFault, reported
+from branching.cli.exit_codes import UsageFault, handle_errors
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.output import print_json
 from branching.cli.workspace import opened_workspace
@@ -47,7 +47,7 @@ def log(
 
     Example: branching log speculate-1a2b3c4d-0
     """
-    with reported(json=json):
+    with handle_errors(json=json):
         from branching.runlog.run_log import read_entries
 
         if patch and name is None:

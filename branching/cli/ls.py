@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from branching.cli.caller import for_caller
-from branching.cli.exit_codes import reported
+from branching.cli.exit_codes import handle_errors
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.output import print_json
 from branching.cli.workspace import opened_workspace
@@ -22,7 +22,7 @@ def ls(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
 
     Example: branching ls
     """
-    with reported(json=json):
+    with handle_errors(json=json):
         with opened_workspace(workspace) as space:
             records = space.branches()
             notes = [*_notes(space, records), *_forks_left(space)] if records else []
@@ -56,21 +56,21 @@ def _forks_left(space: Workspace) -> list[str]:
     """Tells of forks that nobody attends."""
     if space.store is None or not (space.store / "agents").is_dir():
         return []
-    from branching.cli.fork_registry import left
+    from branching.cli.fork_registry import orphaned_forks
 
     try:
-        return [fork.note for fork in left(space)]
+        return [fork.note for fork in orphaned_forks(space)]
     except BranchingError as error:
         return [error.message]
 
 
 def _notes(space: Workspace, records: list[BranchRecord]) -> list[str]:
     """Returns what is to be said of branches whose programs were killed."""
-    from branching.fs.branch_leases import left
+    from branching.fs.branch_leases import orphaned_branches
     from branching.runlog.run_log import lost
 
     notes = []
-    dropped = [record.name for record in left(space, records)]
+    dropped = [record.name for record in orphaned_branches(space, records)]
     if dropped:
         notes.append(
             f"left by an MCP server that was killed: {', '.join(dropped)}. The next one drops what "

@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 
 from branching.cli.agent_files import AGENTS, Scope
-from branching.cli.exit_codes import UsageFault, note, reported
+from branching.cli.exit_codes import UsageFault, handle_errors, note
 from branching.cli.limit_options import LimitOptions
-from branching.cli.option_groups import grouped
+from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import WorkspaceOption, parse_duration
 from branching.cli.workspace import owned_workspace
 
 
-@grouped
+@expand_option_groups
 def mcp(
     context: typer.Context,
     words: Annotated[
@@ -112,7 +112,7 @@ def mcp(
 
     Example: branching mcp install claude --network
     """
-    with reported(json=False):
+    with handle_errors(json=False):
         if env_all and (clean_env or env):
             raise UsageFault("--env-all passes the whole environment: leave --env, --clean-env out")
         if missing := [name for name in env or () if name not in os.environ]:
@@ -125,7 +125,7 @@ def mcp(
         if dry_run or _is_given(context, "scope"):
             raise UsageFault("--dry-run and --scope are for branching mcp install AGENT")
         from branching.cli.mcp_token import read_token
-        from branching.cli.signals import interruptible
+        from branching.cli.signals import run_interruptible
         from branching.process import Sandbox
 
         if token_file is not None and http is None:
@@ -137,7 +137,7 @@ def mcp(
             raise UsageFault(str(error)) from error
         # Only now: the protocol's library takes a second to load.
         try:
-            from branching.mcp import Desk, Rules, serve_http, serve_stdio
+            from branching.mcp import Rules, WorkspaceSession, serve_http, serve_stdio
             from branching.mcp.workspace_session import SECONDS_MAX_DEFAULT, host_directories
         except ImportError as error:
             if error.name != "mcp":
@@ -154,7 +154,7 @@ def mcp(
             seen_as=host_directories(),
         )
         with owned_workspace(workspace) as (space, owner):
-            desk = Desk(space, owner, rules)
+            desk = WorkspaceSession(space, owner, rules)
 
             def call() -> bool:
                 if http is None:
@@ -163,7 +163,7 @@ def mcp(
                     serve_http(desk, port=http, token=token)
                 return True
 
-            interruptible(call, is_done=bool)
+            run_interruptible(call, is_done=bool)
 
 
 _NOT_OF_SERVER = ("words", "scope", "dry_run", "workspace", "http", "token_file", "clean_env")

@@ -23,7 +23,7 @@ from functools import wraps
 from typing import Any, get_type_hints
 
 
-def grouped(function: Callable[..., None]) -> Callable[..., None]:
+def expand_option_groups(function: Callable[..., None]) -> Callable[..., None]:
     """Returns the function as a command whose dataclass parameters are spread into options."""
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, type] = {}

@@ -9,26 +9,26 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from branching.cli.hints import READ_ONLY_WORDS
-from branching.patterns.command_candidate import Blocks
-from branching.process.output_tee import Relay
+from branching.patterns.command_candidate import BlockSplitter
+from branching.process.output_tee import OutputTee
 from branching.runlog.events import Event
-from branching.runlog.run_log import Logbook
+from branching.runlog.run_log import RunLog
 
 if TYPE_CHECKING:
     from branching.fs import Workspace
     from branching.process import Owner
 
 
-class KeptCopy:
+class OutputCapture:
     """Writes down what passes through the relay, as the output of what was started last."""
 
-    def __init__(self, book: Logbook, owner: Owner | None, stdout: int) -> None:
+    def __init__(self, book: RunLog, owner: Owner | None, stdout: int) -> None:
         self._write = book.and_then(self._notice)
         self._lock = threading.Lock()  # guards the book: each output has a thread of its own
         self._started: Event | None = None
         self.was_read_only = False
         """Whether the output says that a write was refused as read-only."""
-        self.relay = Relay(self._new_lines, owner=owner, stdout=stdout)
+        self.tee = OutputTee(self._new_lines, owner=owner, stdout=stdout)
 
     def on_event(self, event: Event) -> None:
         """Writes down what the runner tells."""
@@ -40,7 +40,7 @@ class KeptCopy:
             self._started = event
 
     def _new_lines(self) -> Callable[[bytes], None]:
-        lines = Blocks(self._keep)
+        lines = BlockSplitter(self._keep)
 
         def keep(arrived: bytes) -> None:
             if arrived:
@@ -65,18 +65,20 @@ class KeptCopy:
 
 
 @contextmanager
-def kept_copy(workspace: Workspace, owner: Owner | None, stdout: int) -> Iterator[KeptCopy | None]:
+def capture_output(
+    workspace: Workspace, owner: Owner | None, stdout: int
+) -> Iterator[OutputCapture | None]:
     """Keeps a copy for the length of the `with`; None where nothing can be kept: inside a branch
     what is printed is the output of somebody's candidate, and kept as that.
     """
-    with Logbook.of(workspace, "run") as book:
+    with RunLog.of(workspace, "run") as book:
         if not book.is_open:
             yield None
             return
-        copy = KeptCopy(book, owner, stdout)
-        before = signal.signal(signal.SIGWINCH, lambda *_: copy.relay.resize())
+        copy = OutputCapture(book, owner, stdout)
+        before = signal.signal(signal.SIGWINCH, lambda *_: copy.tee.resize())
         try:
-            with copy.relay:
+            with copy.tee:
                 yield copy
         finally:
             signal.signal(signal.SIGWINCH, before)

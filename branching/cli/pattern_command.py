@@ -88,23 +88,23 @@ class Search:
         self._labels = labels
         self._stack = ExitStack()
         self._space: Workspace
-        self._surroundings: dict[str, Any]
+        self._isolation_options: dict[str, Any]
 
     def __enter__(self) -> Search:
-        from branching.cli.progress import shown
+        from branching.cli.progress import show_progress
         from branching.cli.workspace import owned_workspace
-        from branching.runlog.run_log import Logbook
+        from branching.runlog.run_log import RunLog
 
         with ExitStack() as stack:
             options = self.options
             self._space, owner = stack.enter_context(owned_workspace(options.workspace))
-            self._surroundings = {"workspace": self._space.seen_at, "owner": owner}
-            logbook = stack.enter_context(Logbook.of(self._space, self.command, keeps_store=True))
+            self._isolation_options = {"workspace": self._space.seen_at, "owner": owner}
+            log = stack.enter_context(RunLog.of(self._space, self.command, keeps_store=True))
             show = stack.enter_context(
-                shown(self._labels, quiet=options.quiet, verbose=options.verbose)
+                show_progress(self._labels, quiet=options.quiet, verbose=options.verbose)
             )
-            self._listener = logbook.and_then(show)
-            self._logbook = logbook
+            self._listener = log.and_then(show)
+            self._run_log = log
             self._stack = stack.pop_all()
         return self
 
@@ -141,9 +141,9 @@ class Search:
 
     def explainer(self, command: Sequence[str]) -> Program:
         """Returns a candidate whose failures teach the next."""
-        from branching.patterns.command_candidate import Explainer
+        from branching.patterns.command_candidate import FeedbackCandidate
 
-        return Explainer(*self._words(command), **self._named(command))
+        return FeedbackCandidate(*self._words(command), **self._named(command))
 
     def reader(self, command: str | None) -> Reader | None:
         """Returns a command whose output is the answer."""
@@ -178,16 +178,16 @@ class Search:
         self, pattern: Callable[[Workspace | Branch], SpeculationOutcome]
     ) -> SpeculationOutcome:
         """Calls the pattern. A signal ends it in order, unless there was a winner already."""
-        from branching.cli.signals import interruptible
+        from branching.cli.signals import run_interruptible
 
         def call() -> SpeculationOutcome:
-            with self._logbook.steered():
+            with self._run_log.controlled():
                 outcome = pattern(self._space)
             if self.options.on_success is Success.abort and outcome.branch is not None:
                 outcome.branch.abort()
             return outcome
 
-        return interruptible(call, is_done=lambda outcome: outcome.winner is not None)
+        return run_interruptible(call, is_done=lambda outcome: outcome.winner is not None)
 
     @staticmethod
     def _words(command: str | Sequence[str]) -> tuple[list[str]]:
@@ -197,4 +197,4 @@ class Search:
 
     def _named(self, command: str | Sequence[str]) -> dict[str, Any]:
         label = {"label": command} if isinstance(command, str) else {}
-        return {**self._surroundings, **label}
+        return {**self._isolation_options, **label}

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from branching._sanitize import visible
-from branching.cli.progress_table import Board, row_name
+from branching.cli.progress_table import ProgressTable, row_name
 from branching.runlog.events import taking_blocks
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def shown(
+def show_progress(
     labels: Sequence[str] | None = None,
     *,
     quiet: bool = False,
@@ -38,9 +38,9 @@ def shown(
     elif verbose:
         yield taking_blocks(partial(_print_all, names))
     elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        board = Board(labels, names)
-        with board.drawn():
-            yield taking_blocks(partial(board.on_event))
+        table = ProgressTable(labels, names)
+        with table.drawn():
+            yield taking_blocks(partial(table.on_event))
     else:
         yield taking_blocks(partial(_print_output, names))
 

@@ -76,7 +76,7 @@ class _Row:
         return f"{time.monotonic() - self.started if running else self.seconds:.1f}s"
 
 
-class Board:
+class ProgressTable:
     """The rows. `labels` tell what the candidates are that are known beforehand, `names` stand for
     their numbers."""
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.exit_codes import reported
+from branching.cli.exit_codes import handle_errors
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.output import print_json
 from branching.cli.workspace import opened_workspace
@@ -26,7 +26,7 @@ def prune(
 
     Example: branching prune --keep 3
     """
-    with reported(json=json):
+    with handle_errors(json=json):
         from branching.runlog.run_log import forget
 
         with opened_workspace(workspace) as space:

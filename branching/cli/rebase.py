@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.exit_codes import reported
+from branching.cli.exit_codes import handle_errors
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
 from branching.cli.output import print_json
 from branching.cli.workspace import opened_workspace
@@ -32,7 +32,7 @@ def rebase(
 
     Example: branching rebase run-1a2b3c4d
     """
-    with reported(json=json):
+    with handle_errors(json=json):
         with opened_workspace(workspace) as space:
             conflicts = space.reopen(name).rebase(force=force, dry_run=dry_run)
         action = "none" if dry_run else "rebased"

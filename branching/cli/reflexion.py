@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, reported
-from branching.cli.option_groups import grouped
+from branching.cli.exit_codes import UsageFault, handle_errors
+from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import CommandArgument, not_blank
 from branching.cli.output import finish, result_facts, why_not
 from branching.cli.pattern_command import Search, SearchOptions
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from branching.patterns import SpeculationOutcome
 
 
-@grouped
+@expand_option_groups
 def reflexion(
     command: CommandArgument = None,
     retries: Annotated[int, typer.Option("--retries", min=1, help="How many attempts in all.")] = 3,
@@ -41,7 +41,7 @@ def reflexion(
 
     Example: branching reflexion --critique "make test 2>&1 | tail" -- ./agent.py
     """
-    with reported(json=options.json):
+    with handle_errors(json=options.json):
         if not command:
             raise UsageFault("no command specified; use -- CMD...")
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from branching.cli.exit_codes import EXIT_TIMEOUT, UsageFault, note, reported
+from branching.cli.exit_codes import EXIT_TIMEOUT, UsageFault, handle_errors, note
 from branching.cli.hints import advice
 from branching.cli.limit_options import LimitOptions
-from branching.cli.option_groups import grouped
+from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import (
     CommandArgument,
     DropRestOption,
@@ -66,7 +66,7 @@ _ENDS_BY_ITSELF = (None, "exit", "signal", "timeout", "cancelled")
 """Of these the exit code says enough; other ends are told in words."""
 
 
-@grouped
+@expand_option_groups
 def run(
     command: CommandArgument = None,
     workspace: WorkspaceOption = None,
@@ -124,7 +124,7 @@ def run(
 
     Example: branching run -- make test
     """
-    with reported(json=json):
+    with handle_errors(json=json):
         if not command:
             raise UsageFault("no command specified; use -- CMD...")
         if ask and not sys.stdin.isatty():
@@ -231,20 +231,20 @@ def _run(
 ) -> tuple[int, str, str | None, SpeculationOutcome, Path, list[str]]:
     """Returns the exit code, what became of the branch, how the command ended, what came of it,
     the workspace, and hints."""
-    from branching.cli.output_capture import kept_copy
-    from branching.cli.signals import interruptible
+    from branching.cli.output_capture import capture_output
+    from branching.cli.signals import run_interruptible
     from branching.patterns.command_candidate import Program, shell
     from branching.patterns.runner import Runner, Stopped
     from branching.runlog.run_log import COMMAND_SUFFIX
 
     with owned_workspace(path) as (workspace, owner), ExitStack() as stack:
-        surroundings: dict[str, Any] = {
+        isolation_options: dict[str, Any] = {
             "workspace": workspace.seen_at,
             "owner": owner,
             "tells_output": False,
         }
         copy = (
-            stack.enter_context(kept_copy(workspace, owner, plan.stdout))
+            stack.enter_context(capture_output(workspace, owner, plan.stdout))
             if plan.is_logged
             else None
         )
@@ -252,13 +252,13 @@ def _run(
             outputs: dict[str, Any] = {"stdout": plan.stdout}
             on_stderr: dict[str, Any] = {"stdout": 2}
         else:
-            relay = copy.relay
-            outputs = {"stdout": relay.stdout, "stderr": relay.stderr, "terminal": relay.terminal}
-            on_stderr = dict.fromkeys(("stdout", "stderr"), relay.pipe(2)) if plan.setup else {}
-        program = Program(plan.command, inherit_stdin=True, **outputs, **surroundings)
+            tee = copy.tee
+            outputs = {"stdout": tee.stdout, "stderr": tee.stderr, "terminal": tee.terminal}
+            on_stderr = dict.fromkeys(("stdout", "stderr"), tee.pipe(2)) if plan.setup else {}
+        program = Program(plan.command, inherit_stdin=True, **outputs, **isolation_options)
         setup = None
         if plan.setup:
-            setup = Program(shell(plan.setup), **on_stderr, **surroundings)
+            setup = Program(shell(plan.setup), **on_stderr, **isolation_options)
 
         def call() -> tuple[int, End, str | None, SpeculationOutcome] | None:
             for _ in range(FORKS_MAX - 1):
@@ -293,7 +293,7 @@ def _run(
                     if not is_last and setup is None and _is_outrun(attempt):
                         raise _Outrun
                     if copy is not None:
-                        runner.consult(attempt, copy.relay.finish)
+                        runner.consult(attempt, copy.tee.finish)
                 except Stopped:
                     if runner.is_cancelled:
                         raise
@@ -309,7 +309,7 @@ def _run(
                 return code, end, how, runner.outcome()
             return None  # stopped by a signal
 
-        done = interruptible(call, is_done=lambda done: done is not None)
+        done = run_interruptible(call, is_done=lambda done: done is not None)
         assert done is not None, "without a value the call was stopped, and that is raised"
         code, end, how, outcome = done
         was_refused = copy is not None and copy.was_read_only

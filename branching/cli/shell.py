@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from branching.cli.caller import for_caller
-from branching.cli.exit_codes import reported
+from branching.cli.exit_codes import handle_errors
 from branching.cli.options import WorkspaceOption
 from branching.cli.workspace import owned_workspace
 
@@ -46,10 +46,10 @@ def shell(
 
     Example: branching shell run-1a2b3c4d
     """
-    with reported(json=False):
+    with handle_errors(json=False):
         if command and command[0] == "--":  # it comes after an argument: the parser leaves it
             command = command[1:]
-        from branching.cli.signals import interruptible
+        from branching.cli.signals import run_interruptible
         from branching.patterns.attempt import Attempt, Task
         from branching.patterns.command_candidate import Program
 
@@ -62,7 +62,9 @@ def shell(
                 inherit_stdin=True,
             )
             task = Task(Attempt(0, branch, ""), _say_nothing, must_end=True)
-            answer = interruptible(lambda: task.run(program, branch.path), is_done=lambda _: True)
+            answer = run_interruptible(
+                lambda: task.run(program, branch.path), is_done=lambda _: True
+            )
             if getattr(answer.value, "how", None) == "error":
                 print(f"error: {answer.error}", file=sys.stderr)
             _tell_what_next(branch)

@@ -4,9 +4,10 @@ The call runs in a thread of its own, so no signal can break into it half-way: a
 just made, a commit under way. The main thread only waits, and a signal's handler cancels the
 call's scope. The first signal leaves commands a moment to tidy up, the second kills at once.
 
-Around the call, while a workspace is opened and closed, signals are `held`: a mount that was made
-must be unmounted, a home that was lent removed. What came while it was opened ends the call before
-it begins; what comes while it is closed is too late to change anything.
+While a workspace is opened and closed around the call, signals are deferred (`defer_signals`): a
+mount that was made must be unmounted, a temporary home removed. A signal that came while it was
+opened ends the call before it begins; one that comes while it is closed is too late to change
+anything.
 
 It waits by reading a pipe, into which the interpreter writes each signal. Waiting for the thread
 itself would lose the signal that comes just before the wait begins: it was seen to happen.
@@ -22,7 +23,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
-from branching._cancellation import STOP_GRACE_SECONDS, Scope
+from branching._cancellation import STOP_GRACE_SECONDS, CancelScope
 from branching.cli.exit_codes import Interrupted
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -34,7 +35,7 @@ _held: list[int] = []
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Holds signals for the length of the `with`; a second one raises Interrupted all the same:
     somebody insists, and what we wait for may never end."""
 
@@ -52,7 +53,7 @@ def held() -> Iterator[None]:
         _held.clear()
 
 
-def interruptible(function: Callable[[], R], *, is_done: Callable[[R], bool]) -> R:
+def run_interruptible(function: Callable[[], R], *, is_done: Callable[[R], bool]) -> R:
     """Calls `function` and returns its value.
 
     After a signal Interrupted is raised instead, unless `is_done` says that the value is worth
@@ -60,7 +61,7 @@ def interruptible(function: Callable[[], R], *, is_done: Callable[[R], bool]) ->
     """
     if _held:
         raise Interrupted(_held[0])
-    scope = Scope()
+    scope = CancelScope()
     received: list[int] = []
     values: list[R] = []
     errors: list[BaseException] = []

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from branching.cli.agent_files import AGENTS, Scope
-from branching.cli.exit_codes import UsageFault, reported
+from branching.cli.exit_codes import UsageFault, handle_errors
 from branching.cli.options import WorkspaceOption
 
 
@@ -38,7 +38,7 @@ def skill(
 
     Example: branching skill install claude
     """
-    with reported(json=False):
+    with handle_errors(json=False):
         from branching.cli.agent_files import (
             installed_skill,
             project_around,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from branching.cli.exit_codes import UsageFault, reported
-from branching.cli.option_groups import grouped
+from branching.cli.exit_codes import UsageFault, handle_errors
+from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import CandidatesOption
 from branching.cli.output import finish, result_facts, result_lines
 from branching.cli.pattern_command import Search, SearchOptions
 
 
-@grouped
+@expand_option_groups
 def speculate(candidates: CandidatesOption = None, *, options: SearchOptions) -> None:
     """Race commands in parallel branches: commit the first that succeeds, drop the others.
 
@@ -17,7 +17,7 @@ def speculate(candidates: CandidatesOption = None, *, options: SearchOptions) ->
 
     Example: branching speculate -c "./fix-a && make test" -c "./fix-b && make test"
     """
-    with reported(json=options.json):
+    with handle_errors(json=options.json):
         if not candidates:
             raise UsageFault("no candidates; give at least one with -c CMD")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from branching.cli.caller import for_caller, host_directory
-from branching.cli.exit_codes import reported
+from branching.cli.exit_codes import handle_errors
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.output import print_json
 from branching.cli.workspace import opened_workspace
@@ -23,7 +23,7 @@ def status(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
     from branching.fs.unmounted_store import is_interrupted
     from branching.fs.workspace import find_mount
 
-    with reported(json=json):
+    with handle_errors(json=json):
         place = workspace or Path.cwd()
         # A directory that is not mounted is mounted to be shown, and the mount recovers.
         was_interrupted = find_mount(place) is None and is_interrupted(

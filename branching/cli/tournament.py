@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, reported
-from branching.cli.option_groups import grouped
+from branching.cli.exit_codes import UsageFault, handle_errors
+from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import CandidatesOption, CommandArgument, not_blank
 from branching.cli.output import finish, result_facts, result_lines
 from branching.cli.pattern_command import Search, SearchOptions
 
 
-@grouped
+@expand_option_groups
 def tournament(
     command: CommandArgument = None,
     candidates: CandidatesOption = None,
@@ -47,7 +47,7 @@ def tournament(
 
     Example: branching tournament -n 4 --judge ./compare.sh -- ./agent.py
     """
-    with reported(json=options.json):
+    with handle_errors(json=options.json):
         if bool(command) == bool(candidates):
             raise UsageFault("give either one command (-- CMD...) or candidates (-c CMD)")
         if candidates and n is not None:

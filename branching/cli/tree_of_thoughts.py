@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from branching.cli.exit_codes import UsageFault, reported
-from branching.cli.option_groups import grouped
+from branching.cli.exit_codes import UsageFault, handle_errors
+from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import CandidatesOption, DepthOption, EvaluateOption, ExpandOption
 from branching.cli.output import finish_ranked
 from branching.cli.pattern_command import Search, SearchOptions
 
 
-@grouped
+@expand_option_groups
 def tree_of_thoughts(
     candidates: CandidatesOption = None,
     expand: ExpandOption = None,
@@ -27,7 +27,7 @@ def tree_of_thoughts(
 
     Example: branching tree-of-thoughts -c ./a -c ./b --expand ./next.sh --evaluate ./score.sh
     """
-    with reported(json=options.json):
+    with handle_errors(json=options.json):
         if not candidates:
             raise UsageFault("no candidates; give at least one with -c CMD")
 

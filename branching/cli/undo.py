@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from branching.cli.exit_codes import reported
+from branching.cli.exit_codes import handle_errors
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.output import change_facts, change_lines, print_json
 from branching.cli.workspace import opened_workspace
@@ -75,7 +75,7 @@ def _run(
     *,
     json: bool,
 ) -> None:
-    with reported(json=json):
+    with handle_errors(json=json):
         with opened_workspace(workspace) as space:
             reversal = reverse(space)
         if json:

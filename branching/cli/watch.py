@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, reported
+from branching.cli.exit_codes import UsageFault, handle_errors
 from branching.cli.options import WorkspaceOption
 from branching.cli.workspace import opened_workspace
 
@@ -21,7 +21,7 @@ def watch(workspace: WorkspaceOption = None) -> None:
 
     Example: branching watch
     """
-    with reported(json=False):
+    with handle_errors(json=False):
         check_terminal("watch", "branching ls and branching log print the same")
         from branching.tui.watch.app import Watch
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from branching.cli.exit_codes import note
-from branching.cli.signals import held
+from branching.cli.signals import defer_signals
 from branching.errors import MountError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ mount_options = MountOptions()
 @contextmanager
 def opened_workspace(path: Path | None) -> Iterator[Workspace]:
     """Opens the workspace around `path`, or around the current directory, and closes it."""
-    with held(), _open(path) as workspace:
+    with defer_signals(), _open(path) as workspace:
         if workspace.dropped:
             names = ", ".join(workspace.dropped)
             note(f"dropped the branches of a program that was killed: {names}")
@@ -50,10 +50,10 @@ def opened_workspace(path: Path | None) -> Iterator[Workspace]:
 def owned_workspace(path: Path | None) -> Iterator[tuple[Workspace, Owner | None]]:
     """Does the same for a command that runs others: it lends the workspace's owner a home for its
     length, and may have as many files open as hundreds of them take."""
-    from branching._linux.rlimits import take_more
+    from branching._linux.rlimits import raise_open_files
     from branching.process import Owner
 
-    take_more()
+    raise_open_files()
     with opened_workspace(path) as workspace, Owner.of(*workspace.owner) as owner:
         yield workspace, owner
 

@@ -1,6 +1,6 @@
 """Mounts that are made when somebody needs them and go when nobody does.
 
-`hold(base)` finds the mount of a directory or makes it, in a new directory of its own:
+`acquire_mount(base)` finds the mount of a directory or makes it, in a new directory of its own:
 
     /tmp/branching-mount-k3x9q2     made by us, so ours to unmount
     ~/project/.branching            the store beneath it, when branches are kept
@@ -29,7 +29,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from branching._linux.mountinfo import read_mounts
-from branching._signals import deferred
+from branching._signals import defer_sigint
 from branching._standard_streams import open_closed
 from branching.errors import MountError, add_note
 from branching.fs.branchfs import BranchFS, NoAnswer, read_control_path
@@ -54,7 +54,7 @@ _GONE = (errno.ENOTCONN, errno.ENODATA, errno.EOPNOTSUPP, errno.ENOENT)
 """What the root answers when the mount was taken away: a dead one, or the bare directory."""
 
 
-class Held:
+class MountLease:
     """A mount in use by us."""
 
     def __init__(self, point: Path, base: Path, program: Path | None, lease: int) -> None:
@@ -76,7 +76,7 @@ class Held:
             return  # forked from the user: the mount is our parent's
         if self._lease is None:
             return
-        with deferred(), self._turn():
+        with defer_sigint(), self._turn():
             is_last = self._program is not None and _is_alone(self._lease)
             os.close(self._lease)
             self._lease = None
@@ -147,7 +147,9 @@ def _home() -> Path | None:
         return None  # the user has none
 
 
-def hold(base: Path, *, policy: str | None = None, driver: str | None = None) -> Held:
+def acquire_mount(
+    base: Path, *, policy: str | None = None, driver: str | None = None
+) -> MountLease:
     """Finds or makes a mount of `base`. MountError if neither can be done.
 
     `policy` and `driver` are of a mount that is made; without them BRANCHFS_POLICY and
@@ -161,7 +163,7 @@ def hold(base: Path, *, policy: str | None = None, driver: str | None = None) ->
                 lease = _lease(point)
                 if lease is not None:
                     is_ours = point.name.startswith(PREFIX)
-                    return Held(point, base, program if is_ours else None, lease)
+                    return MountLease(point, base, program if is_ours else None, lease)
             try:
                 return _mounted(base, program, policy=policy, driver=driver)
             except MountError as error:
@@ -181,7 +183,7 @@ def mount(
     store: Path | None = None,
     policy: str = "first-winner",
     driver: str = "auto",
-) -> Held:
+) -> MountLease:
     """Mounts `base`, in a directory of our own unless `point` is given.
 
     Raises MountError, and then there is no mount.
@@ -215,7 +217,7 @@ def _mounted(
     store: Path | None = None,
     policy: str | None = None,
     driver: str | None = None,
-) -> Held:
+) -> MountLease:
     made = _make_point(base) if point is None else None
     options = {"--policy": policy, "--driver": driver, "--store": store and os.fspath(store)}
     words = [word for name, value in options.items() if value for word in (name, value)]
@@ -235,7 +237,7 @@ def _mounted(
         except (MountError, OSError) as failure:
             add_note(error, f"and its mount stays: {failure}")
         raise
-    return Held(made or point or Path(), base, program, lease)
+    return MountLease(made or point or Path(), base, program, lease)
 
 
 def _unmount(point: Path, program: Path) -> None:

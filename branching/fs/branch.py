@@ -26,8 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal
 
-from branching._signals import deferred
-from branching._threads import finished
+from branching._signals import defer_sigint
+from branching._threads import run_in_thread
 from branching.errors import (
     BranchError,
     BranchingError,
@@ -316,7 +316,7 @@ class Branch:
                 branch=self._name,
             )
         try:
-            with deferred():
+            with defer_sigint():
                 self._record = self._backend.create(
                     self._name, self._parent_id, disk_limit=self._disk_limit
                 )
@@ -336,7 +336,7 @@ class Branch:
     ) -> None:
         if self._ended is not None or self._pid != os.getpid():
             return  # who was forked in the `with` leaves it too: the branch is our parent's
-        with deferred():
+        with defer_sigint():
             if kind is None and self._on_success == "commit" and not self._is_rest:
                 self._commit_at_exit()
             elif kind is not None and self._on_error == "abort":
@@ -349,10 +349,10 @@ class Branch:
 
     async def __aenter__(self) -> Branch:
         try:
-            return await finished(self.__enter__)
+            return await run_in_thread(self.__enter__)
         except BaseException:
             if self.is_open:  # it was made before the cancellation could be heard
-                await finished(self.abort)
+                await run_in_thread(self.abort)
             raise
 
     async def __aexit__(
@@ -361,7 +361,7 @@ class Branch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await finished(lambda: self.__exit__(kind, error, traceback))
+        await run_in_thread(lambda: self.__exit__(kind, error, traceback))
 
     def _commit_at_exit(self) -> None:
         try:

@@ -39,7 +39,7 @@ _TRIES_MAX = 100
 """The directory may be removed by another process before there is a file in it."""
 
 
-class Claims:
+class BranchLeases:
     """Those of one process. The file is made with the first claim, and removed by `close`. Safe
     from any thread."""
 
@@ -115,7 +115,7 @@ class _Leases:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards all below
         self._is_registered = False
-        self._claims: dict[Path, Claims] = {}
+        self._claims: dict[Path, BranchLeases] = {}
         self._open: dict[Path, set[int]] = {}
 
     def add(self, backend: Backend, store: Path, record: BranchRecord) -> None:
@@ -125,8 +125,8 @@ class _Leases:
                 # there by now, is unmounted at the exit, too.
                 atexit.register(self.close)
                 self._is_registered = True
-            claims = self._claims.setdefault(store, Claims(backend, _LEASES))
-            claims.add(record)
+            leases = self._claims.setdefault(store, BranchLeases(backend, _LEASES))
+            leases.add(record)
             self._open.setdefault(store, set()).add(record.id)
 
     def drop(self, store: Path, record: BranchRecord) -> None:
@@ -175,10 +175,10 @@ def end_lease(backend: Backend, record: BranchRecord) -> None:
 
 def drop_leased(space: Workspace) -> list[BranchRecord]:
     """Aborts the branches that killed programs left, and returns which they were."""
-    return drop_left(space, _LEASES) if _files(space, _LEASES) else []
+    return drop_orphaned(space, _LEASES) if _files(space, _LEASES) else []
 
 
-def left(
+def orphaned_branches(
     space: Workspace, records: Sequence[BranchRecord] | None = None, prefix: str = _CLAIMS
 ) -> list[BranchRecord]:
     """Lists the open branches that were left by processes that are gone, the oldest first; of
@@ -199,13 +199,13 @@ def release(space: Workspace, record: BranchRecord) -> None:
                     os.write(file, f"-{record.id} {record.name}\n".encode())
 
 
-def drop_left(space: Workspace, prefix: str = _CLAIMS) -> list[BranchRecord]:
+def drop_orphaned(space: Workspace, prefix: str = _CLAIMS) -> list[BranchRecord]:
     """Aborts them; returns which they were. What an abort raises is raised.
 
     A branch stays as long as there is one below it that was not left.
     """
     opened = space.branches()
-    found = left(space, opened, prefix)
+    found = orphaned_branches(space, opened, prefix)
     gone = {record.id for record in found}
     others = [record.branch_path for record in opened if record.id not in gone]
     dropped = [
@@ -217,10 +217,10 @@ def drop_left(space: Workspace, prefix: str = _CLAIMS) -> list[BranchRecord]:
         with suppress(BranchNotFoundError):  # somebody else drops them too
             space.reopen(record.name).abort()
     for path in _files(space, prefix):
-        claims = _unlocked(path)
+        leases = _unlocked(path)
         with _locked(path) as file:
             is_done = not any(
-                (each.id, each.name) in claims for each in found if each not in dropped
+                (each.id, each.name) in leases for each in found if each not in dropped
             )
             if file is not None and is_done:
                 path.unlink(missing_ok=True)
@@ -258,17 +258,17 @@ def _files(space: Workspace, prefix: str = _CLAIMS) -> list[Path]:
 
 def _unlocked(path: Path) -> set[tuple[int, str]]:
     """Reads a file whose process is gone; nothing of one that is there."""
-    claims: set[tuple[int, str]] = set()
+    leases: set[tuple[int, str]] = set()
     with _locked(path) as file:
         if file is None:
-            return claims
+            return leases
         text = os.read(file, os.fstat(file).st_size).decode("utf-8", "replace")
         for line in text.splitlines(keepends=True):
             number, _, name = line[1:].rstrip("\n").partition(" ")
             if not line.endswith("\n") or not number.isdigit():
                 continue  # it was cut off
-            (claims.add if line[0] == "+" else claims.discard)((int(number), name))
-    return claims
+            (leases.add if line[0] == "+" else leases.discard)((int(number), name))
+    return leases
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from branching.fs.backend import (
     Policy,
     Reversal,
 )
-from branching.fs.control_client import ControlSocket, DaemonGone, Fields, Refused
+from branching.fs.control_client import ControlSocket, DaemonGone, Fields, RequestRefused
 
 CONTROL_XATTR = "user.branchfs.control"
 """On the mount's root: the path of the control socket."""
@@ -173,7 +173,7 @@ class BranchFS:
         with _translated(AbortError, what, self._root, branch=branch.name):
             try:
                 self._control.request("abort", {"branch": branch.id})
-            except Refused as refused:
+            except RequestRefused as refused:
                 if refused.kind != "not_found":  # gone is what was wanted
                     raise
 
@@ -219,7 +219,7 @@ class BranchFS:
         with _translated(CommitError, what, self._root):
             try:
                 done = _patiently(lambda: self._control.request(verb, fields))
-            except Refused as refused:
+            except RequestRefused as refused:
                 if refused.kind != "not_found":
                     raise
                 raise CommitError(
@@ -352,7 +352,7 @@ def _translated(
     """Turns what the daemon refuses into our exceptions: `failure` unless the kind says more."""
     try:
         yield
-    except Refused as refused:
+    except RequestRefused as refused:
         if refused.kind == "name":
             raise ValueError(refused.message) from refused
         if refused.kind in _NOT_COMPLETED:
@@ -386,7 +386,7 @@ def _patiently(commit: Callable[[], Fields]) -> Fields:
     while True:
         try:
             return commit()
-        except Refused as refused:
+        except RequestRefused as refused:
             if refused.kind != "busy" or time.monotonic() >= deadline:
                 raise
         time.sleep(_BUSY_POLL_SECONDS)

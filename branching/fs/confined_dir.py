@@ -43,7 +43,7 @@ class Entry:
     """Bytes, of a file."""
 
 
-class Tree:
+class ConfinedDir:
     """The files below `directory`, acted on as `owner` (uid and gid) where we are root.
 
     Paths are relative to it. Raises OSError with the path as it was given: ELOOP where a symbolic

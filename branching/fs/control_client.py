@@ -38,7 +38,7 @@ class _NotSent(DaemonGone):
     """The daemon had closed the connection for reading: the request was not carried out."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The daemon answered with an error; `kind` is one of the table in control.md.
 
     `path` is what the operating system refused, `step` what a commit was doing there, where the
@@ -91,7 +91,7 @@ class ControlSocket:
         So the reply is read to its end all the same, `undo` is called with what was done, and
         only then the interrupt goes on.
 
-        Raises Refused or DaemonGone.
+        Raises RequestRefused or DaemonGone.
         """
         line = json.dumps({"v": VERSION, "verb": verb, **_in_utf8(fields)}).encode("ascii") + b"\n"
         try:
@@ -212,7 +212,7 @@ def _ok(reply: Fields) -> Fields:
     if not isinstance(error, dict):
         raise DaemonGone("the answer has neither a result nor an error")
     paths = error.get("paths")
-    raise Refused(
+    raise RequestRefused(
         str(error.get("kind")),
         str(error.get("message")),
         _text(error.get("hint")),

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
 from branching._linux.mountinfo import Mount, mounts_around, mounts_named
-from branching._signals import deferred
-from branching._threads import finished
+from branching._signals import defer_sigint
+from branching._threads import run_in_thread
 from branching.errors import BranchNotFoundError, MountError, add_note
 from branching.fs.backend import (
     MAIN_ID,
@@ -34,7 +34,7 @@ from branching.fs.branchfs import BranchFS, answered
 from branching.fs.in_use import sweep
 
 if TYPE_CHECKING:
-    from branching.fs.automount import Held
+    from branching.fs.automount import MountLease
 
 _BACKENDS = (BranchFS,)
 """Every file system we can branch, in the order they are asked."""
@@ -48,7 +48,7 @@ class Workspace:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._held: Held | None = None
+        self._held: MountLease | None = None
         self._backend = _open(Path(path))
         sweep(self._backend)
         self.dropped = [record.name for record in drop_leased(self)]
@@ -88,9 +88,11 @@ class Workspace:
         if find_mount(place) is not None:
             workspace = cls(place)
         else:
-            from branching.fs.automount import hold
+            from branching.fs.automount import acquire_mount
 
-            workspace = cls._of(lambda: hold(place.resolve(), policy=policy, driver=driver))
+            workspace = cls._of(
+                lambda: acquire_mount(place.resolve(), policy=policy, driver=driver)
+            )
         try:
             workspace._check_mounted_with(policy, driver)
         except MountError:
@@ -152,10 +154,10 @@ class Workspace:
         )
 
     @classmethod
-    def _of(cls, hold: Callable[[], Held]) -> Workspace:
+    def _of(cls, hold: Callable[[], MountLease]) -> Workspace:
         held = None
         try:
-            with deferred():
+            with defer_sigint():
                 held = hold()
                 workspace = cls(held.point)
                 workspace._held = held
@@ -344,7 +346,7 @@ class Workspace:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await finished(lambda: self.__exit__(kind, error, traceback))
+        await run_in_thread(lambda: self.__exit__(kind, error, traceback))
 
     def __repr__(self) -> str:
         return f"Workspace({str(self.path)!r})"

@@ -19,6 +19,6 @@ except ImportError as error:
 from branching.mcp.http_transport import serve_http
 from branching.mcp.server import make_server
 from branching.mcp.stdio_transport import serve_stdio
-from branching.mcp.workspace_session import Desk, Rules
+from branching.mcp.workspace_session import Rules, WorkspaceSession
 
-__all__ = ["Desk", "Rules", "make_server", "serve_http", "serve_stdio"]
+__all__ = ["Rules", "WorkspaceSession", "make_server", "serve_http", "serve_stdio"]

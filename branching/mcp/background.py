@@ -13,14 +13,14 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 
-from branching._cancellation import STOP_GRACE_SECONDS, Scope
+from branching._cancellation import STOP_GRACE_SECONDS, CancelScope
 from branching.errors import BranchError, BranchingError
-from branching.mcp.bounded_output import Output
+from branching.mcp.bounded_output import BoundedOutput
 from branching.mcp.execution import log_name, logged, program
-from branching.mcp.worker_threads import step
-from branching.mcp.workspace_session import Desk
+from branching.mcp.worker_threads import run_short
+from branching.mcp.workspace_session import WorkspaceSession
 from branching.process import Ended
-from branching.process.port_ranges import PORTS_EACH, lent_ports
+from branching.process.port_ranges import PORTS_EACH, reserve_ports
 
 RUNNING_MAX = 32
 ENDED_MAX = 32
@@ -38,8 +38,8 @@ class Started:
         self.command = command
         self.port_base = port_base
         self.log = log_name(branch)
-        self.output = Output()
-        self.scope = Scope()
+        self.output = BoundedOutput()
+        self.scope = CancelScope()
         self.has_ended = anyio.Event()
         self.ended: Ended | None = None
         self.error: str | None = None
@@ -50,21 +50,21 @@ class Started:
         return not self.has_ended.is_set()
 
 
-async def start(desk: Desk, name: str, command: str, *, seconds: float) -> Started:
+async def start(session: WorkspaceSession, name: str, command: str, *, seconds: float) -> Started:
     """Starts a command in a branch. BranchError if `RUNNING_MAX` are running."""
-    branch = await desk.find(name)
-    running = [each for each in desk.background.values() if each.is_running]
+    branch = await session.find(name)
+    running = [each for each in session.background.values() if each.is_running]
     if len(running) >= RUNNING_MAX:
         raise BranchError(
             f"nothing was started: {RUNNING_MAX} commands run in the background",
             hint="branch_stop one of them; branch_list names them",
         )
-    ports = lent_ports()
-    started = Started(name, command, await step(ports.__enter__))
+    ports = reserve_ports()
+    started = Started(name, command, await run_short(ports.__enter__))
     token = anyio.lowlevel.current_token()
-    candidate = program(desk, command, port_base=started.port_base)
-    call = logged(desk, branch, candidate, started.log, seconds, started.output)
-    end = desk.begin(name, started.scope)
+    candidate = program(session, command, port_base=started.port_base)
+    call = logged(session, branch, candidate, started.log, seconds, started.output)
+    end = session.begin(name, started.scope)
 
     def finish() -> None:
         end()
@@ -79,8 +79,8 @@ async def start(desk: Desk, name: str, command: str, *, seconds: float) -> Start
             ports.__exit__(None, None, None)
             anyio.from_thread.run_sync(finish, token=token)
 
-    desk.background[started.id] = started
-    _forget_oldest(desk)
+    session.background[started.id] = started
+    _forget_oldest(session)
     threading.Thread(target=work, name=started.id, daemon=True).start()
     return started
 
@@ -102,12 +102,12 @@ async def stop(started: Started) -> None:
         await started.has_ended.wait()
 
 
-def find(desk: Desk, number: str) -> Started:
+def find(session: WorkspaceSession, number: str) -> Started:
     """Returns a command by its id. BranchError if there is none."""
     try:
-        return desk.background[number]
+        return session.background[number]
     except KeyError:
-        known = ", ".join(desk.background) or "none"
+        known = ", ".join(session.background) or "none"
         raise BranchError(
             f"there is no command {number!r} in the background (known: {known})",
             hint="branch_list names those that run; the log of an older one is in "
@@ -115,7 +115,7 @@ def find(desk: Desk, number: str) -> Started:
         ) from None
 
 
-def _forget_oldest(desk: Desk) -> None:
-    ended = [each.id for each in desk.background.values() if not each.is_running]
+def _forget_oldest(session: WorkspaceSession) -> None:
+    ended = [each.id for each in session.background.values() if not each.is_running]
     for number in ended[: max(0, len(ended) - ENDED_MAX)]:
-        del desk.background[number]
+        del session.background[number]

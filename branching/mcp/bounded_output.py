@@ -10,7 +10,7 @@ TAIL_CHARACTERS_MAX = 18_000
 """The end is where compilers and test runners sum up."""
 
 
-class Output:
+class BoundedOutput:
     """Keeps the first and the last characters of a command's lines. Safe from any thread.
 
     A line that does not fit is cut inside: a single line of any length leaves its beginning and

@@ -1,7 +1,7 @@
 """Commands in branches: one in a branch that is there, or a race of several in new ones.
 
 Each has a sandbox of its own, under the rules of the desk. Its output is told line by line as it
-comes, and kept in the logbook, as that of every candidate of the command line is.
+comes, and kept in the run log, as that of every candidate of the command line is.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from branching._cancellation import Scope
+from branching._cancellation import CancelScope
 from branching.errors import BranchError
 from branching.fs import Branch, Workspace
-from branching.mcp.bounded_output import Output
-from branching.mcp.worker_threads import apart
-from branching.mcp.workspace_session import MAIN, Desk
+from branching.mcp.bounded_output import BoundedOutput
+from branching.mcp.worker_threads import run_long
+from branching.mcp.workspace_session import MAIN, WorkspaceSession
 from branching.patterns import Event, SpeculationOutcome
 from branching.patterns.attempt import Attempt, Task
 from branching.patterns.command_callbacks import Scorer
 from branching.patterns.command_candidate import Program, shell
-from branching.process import Budget, Ended, ResourceLimits
+from branching.process import CallLimits, Ended, ResourceLimits
 from branching.runlog.events import taking_blocks
-from branching.runlog.run_log import Logbook
+from branching.runlog.run_log import RunLog
 
 SECONDS_DEFAULT = 600.0
 
@@ -37,7 +37,7 @@ class Ran:
     """What became of a command."""
 
     ended: Ended
-    output: Output
+    output: BoundedOutput
     log: str
     """The name under which its output is kept."""
 
@@ -47,13 +47,13 @@ class Raced:
     """What became of a race."""
 
     outcome: SpeculationOutcome
-    outputs: dict[int, Output]
+    outputs: dict[int, BoundedOutput]
     """Of each candidate that was started, by its index."""
 
 
-def seconds_for(desk: Desk, wanted: float | None) -> float:
+def seconds_for(session: WorkspaceSession, wanted: float | None) -> float:
     """Returns the time limit of a command. ValueError if more is wanted than the rules allow."""
-    longest = desk.rules.seconds_max
+    longest = session.rules.seconds_max
     if wanted is not None and wanted > longest:
         raise ValueError(
             f"timeout_seconds is {wanted:g}, and this server allows at most {longest:g}"
@@ -61,13 +61,15 @@ def seconds_for(desk: Desk, wanted: float | None) -> float:
     return min(wanted or SECONDS_DEFAULT, longest)
 
 
-async def run(desk: Desk, name: str, command: str, *, seconds: float, tell: Tell) -> Ran:
+async def run(
+    session: WorkspaceSession, name: str, command: str, *, seconds: float, tell: Tell
+) -> Ran:
     """Runs a command by the shell in a branch that is there, which it leaves as it is then."""
-    branch = await desk.find(name)
-    output, log, scope = Output(), log_name(name), Scope()
-    call = logged(desk, branch, program(desk, command), log, seconds, output, tell)
-    with desk.running(name, scope):
-        ended = await apart(call, name=log, scope=scope)
+    branch = await session.find(name)
+    output, log, scope = BoundedOutput(), log_name(name), CancelScope()
+    call = logged(session, branch, program(session, command), log, seconds, output, tell)
+    with session.running(name, scope):
+        ended = await run_long(call, name=log, scope=scope)
     return Ran(ended=ended, output=output, log=log)
 
 
@@ -77,17 +79,17 @@ def log_name(branch: str) -> str:
 
 
 def logged(
-    desk: Desk,
+    session: WorkspaceSession,
     branch: Branch,
     program: Program,
     log: str,
     seconds: float,
-    output: Output,
+    output: BoundedOutput,
     tell: Tell = lambda _: None,
 ) -> Callable[[], Ended]:
     """Returns the function that runs a program in a branch; it blocks, and runs under a scope.
 
-    What it prints goes to `output`, and to the logbook under the name `log`.
+    What it prints goes to `output`, and to the run log under the name `log`.
     """
     name, command = branch.name, program.label
 
@@ -97,16 +99,16 @@ def logged(
         tell(event)
 
     def call() -> Ended:
-        with Logbook.of(desk.workspace, "mcp run") as logbook, logbook.steered():
-            logbook.helm.call(log, name)
-            on_event = logbook.and_then(listen)
+        with RunLog.of(session.workspace, "mcp run") as run, run.controlled():
+            run.controller.call(log, name)
+            on_event = run.and_then(listen)
 
             def event(kind: Any, **facts: Any) -> None:
                 on_event(Event(kind=kind, index=0, branch=log, label=command, **facts))
 
             event("started")
             ended = _ended(
-                desk, branch, program, seconds, lambda block: event("output", text=block)
+                session, branch, program, seconds, lambda block: event("output", text=block)
             )
             state = "succeeded" if ended.success else "failed"
             event("finished", state=state, text=ended.reason, seconds=ended.wall_seconds)
@@ -116,16 +118,20 @@ def logged(
 
 
 def _ended(
-    desk: Desk, branch: Branch, program: Program, seconds: float, say: Callable[[str], None]
+    session: WorkspaceSession,
+    branch: Branch,
+    program: Program,
+    seconds: float,
+    say: Callable[[str], None],
 ) -> Ended:
-    limits = replace(desk.rules.limits or ResourceLimits(), wall_time=seconds)
-    budget = Budget(limits, None)
+    limits = replace(session.rules.limits or ResourceLimits(), wall_time=seconds)
+    budget = CallLimits(limits, None)
     budget.open()
     try:
         attempt = Attempt(0, branch, "", program.label)
         attempt.budget = budget
         task = Task(attempt, lambda _, block: say(block), must_end=True)
-        outer = Scope.current()
+        outer = CancelScope.current()
         assert outer is not None, "it is run apart, under a scope"
         outer.on_cancel(task.cancel)
         try:
@@ -139,7 +145,7 @@ def _ended(
 
 
 async def race(
-    desk: Desk,
+    session: WorkspaceSession,
     what: str,
     make: Callable[[dict[str, Any]], Pattern],
     *,
@@ -159,49 +165,49 @@ async def race(
     The answer has room for a part of the output of each of the `candidates`. The session ends the
     branch of a winner that is not committed, or not all of it.
     """
-    if commit and desk.rules.propose:
+    if commit and session.rules.propose:
         raise BranchError(
             "the race was not started: this server proposes changes, and the user commits them",
             hint="leave commit out: the winner's branch stays open",
         )
     room = min(CANDIDATE_CHARACTERS_MAX, RACE_CHARACTERS_MAX // candidates)
-    origin = desk.workspace if parent == MAIN else await desk.find(parent)
-    outputs: dict[int, Output] = {}
+    origin = session.workspace if parent == MAIN else await session.find(parent)
+    outputs: dict[int, BoundedOutput] = {}
     tried: list[str] = []
 
     def listen(event: Event) -> None:
         if event.kind == "started":
             tried.append(event.branch)
-            desk.race_began(event.branch)
-            outputs[event.index] = Output(room // 4, room - room // 4)
+            session.race_began(event.branch)
+            outputs[event.index] = BoundedOutput(room // 4, room - room // 4)
         elif event.kind == "output":
             outputs[event.index].add(event.text)
         tell(event)
 
     def call() -> SpeculationOutcome:
-        book = Logbook.of(desk.workspace, f"mcp {what}", keeps_store=True)
-        with book as logbook, logbook.steered():
+        book = RunLog.of(session.workspace, f"mcp {what}", keeps_store=True)
+        with book as run, run.controlled():
             pattern = make(
                 {
                     "timeout": seconds,
                     "commit": commit,
                     "only": only,
                     "drop_rest": drop_rest,
-                    "setup": program(desk, setup) if setup else None,
-                    "on_event": logbook.and_then(taking_blocks(listen)),
-                    "resource_limits": desk.rules.limits,
+                    "setup": program(session, setup) if setup else None,
+                    "on_event": run.and_then(taking_blocks(listen)),
+                    "resource_limits": session.rules.limits,
                 }
             )
             try:
                 return pattern(origin)
             finally:
-                desk.race_ended(tried)
+                session.race_ended(tried)
 
-    scope = Scope()
-    with desk.running(parent, scope):
-        outcome = await apart(call, name=what, scope=scope)
+    scope = CancelScope()
+    with session.running(parent, scope):
+        outcome = await run_long(call, name=what, scope=scope)
     if outcome.branch is not None and outcome.branch.is_open:
-        await desk.adopt(outcome.branch.name)
+        await session.adopt(outcome.branch.name)
     return Raced(outcome=outcome, outputs=outputs)
 
 
@@ -212,23 +218,23 @@ RACE_CHARACTERS_MAX = 20_000
 
 
 def program(
-    desk: Desk, command: str, *, score: bool = False, port_base: int | None = None
+    session: WorkspaceSession, command: str, *, score: bool = False, port_base: int | None = None
 ) -> Program:
     """Returns a command as a candidate."""
-    options = {"score": score, "port_base": port_base, **_surroundings(desk)}
+    options = {"score": score, "port_base": port_base, **_isolation_options(session)}
     return Program(shell(command), label=command, **options)
 
 
-def scorer(desk: Desk, command: str) -> Scorer:
+def scorer(session: WorkspaceSession, command: str) -> Scorer:
     """Returns a command that says what a branch is worth."""
-    return Scorer(shell(command), label=command, score=True, **_surroundings(desk))
+    return Scorer(shell(command), label=command, score=True, **_isolation_options(session))
 
 
-def _surroundings(desk: Desk) -> dict[str, Any]:
-    rules = desk.rules
+def _isolation_options(session: WorkspaceSession) -> dict[str, Any]:
+    rules = session.rules
     return {
-        "workspace": desk.workspace.seen_at,
-        "owner": desk.owner,
+        "workspace": session.workspace.seen_at,
+        "owner": session.owner,
         "hide": rules.hide,
         "network": rules.network,
         "clean_env": rules.clean_env,

@@ -12,7 +12,7 @@ from branching.errors import BranchError
 from branching.mcp.models import FileContent, FileEdited, FileEntry, FileWritten, Listing
 from branching.mcp.parameters import BranchName, BranchOrMain, FilePath
 from branching.mcp.roots import AllowedDesk
-from branching.mcp.worker_threads import step
+from branching.mcp.worker_threads import run_short
 from branching.mcp.workspace_session import MAIN
 
 READ_BYTES_MAX = 32 << 10
@@ -35,7 +35,7 @@ _IMAGES = (
 
 
 async def branch_read(
-    desk: AllowedDesk,
+    session: AllowedDesk,
     branch: BranchOrMain,
     path: FilePath,
     offset: Annotated[int, Field(ge=0, lt=1 << 63, description="Bytes to skip")] = 0,
@@ -49,10 +49,10 @@ async def branch_read(
     Continue a long file with offset=next_offset.
     """
     limit = min(limit, READ_BYTES_MAX)
-    tree = await desk.tree(branch, path)
-    data, size = await step(partial(tree.read, path, offset=offset, limit=limit))
+    tree = await session.tree(branch, path)
+    data, size = await run_short(partial(tree.read, path, offset=offset, limit=limit))
     if offset == 0 and size <= IMAGE_BYTES_MAX and (mime_type := _image_type(data)):
-        data, size = await step(partial(tree.read, path, offset=0, limit=IMAGE_BYTES_MAX))
+        data, size = await run_short(partial(tree.read, path, offset=0, limit=IMAGE_BYTES_MAX))
         return FileContent(
             branch=branch,
             path=path,
@@ -80,7 +80,7 @@ async def branch_read(
 
 
 async def branch_write(
-    desk: AllowedDesk,
+    session: AllowedDesk,
     branch: BranchName,
     path: FilePath,
     content: Annotated[
@@ -102,13 +102,13 @@ async def branch_write(
     data = base64.b64decode(content, validate=True) if is_base64 else content.encode()
     if branch == MAIN:
         raise BranchError(_NOT_MAIN, hint=_MAKE_BRANCH)
-    tree = await desk.tree(branch, path)
-    created = await step(partial(tree.write, path, data, is_executable=executable))
+    tree = await session.tree(branch, path)
+    created = await run_short(partial(tree.write, path, data, is_executable=executable))
     return FileWritten(branch=branch, path=path, created=created, size=len(data))
 
 
 async def branch_edit(
-    desk: AllowedDesk,
+    session: AllowedDesk,
     branch: BranchName,
     path: FilePath,
     old: Annotated[
@@ -129,8 +129,8 @@ async def branch_edit(
     """
     if branch == MAIN:
         raise BranchError(_NOT_MAIN, hint=_MAKE_BRANCH)
-    tree = await desk.tree(branch, path)
-    before, size = await step(partial(tree.read, path, offset=0, limit=WRITE_BYTES_MAX))
+    tree = await session.tree(branch, path)
+    before, size = await run_short(partial(tree.read, path, offset=0, limit=WRITE_BYTES_MAX))
     if size > WRITE_BYTES_MAX:
         raise BranchError(
             f"{path} was not edited: it has {size} bytes, and at most {WRITE_BYTES_MAX} can be "
@@ -151,13 +151,13 @@ async def branch_edit(
             hint="put more of the lines around it into `old` and `new`",
         )
     after = before[:at] + new.encode() + before[at + len(sought) :]
-    await step(partial(tree.write, path, after))
+    await run_short(partial(tree.write, path, after))
     line = before.count(b"\n", 0, at) + 1
     return FileEdited(branch=branch, path=path, line=line, size=len(after))
 
 
 async def branch_files(
-    desk: AllowedDesk,
+    session: AllowedDesk,
     branch: BranchOrMain,
     path: FilePath = ".",
     after: Annotated[
@@ -165,8 +165,8 @@ async def branch_files(
     ] = "",
 ) -> Listing:
     """List a directory as it is in a branch, or in the workspace (branch "main"), by name."""
-    tree = await desk.tree(branch, path)
-    entries, is_all = await step(partial(tree.entries, path, limit=ENTRIES_MAX, after=after))
+    tree = await session.tree(branch, path)
+    entries, is_all = await run_short(partial(tree.entries, path, limit=ENTRIES_MAX, after=after))
     room = ENTRIES_CHARACTERS_MAX
     listed = []
     for each in entries:

@@ -17,10 +17,10 @@ from mcp.server.auth.settings import AuthSettings
 from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import AnyHttpUrl
 
-from branching._cancellation import Scope
+from branching._cancellation import CancelScope
 from branching.mcp.disconnect import watched
 from branching.mcp.server import make_server
-from branching.mcp.workspace_session import Desk
+from branching.mcp.workspace_session import WorkspaceSession
 
 HOST = "127.0.0.1"
 PATH = "/mcp"
@@ -28,7 +28,7 @@ STOP_SECONDS_MAX = 3
 """How long connections may take to close when the server is told to end."""
 
 
-def serve_http(desk: Desk, *, port: int, token: str | None) -> None:
+def serve_http(session: WorkspaceSession, *, port: int, token: str | None) -> None:
     """Serves until the calling scope is cancelled. Port 0 is one that is free; without a token one
     is made, and told on standard error with the address. OSError if the port is taken.
     """
@@ -40,7 +40,7 @@ def serve_http(desk: Desk, *, port: int, token: str | None) -> None:
         names = [f"{name}:{port}" for name in (HOST, "localhost")]
         origins = [f"http://{name}" for name in names]
         server = make_server(
-            desk,
+            session,
             verifier=_OneToken(shown),
             auth=AuthSettings(issuer_url=AnyHttpUrl(origins[0]), resource_server_url=None),
         )
@@ -57,7 +57,7 @@ def serve_http(desk: Desk, *, port: int, token: str | None) -> None:
             lifespan="on",
         )
         serving = uvicorn.Server(config)
-        scope = Scope.current()
+        scope = CancelScope.current()
 
         def end(_grace_seconds: float) -> None:
             serving.should_exit = True

@@ -23,7 +23,7 @@ MESSAGE_CHARACTERS_MAX = 200
 
 
 @asynccontextmanager
-async def told(ctx: Context) -> AsyncIterator[Callable[[Event], None]]:
+async def report_progress(ctx: Context) -> AsyncIterator[Callable[[Event], None]]:
     """Yields the function that takes events, from any thread."""
     progress = _Progress(ctx)
     failure: Exception | None = None

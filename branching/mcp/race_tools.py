@@ -22,14 +22,14 @@ from branching.mcp.parameters import (
     Setup,
 )
 from branching.mcp.roots import AllowedDesk
-from branching.mcp.workspace_session import MAIN, Desk
+from branching.mcp.workspace_session import MAIN, WorkspaceSession
 from branching.patterns import BestOfN, Speculate
 
 CANDIDATES_MAX = 64
 
 
 async def branch_speculate(
-    desk: AllowedDesk,
+    session: AllowedDesk,
     ctx: Context,
     candidates: Annotated[
         list[Command],
@@ -49,16 +49,16 @@ async def branch_speculate(
     """
 
     def make(options: dict[str, Any]) -> execution.Pattern:
-        return Speculate([program(desk, each) for each in candidates], **options)
+        return Speculate([program(session, each) for each in candidates], **options)
 
     options: dict[str, Any] = {"parent": parent, "setup": setup, "commit": commit}
     options |= {"only": only, "drop_rest": drop_rest}
     options["candidates"] = len(candidates)
-    return await _raced(desk, ctx, "speculate", make, timeout_seconds, options, scored=False)
+    return await _raced(session, ctx, "speculate", make, timeout_seconds, options, scored=False)
 
 
 async def branch_best_of_n(
-    desk: AllowedDesk,
+    session: AllowedDesk,
     ctx: Context,
     candidates: Annotated[
         list[Command],
@@ -97,8 +97,8 @@ async def branch_best_of_n(
         raise ValueError("n is for a single command; several candidates are run once each")
 
     def make(options: dict[str, Any]) -> execution.Pattern:
-        programs = [program(desk, each, score=True) for each in candidates]
-        judge = scorer(desk, evaluate) if evaluate else None
+        programs = [program(session, each, score=True) for each in candidates]
+        judge = scorer(session, evaluate) if evaluate else None
         if len(programs) == 1:
             return BestOfN(programs[0], n or 1, evaluate=judge, **options)
         return BestOfN(programs, evaluate=judge, **options)
@@ -106,11 +106,11 @@ async def branch_best_of_n(
     options: dict[str, Any] = {"parent": parent, "setup": setup, "commit": commit}
     options |= {"only": only, "drop_rest": drop_rest}
     options["candidates"] = max(n or 1, len(candidates))
-    return await _raced(desk, ctx, "best-of-n", make, timeout_seconds, options, scored=True)
+    return await _raced(session, ctx, "best-of-n", make, timeout_seconds, options, scored=True)
 
 
 async def _raced(
-    desk: Desk,
+    session: WorkspaceSession,
     ctx: Context,
     what: str,
     make: Callable[[dict[str, Any]], execution.Pattern],
@@ -119,7 +119,7 @@ async def _raced(
     *,
     scored: bool,
 ) -> RaceResult:
-    async with progress.told(ctx) as tell:
-        seconds = seconds_for(desk, timeout_seconds)
-        raced = await execution.race(desk, what, make, seconds=seconds, tell=tell, **options)
-    return RaceResult.of(raced, scored=scored, propose=desk.rules.propose)
+    async with progress.report_progress(ctx) as tell:
+        seconds = seconds_for(session, timeout_seconds)
+        raced = await execution.race(session, what, make, seconds=seconds, tell=tell, **options)
+    return RaceResult.of(raced, scored=scored, propose=session.rules.propose)

@@ -10,11 +10,11 @@ from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp_types import InputRequiredResult
 
 from branching.errors import BranchingError, BranchNotFoundError
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 from branching.mcp.errors import words
-from branching.mcp.roots import desk_for_resource
+from branching.mcp.roots import session_for_resource
 from branching.mcp.tools import patch_text
-from branching.mcp.worker_threads import step
+from branching.mcp.worker_threads import run_short
 from branching.runlog.run_log import read_entries
 
 RESOURCE_BYTES_MAX = 2 << 20
@@ -41,12 +41,12 @@ def add_resources(server: MCPServer[Any]) -> None:
 
 
 async def _diff(name: str, ctx: Context) -> str | InputRequiredResult:
-    desk = await desk_for_resource(ctx)
-    if isinstance(desk, InputRequiredResult):
-        return desk
+    session = await session_for_resource(ctx)
+    if isinstance(session, InputRequiredResult):
+        return session
     try:
-        branch = await desk.find(name)
-        text, is_cut = await step(partial(patch_text, branch, RESOURCE_BYTES_MAX))
+        branch = await session.find(name)
+        text, is_cut = await run_short(partial(patch_text, branch, RESOURCE_BYTES_MAX))
     except BranchNotFoundError as error:
         raise ResourceNotFoundError(words(error)) from error
     except BranchingError as error:
@@ -55,18 +55,20 @@ async def _diff(name: str, ctx: Context) -> str | InputRequiredResult:
 
 
 async def _log(name: str, ctx: Context) -> str | InputRequiredResult:
-    desk = await desk_for_resource(ctx)
-    if isinstance(desk, InputRequiredResult):
-        return desk
-    store = desk.workspace.store
+    session = await session_for_resource(ctx)
+    if isinstance(session, InputRequiredResult):
+        return session
+    store = session.workspace.store
     if store is None:
         raise ResourceError("this workspace keeps no logs: its store cannot be seen from here")
     logs = store / "logs"
-    if name not in {entry.branch for entry in await step(partial(read_entries, logs))}:
+    if name not in {entry.branch for entry in await run_short(partial(read_entries, logs))}:
         raise ResourceNotFoundError(f"no output is kept under {name!r}: the newest 200 are kept")
-    tree = Tree(logs, desk.workspace.owner)
-    _, size = await step(partial(tree.read, f"{name}.log", limit=0))
+    tree = ConfinedDir(logs, session.workspace.owner)
+    _, size = await run_short(partial(tree.read, f"{name}.log", limit=0))
     begin = max(0, size - RESOURCE_BYTES_MAX)
-    data, _ = await step(partial(tree.read, f"{name}.log", offset=begin, limit=RESOURCE_BYTES_MAX))
+    data, _ = await run_short(
+        partial(tree.read, f"{name}.log", offset=begin, limit=RESOURCE_BYTES_MAX)
+    )
     left_out = f"[{begin} bytes left out]\n" if begin else ""
     return left_out + data.decode("utf-8", "replace")

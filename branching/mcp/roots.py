@@ -15,7 +15,7 @@ from mcp.server.mcpserver import Context, ListRoots, Resolve
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 from mcp_types import InputRequiredResult, ListRootsRequest, ListRootsResult
 
-from branching.mcp.workspace_session import Desk
+from branching.mcp.workspace_session import WorkspaceSession
 
 _QUESTION = "roots"
 
@@ -29,25 +29,27 @@ def _client_roots(ctx: Context) -> ListRootsResult | ListRoots:
     return ListRoots() if _gives_roots(ctx) else ListRootsResult(roots=[])
 
 
-def _desk_within(ctx: Context, roots: Annotated[ListRootsResult, Resolve(_client_roots)]) -> Desk:
-    desk = desk_of(ctx)
+def _desk_within(
+    ctx: Context, roots: Annotated[ListRootsResult, Resolve(_client_roots)]
+) -> WorkspaceSession:
+    desk = session_of(ctx)
     if refusal := _refusal(desk, roots):
         raise ToolError(refusal)
     return desk
 
 
-AllowedDesk = Annotated[Desk, Resolve(_desk_within)]
+AllowedDesk = Annotated[WorkspaceSession, Resolve(_desk_within)]
 """A tool's parameter: the desk, if the client's roots let it be worked on."""
 
 
-def desk_of(ctx: Context) -> Desk:
+def session_of(ctx: Context) -> WorkspaceSession:
     """Returns the desk of the server, whatever the roots."""
-    return cast(Desk, ctx.request_context.lifespan_context)
+    return cast(WorkspaceSession, ctx.request_context.lifespan_context)
 
 
-async def desk_for_resource(ctx: Context) -> Desk | InputRequiredResult:
+async def session_for_resource(ctx: Context) -> WorkspaceSession | InputRequiredResult:
     """Does for a resource what `AllowedDesk` does for a tool, or returns what to ask first."""
-    desk = desk_of(ctx)
+    desk = session_of(ctx)
     if not _gives_roots(ctx):
         return desk
     if (ctx.protocol_version or "") >= "2026":  # questions travel with the answer
@@ -62,7 +64,7 @@ async def desk_for_resource(ctx: Context) -> Desk | InputRequiredResult:
     return desk
 
 
-def _refusal(desk: Desk, roots: ListRootsResult) -> str | None:
+def _refusal(desk: WorkspaceSession, roots: ListRootsResult) -> str | None:
     given = [path for root in roots.roots if (path := _path_of(str(root.uri)))]
     allowed = {*given, *(Path(os.path.realpath(path)) for path in given)}
     if not roots.roots or any(

@@ -15,7 +15,7 @@ from branching import __version__
 from branching.mcp.prompts import add_prompts
 from branching.mcp.resources import add_resources
 from branching.mcp.tools import OLD_NAMES, make_tools
-from branching.mcp.workspace_session import Desk
+from branching.mcp.workspace_session import WorkspaceSession
 
 _ABOUT = """\
 Copy-on-write branches of one directory, the workspace. A branch shows all of its files and takes no
@@ -43,7 +43,7 @@ when the server ends.
 """
 
 
-class _Server(MCPServer[Desk]):
+class _Server(MCPServer[WorkspaceSession]):
     """Also knows the tools by the names that they had in the first version."""
 
     async def call_tool(self, name: str, *rest: Any, **options: Any) -> Any:
@@ -51,18 +51,21 @@ class _Server(MCPServer[Desk]):
 
 
 def make_server(
-    desk: Desk, *, verifier: TokenVerifier | None = None, auth: AuthSettings | None = None
-) -> MCPServer[Desk]:
+    session: WorkspaceSession,
+    *,
+    verifier: TokenVerifier | None = None,
+    auth: AuthSettings | None = None,
+) -> MCPServer[WorkspaceSession]:
     """Returns a server whose end ends the desk."""
 
     @asynccontextmanager
-    async def lifespan(_: MCPServer[Desk]) -> AsyncIterator[Desk]:
-        async with desk:
-            yield desk
+    async def lifespan(_: MCPServer[WorkspaceSession]) -> AsyncIterator[WorkspaceSession]:
+        async with session:
+            yield session
 
     # What a tool says to its model is no news for the terminal; a fault of ours is.
     logging.basicConfig(format="branching mcp: %(message)s", level=logging.WARNING)
-    propose = desk.rules.propose
+    propose = session.rules.propose
     server = _Server(
         "branching",
         title="Branches of a directory",

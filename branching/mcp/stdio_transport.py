@@ -13,14 +13,14 @@ import threading
 
 import anyio
 
-from branching._cancellation import Scope
+from branching._cancellation import CancelScope
 from branching.mcp.server import make_server
-from branching.mcp.workspace_session import Desk
+from branching.mcp.workspace_session import WorkspaceSession
 
 _COPY_BYTES = 1 << 16
 
 
-def serve_stdio(desk: Desk) -> None:
+def serve_stdio(session: WorkspaceSession) -> None:
     """Serves until the client closes our standard input, or the calling scope is cancelled."""
     outside = os.dup(0)
     inside, into = os.pipe()
@@ -29,7 +29,7 @@ def serve_stdio(desk: Desk) -> None:
     os.close(inside)
     copying = threading.Thread(target=_copy, args=(outside, into, stopping), daemon=True)
     copying.start()
-    scope = Scope.current()
+    scope = CancelScope.current()
 
     def end(_grace_seconds: float) -> None:
         os.write(stop, b"\0")
@@ -37,7 +37,7 @@ def serve_stdio(desk: Desk) -> None:
     if scope is not None:
         scope.on_cancel(end)
     try:
-        anyio.run(make_server(desk).run_stdio_async)
+        anyio.run(make_server(session).run_stdio_async)
     except BaseException as error:
         if not _is_client_gone(error):
             raise

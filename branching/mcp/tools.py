@@ -44,8 +44,8 @@ from branching.mcp.parameters import (
 from branching.mcp.race_tools import branch_best_of_n, branch_speculate
 from branching.mcp.roots import AllowedDesk
 from branching.mcp.strict_tool import StrictTool
-from branching.mcp.worker_threads import step
-from branching.mcp.workspace_session import MAIN, Desk
+from branching.mcp.worker_threads import run_short
+from branching.mcp.workspace_session import MAIN, WorkspaceSession
 from branching.process.sandbox.masked_files import glob_pattern
 
 PATCH_BYTES_MAX = 12 << 10
@@ -53,18 +53,18 @@ PATCH_BYTES_MAX = 12 << 10
 WAIT_SECONDS_MAX = 600.0
 
 
-async def branch_list(desk: AllowedDesk) -> Branches:
+async def branch_list(session: AllowedDesk) -> Branches:
     """List the open branches of the workspace, the oldest first."""
-    records = await desk.branches()
+    records = await session.branches()
     return Branches(
-        workspace=str(desk.workspace.seen_at),
-        policy=desk.workspace.policy,
-        branches=[_info(desk, each) for each in records],
+        workspace=str(session.workspace.seen_at),
+        policy=session.workspace.policy,
+        branches=[_info(session, each) for each in records],
     )
 
 
 async def branch_create(
-    desk: AllowedDesk,
+    session: AllowedDesk,
     name: Annotated[
         str | None,
         Field(
@@ -79,12 +79,12 @@ async def branch_create(
     workspace does not change until branch_commit. A branch that has open child branches is
     read-only.
     """
-    branch = await desk.create(name, parent)
-    return _info(desk, await step(branch.inspect))
+    branch = await session.create(name, parent)
+    return _info(session, await run_short(branch.inspect))
 
 
 async def branch_run(
-    desk: AllowedDesk,
+    session: AllowedDesk,
     ctx: Context,
     branch: BranchName,
     command: Command,
@@ -94,14 +94,14 @@ async def branch_run(
     returns: start a server with branch_start, or start and test it in one command. File changes
     stay in the branch; nothing is committed.
     """
-    async with progress.told(ctx) as tell:
-        seconds = seconds_for(desk, timeout_seconds)
-        ran = await execution.run(desk, branch, command, seconds=seconds, tell=tell)
+    async with progress.report_progress(ctx) as tell:
+        seconds = seconds_for(session, timeout_seconds)
+        ran = await execution.run(session, branch, command, seconds=seconds, tell=tell)
     return CommandResult.of(branch, ran)
 
 
 async def branch_start(
-    desk: AllowedDesk,
+    session: AllowedDesk,
     branch: BranchName,
     command: Command,
     timeout_seconds: Annotated[
@@ -117,13 +117,13 @@ async def branch_start(
     server, a watcher. It has ten ports of its own, from $BRANCHING_PORT_BASE on. Read its output
     with branch_output and end it with branch_stop. The branch cannot be committed while it runs.
     """
-    seconds = seconds_for(desk, timeout_seconds or desk.rules.seconds_max)
-    started = await background.start(desk, branch, command, seconds=seconds)
-    return BackgroundCommand.of(started, reachable=desk.rules.network)
+    seconds = seconds_for(session, timeout_seconds or session.rules.seconds_max)
+    started = await background.start(session, branch, command, seconds=seconds)
+    return BackgroundCommand.of(started, reachable=session.rules.network)
 
 
 async def branch_output(
-    desk: AllowedDesk,
+    session: AllowedDesk,
     id: CommandId,  # noqa: A002  (the name that a model sees)
     wait_seconds: Annotated[
         float,
@@ -134,22 +134,22 @@ async def branch_output(
     ] = "",
 ) -> BackgroundCommand:
     """Show whether a command in the background runs, and what it has printed so far."""
-    started = background.find(desk, id)
+    started = background.find(session, id)
     await background.wait(started, wait_seconds, lambda text: bool(until) and until in text)
-    return BackgroundCommand.of(started, reachable=desk.rules.network)
+    return BackgroundCommand.of(started, reachable=session.rules.network)
 
 
-async def branch_stop(desk: AllowedDesk, id: CommandId) -> BackgroundCommand:  # noqa: A002
+async def branch_stop(session: AllowedDesk, id: CommandId) -> BackgroundCommand:  # noqa: A002
     """End a command in the background with all processes it started. Its changes of files stay in
     the branch.
     """
-    started = background.find(desk, id)
+    started = background.find(session, id)
     await background.stop(started)
-    return BackgroundCommand.of(started, reachable=desk.rules.network)
+    return BackgroundCommand.of(started, reachable=session.rules.network)
 
 
 async def branch_diff(
-    desk: AllowedDesk,
+    session: AllowedDesk,
     branch: BranchName,
     paths: Annotated[
         list[str],
@@ -165,15 +165,17 @@ async def branch_diff(
     """Show what a branch changed against its parent: what branch_commit would apply. Works for a
     stale branch, too.
     """
-    found = await desk.find(branch)
+    found = await session.find(branch)
     chosen = selection(paths) if paths else None
     changes = [
         each
-        for each in await step(found.diff)
+        for each in await run_short(found.diff)
         if chosen is None or chosen(each.path) or (each.origin and chosen(each.origin))
     ]
     text, is_cut = (
-        await step(partial(patch_text, found, PATCH_BYTES_MAX, with_binary=False, chosen=chosen))
+        await run_short(
+            partial(patch_text, found, PATCH_BYTES_MAX, with_binary=False, chosen=chosen)
+        )
         if patch
         else (None, False)
     )
@@ -181,7 +183,7 @@ async def branch_diff(
 
 
 async def branch_commit(
-    desk: AllowedDesk,
+    session: AllowedDesk,
     branch: BranchName,
     only: Globs = [],  # noqa: B006  (it is read, never changed; the schema shows it)
     exclude: Globs = [],  # noqa: B006
@@ -209,7 +211,7 @@ async def branch_commit(
     onto the workspace first. Review with branch_diff before; revert with branch_undo and the id
     in `commit`.
     """
-    changes, remaining = await desk.commit(
+    changes, remaining = await session.commit(
         branch,
         only=only,
         exclude=exclude,
@@ -221,12 +223,12 @@ async def branch_commit(
     answer = Changes.of(branch, changes, action="none" if dry_run else "committed")
     answer.remaining = remaining
     if changes and not dry_run:
-        answer.commit = await desk.last_commit(branch)
+        answer.commit = await session.last_commit(branch)
     return answer
 
 
 async def branch_rebase(
-    desk: AllowedDesk,
+    session: AllowedDesk,
     branch: BranchName,
     force: Annotated[
         bool, Field(description="Keep the branch's version of files that both sides changed")
@@ -236,36 +238,36 @@ async def branch_rebase(
     what was committed since it was created, and a stale branch is live again. Files that both
     sides changed are listed, and nothing is changed without force.
     """
-    await desk.rebase(branch, force=force)
-    return _info(desk, await step((await desk.find(branch)).inspect))
+    await session.rebase(branch, force=force)
+    return _info(session, await run_short((await session.find(branch)).inspect))
 
 
-async def branch_abort(desk: AllowedDesk, branch: BranchName) -> Changes:
+async def branch_abort(session: AllowedDesk, branch: BranchName) -> Changes:
     """Delete a branch with all its changes and its child branches; commands that run in it are
     killed first. The parent is not changed. The answer lists what was dropped.
     """
-    changes = await desk.abort(branch)
+    changes = await session.abort(branch)
     return Changes.of(branch, changes, action="aborted")
 
 
-async def branch_keep(desk: AllowedDesk, branch: BranchName) -> Changes:
+async def branch_keep(session: AllowedDesk, branch: BranchName) -> Changes:
     """Keep a branch open when this server ends, so that the user can review it and commit it with
     `branching commit NAME`. Other branches that were created through this server are deleted when
     it ends.
     """
-    await desk.keep(branch)
-    changes = await step((await desk.find(branch)).diff)
+    await session.keep(branch)
+    changes = await run_short((await session.find(branch)).diff)
     return Changes.of(branch, changes, action="kept")
 
 
-async def branch_history(desk: AllowedDesk) -> History:
+async def branch_history(session: AllowedDesk) -> History:
     """List the commits to the workspace that can be undone or redone, the oldest first."""
-    records = await step(desk.workspace.history)
+    records = await run_short(session.workspace.history)
     return History(commits=[CommitInfo.of(record) for record in records])
 
 
 async def branch_undo(
-    desk: AllowedDesk,
+    session: AllowedDesk,
     commit: Annotated[
         int | None,
         Field(
@@ -280,17 +282,17 @@ async def branch_undo(
     """Revert the most recent commit to the workspace, in one atomic step. Call again for the one
     before. This does not revert edits inside a branch.
     """
-    reversal = await desk.undo(commit, force=force, dry_run=dry_run)
+    reversal = await session.undo(commit, force=force, dry_run=dry_run)
     return Reverted.of(reversal, done=not dry_run)
 
 
 async def branch_redo(
-    desk: AllowedDesk,
+    session: AllowedDesk,
     dry_run: Annotated[bool, Field(description="Only show what would change")] = False,
     force: ForceReversal = False,
 ) -> Reverted:
     """Apply the commit again that was reverted last."""
-    reversal = await step(partial(desk.workspace.redo, force=force, dry_run=dry_run))
+    reversal = await run_short(partial(session.workspace.redo, force=force, dry_run=dry_run))
     return Reverted.of(reversal, done=not dry_run)
 
 
@@ -350,9 +352,9 @@ async def registered_tools() -> list[Tool]:
     return await server.list_tools()
 
 
-def _info(desk: Desk, record: BranchRecord) -> BranchInfo:
-    running = desk.background_of(record.name)
-    return BranchInfo.of(record, kept=desk.is_kept(record), running=running)
+def _info(session: WorkspaceSession, record: BranchRecord) -> BranchInfo:
+    running = session.background_of(record.name)
+    return BranchInfo.of(record, kept=session.is_kept(record), running=running)
 
 
 def selection(globs: Sequence[str]) -> Callable[[str], bool]:

@@ -17,20 +17,20 @@ import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 
-from branching._cancellation import STOP_GRACE_SECONDS, Scope
+from branching._cancellation import STOP_GRACE_SECONDS, CancelScope
 
 R = TypeVar("R")
 
 
-async def step(function: Callable[[], R]) -> R:
+async def run_short(function: Callable[[], R]) -> R:
     """Runs something short to its end."""
     return await anyio.to_thread.run_sync(function)
 
 
-async def apart(function: Callable[[], R], *, name: str, scope: Scope | None = None) -> R:
+async def run_long(function: Callable[[], R], *, name: str, scope: CancelScope | None = None) -> R:
     """Runs something that may take minutes, under `scope`, in a thread of its own: commands that
     wait must not keep others from being served."""
-    scope = scope or Scope()
+    scope = scope or CancelScope()
     ended = anyio.Event()
     values: list[R] = []
     errors: list[BaseException] = []

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from branching._cancellation import STOP_GRACE_SECONDS, Scope
+from branching._cancellation import STOP_GRACE_SECONDS, CancelScope
 from branching.errors import (
     BranchError,
     BranchingError,
@@ -32,9 +32,9 @@ from branching.errors import (
     add_note,
 )
 from branching.fs import Branch, BranchRecord, Change, Reversal, Workspace
-from branching.fs.branch_leases import Claims, drop_left
-from branching.fs.confined_dir import Tree
-from branching.mcp.worker_threads import step
+from branching.fs.branch_leases import BranchLeases, drop_orphaned
+from branching.fs.confined_dir import ConfinedDir
+from branching.mcp.worker_threads import run_short
 from branching.process import Owner, ResourceLimits
 from branching.process.sandbox.masked_files import Finder
 
@@ -72,7 +72,7 @@ class Rules:
     """Other names of the workspace's directory: in a container, its path on the host."""
 
 
-class Desk:
+class WorkspaceSession:
     """Opened by `async with`; its end ends all that runs and drops the branches that it made."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Desk:
         self._made: dict[int, str] = {}
         self._racing: dict[int, BranchRecord] = {}
         """Branches of races that are under way: they end with their race."""
-        self._claims = Claims(workspace)
+        self._leases = BranchLeases(workspace)
         """All of them, for who comes after us if we are killed."""
         self._running: dict[str, set[_Run]] = {}
         self.background: dict[str, Started] = {}
@@ -102,13 +102,13 @@ class Desk:
 
     async def branches(self) -> list[BranchRecord]:
         """Lists the open branches, the oldest first."""
-        return await step(self.workspace.branches)
+        return await run_short(self.workspace.branches)
 
     async def find(self, name: str) -> Branch:
         """Returns an open branch. BranchNotFoundError if there is none of that name."""
         if name == MAIN:
             raise BranchError(f"{MAIN!r} is the workspace itself, which changes by commits alone")
-        return await step(lambda: self.workspace.reopen(name))
+        return await run_short(lambda: self.workspace.reopen(name))
 
     async def create(self, name: str | None, parent: str) -> Branch:
         """Forks a branch of the workspace, or of another branch; it is ours to end."""
@@ -120,7 +120,7 @@ class Desk:
             disk_limit=None if limits is None else limits.disk,
         )
         # Never left half-way: who cancels meanwhile leaves a branch that is on the list.
-        await step(lambda: self._own(branch.__enter__()))
+        await run_short(lambda: self._own(branch.__enter__()))
         return branch
 
     def _own(self, branch: Branch) -> None:
@@ -131,7 +131,7 @@ class Desk:
 
     def _claim(self, record: BranchRecord) -> None:
         try:
-            self._claims.add(record)
+            self._leases.add(record)
         except OSError as error:
             _log.warning("branch %s stays if this server is killed: %s", record.name, error)
 
@@ -146,16 +146,16 @@ class Desk:
         """Says that a race has dropped or committed these, or left them open for somebody."""
         for record in [each for each in self._racing.values() if each.name in names]:
             del self._racing[record.id]
-            self._claims.drop(record)
+            self._leases.drop(record)
 
     async def adopt(self, name: str) -> None:
         """Makes an open branch ours to end."""
         branch = await self.find(name)
-        await step(lambda: self._own(branch))
+        await run_short(lambda: self._own(branch))
 
     async def keep(self, name: str) -> None:
         """Leaves a branch open when the server ends."""
-        record = await step((await self.find(name)).inspect)
+        record = await run_short((await self.find(name)).inspect)
         if record.id in self._racing:
             raise BranchError(
                 f"branch {name!r} was not kept: the race that tries it commits it or drops it",
@@ -163,7 +163,7 @@ class Desk:
                 branch=name,
             )
         if self._made.pop(record.id, None) is not None:
-            await step(partial(self._claims.drop, record))
+            await run_short(partial(self._leases.drop, record))
 
     def is_kept(self, record: BranchRecord) -> bool:
         """Whether the branch stays open when the server ends."""
@@ -191,8 +191,10 @@ class Desk:
         branch = await self.find(name)
         if not dry_run:
             self._check_idle(name, "committed")
-        with self.running(name, Scope()):  # nothing is started in it, nor committed, meanwhile
-            changes = await step(
+        with self.running(
+            name, CancelScope()
+        ):  # nothing is started in it, nor committed, meanwhile
+            changes = await run_short(
                 lambda: branch.commit(
                     only=only,
                     exclude=exclude,
@@ -213,19 +215,19 @@ class Desk:
         """
         branch = await self.find(name)
         self._check_idle(name, "rebased")
-        with self.running(name, Scope()):
-            return await step(partial(branch.rebase, force=force))
+        with self.running(name, CancelScope()):
+            return await run_short(partial(branch.rebase, force=force))
 
     async def last_commit(self, name: str) -> int | None:
         """Returns the id of the newest commit of a branch of this name to the workspace."""
-        records = await step(self.workspace.history)
+        records = await run_short(self.workspace.history)
         ids = [each.id for each in records if each.branch == name and each.undone is None]
         return ids[-1] if ids else None
 
     async def undo(self, commit: int | None, *, force: bool, dry_run: bool) -> Reversal:
         """Reverts the last commit to the workspace; BranchError if that is not `commit`."""
         if commit is not None:
-            last = (await step(partial(self.workspace.undo, force=True, dry_run=True))).commit
+            last = (await run_short(partial(self.workspace.undo, force=True, dry_run=True))).commit
             if last.id != commit:
                 raise BranchError(
                     f"commit {commit} was not undone: the last commit is {last.id}, of branch "
@@ -233,7 +235,7 @@ class Desk:
                     hint="branch_history lists the commits. Undo only what you committed; ask the "
                     "user about commits of others",
                 )
-        return await step(partial(self.workspace.undo, force=force, dry_run=dry_run))
+        return await run_short(partial(self.workspace.undo, force=force, dry_run=dry_run))
 
     def _check_idle(self, name: str, what: str) -> None:
         if self._running.get(name):
@@ -252,12 +254,12 @@ class Desk:
             await run.ended.wait()
         changes: list[Change] = []
         with suppress(BranchingError):  # they cannot be listed; it can still be dropped
-            changes = await step(branch.diff)
-        await step(branch.abort)
+            changes = await run_short(branch.diff)
+        await run_short(branch.abort)
         return changes
 
     @contextmanager
-    def running(self, name: str, scope: Scope) -> Iterator[None]:
+    def running(self, name: str, scope: CancelScope) -> Iterator[None]:
         """Says for the length of the `with` that something runs in a branch."""
         end = self.begin(name, scope)
         try:
@@ -265,7 +267,7 @@ class Desk:
         finally:
             end()
 
-    def begin(self, name: str, scope: Scope) -> Callable[[], None]:
+    def begin(self, name: str, scope: CancelScope) -> Callable[[], None]:
         """Says that something runs in a branch; returns the function that says it has ended."""
         run = _Run(scope)
         self._running.setdefault(name, set()).add(run)
@@ -286,7 +288,7 @@ class Desk:
 
     # Files.
 
-    async def tree(self, name: str, path: str) -> Tree:
+    async def tree(self, name: str, path: str) -> ConfinedDir:
         """Returns the files of a branch, or of the workspace, to do something at `path`.
 
         PermissionError if the rules hide that: its name, or a file that it is another name of.
@@ -295,8 +297,8 @@ class Desk:
             raise OSError(errno.EPERM, "the store of the branches is not part of a branch", path)
         top = self.workspace.path if name == MAIN else (await self.find(name)).path
         if self.rules.hide:
-            await step(partial(self._check_visible, top, path))
-        return Tree(top, self.workspace.owner)
+            await run_short(partial(self._check_visible, top, path))
+        return ConfinedDir(top, self.workspace.owner)
 
     def _check_visible(self, top: Path, path: str) -> None:
         parts = [part for part in path.split("/") if part not in ("", ".")]
@@ -312,9 +314,9 @@ class Desk:
 
     # Opening and closing.
 
-    async def __aenter__(self) -> Desk:
+    async def __aenter__(self) -> WorkspaceSession:
         try:
-            dropped = await step(partial(drop_left, self.workspace))
+            dropped = await run_short(partial(drop_orphaned, self.workspace))
         except (BranchingError, OSError) as error:
             _log.warning("a server that was killed has left branches: %s", error)
         else:
@@ -334,7 +336,7 @@ class Desk:
                 for run in list(runs):
                     run.scope.cancel(STOP_GRACE_SECONDS)
                     await run.ended.wait()
-            failure = await step(self._drop_all)
+            failure = await run_short(self._drop_all)
         if failure is not None:
             if error is None:
                 raise failure
@@ -355,14 +357,14 @@ class Desk:
                 except BranchingError as error:
                     failure = failure or error
         if failure is None:
-            self._claims.close()
+            self._leases.close()
         return failure
 
 
 class _Run:
     """Something under way in a branch."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: CancelScope) -> None:
         self.scope = scope
         self.ended = anyio.Event()
 

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from branching._cancellation import Scope
+from branching._cancellation import CancelScope
 from branching.fs import Branch, DiffSummary
-from branching.patterns.results import Answer, SpeculationResult, State
+from branching.patterns.results import CandidateResult, SpeculationResult, State
 
 if TYPE_CHECKING:
-    from branching.process import Budget, Ended
+    from branching.process import CallLimits, Ended
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,11 +34,11 @@ class Attempt:
         """What earlier attempts taught, as text for a command."""
         self.label = label
         """What is tried, for people."""
-        self.budget: Budget | None = None
+        self.budget: CallLimits | None = None
         """What it may use, if that is limited."""
         self.state: State | None = None
         """None while it waits or runs."""
-        self.answer = Answer(success=False)
+        self.answer = CandidateResult(success=False)
         self.score = 0.0
         self.is_rated = False
         """`score` is what the pattern goes by, not just what the answer implied."""
@@ -64,7 +64,7 @@ class Attempt:
     def begin(self) -> None:
         self._started = time.monotonic()
 
-    def end(self, state: State, answer: Answer) -> None:
+    def end(self, state: State, answer: CandidateResult) -> None:
         if self._started is not None:
             self._seconds = time.monotonic() - self._started
         self.state = state
@@ -91,7 +91,7 @@ class Attempt:
         )
 
 
-class Task(Scope):
+class Task(CancelScope):
     """Code that runs in a thread of its own on behalf of one attempt."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Task(Scope):
     @staticmethod
     def of_caller() -> Task | None:
         """Returns the task that the calling code runs in, if it runs in one."""
-        scope = Scope.current()
+        scope = CancelScope.current()
         return scope if isinstance(scope, Task) else None
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -122,13 +122,13 @@ class Task(Scope):
         self._say(self.attempt, block)
 
 
-def _score(answer: Answer) -> float:
+def _score(answer: CandidateResult) -> float:
     if answer.score is not None:
         return answer.score
     return 1.0 if answer.success else 0.0
 
 
-def with_end(answer: Answer, task: Task) -> Answer:
+def with_end(answer: CandidateResult, task: Task) -> CandidateResult:
     """Adds how the candidate's process ended, if it had one."""
     ended = task.ended
     if ended is None:

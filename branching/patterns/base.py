@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ForwardRef, TypedDict
 
 import branching
-from branching._cancellation import STOP_GRACE_SECONDS, Scope
-from branching._threads import finished
+from branching._cancellation import STOP_GRACE_SECONDS, CancelScope
+from branching._threads import run_in_thread
 from branching.fs import Branch, Workspace
-from branching.patterns.process_isolation import Surroundings
+from branching.patterns.process_isolation import IsolationOptions
 from branching.patterns.results import SpeculationOutcome
 from branching.patterns.runner import RunElsewhere, Runner
 from branching.runlog.events import OnEvent
@@ -129,7 +129,7 @@ class Pattern:
         walls_any = isolation is not None or not network or env or clean_env or hide
         self._apart = None
         if isolate_processes or limits_any or walls_any:
-            self._apart = Surroundings(
+            self._apart = IsolationOptions(
                 isolation=isolation or "sandbox",
                 network=network,
                 env=dict(env or {}),
@@ -169,8 +169,8 @@ class Pattern:
         Cancelling the task ends the call in order, candidates and branches with it, before
         CancelledError goes on; cancelling it again hurries that.
         """
-        scope = Scope()
-        return await finished(
+        scope = CancelScope()
+        return await run_in_thread(
             lambda: scope.run(self, workspace),
             on_cancel=lambda again: scope.cancel(0.0 if again else STOP_GRACE_SECONDS),
         )
@@ -220,7 +220,7 @@ def checked_candidates(
     return list(candidates)
 
 
-def tries(
+def expand_candidates(
     candidates_or_task: object, n: int | None, default_n: int
 ) -> list[tuple[Callable[..., object], tuple[int, ...]]]:
     """Returns what to call for each try: one task `n` times, or each candidate once."""

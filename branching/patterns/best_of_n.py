@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from branching.fs import Branch, Workspace
-from branching.patterns.base import Options, Pattern, tries
+from branching.patterns.base import Options, Pattern, expand_candidates
 from branching.patterns.results import SpeculationOutcome, read_scored
 from branching.patterns.scoring import Evaluate, Rating
 
@@ -42,7 +42,7 @@ class BestOfN(Pattern):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(timeout=timeout, **options)
-        self._calls = tries(candidates_or_task, n, DEFAULT_N)
+        self._calls = expand_candidates(candidates_or_task, n, DEFAULT_N)
         if scores is not None and len(scores) != len(self._calls):
             raise ValueError(f"{len(scores)} scores for {len(self._calls)} candidates")
         self._rating = Rating(evaluate, scores)

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING
 
 from branching.errors import BranchingError, CommitError, ConflictError, add_note
 from branching.fs import Branch, Change, Workspace
-from branching.runlog.run_controller import Helm
+from branching.runlog.run_controller import RunController
 
 if TYPE_CHECKING:
     from branching.fs.backend import Policy
-    from branching.process import Budget
+    from branching.process import CallLimits
 
 
-class Grove:
+class BranchSet:
     """What is neither committed nor kept is aborted by `clear`."""
 
     def __init__(
         self,
         parent: Workspace | Branch,
         name: Callable[[int | str], str],
-        budget: Budget | None,
+        budget: CallLimits | None,
         *,
         is_between: bool,
         policy: Policy | None = None,
@@ -46,7 +46,7 @@ class Grove:
         self._disk_each = None if budget is None else budget.disk_each
         self._disk_together = None if budget is None else budget.disk_together
         self._is_between = is_between or self._disk_together is not None
-        self._helm = Helm.current()
+        self._controller = RunController.current()
         self._branches: list[Branch] = []  # children come after their parents
         self._kept: set[Branch] = set()
         self.between: Branch | None = None
@@ -74,7 +74,7 @@ class Grove:
     def _own(self, branch: Branch) -> None:
         self._branches.append(branch)
         # What a steered call was at work on is told by its log.
-        branch.is_leased = self._ends_with_process and self._helm is None
+        branch.is_leased = self._ends_with_process and self._controller is None
 
     def merged(self, branch: Branch) -> Branch:
         """Commits the branch into the one between, if there is one; returns what has it all."""
@@ -134,8 +134,8 @@ class Grove:
             branch.abort()
 
     def _before_end(self, branch: Branch) -> None:
-        if self._helm is not None:
-            self._helm.before_end(branch)
+        if self._controller is not None:
+            self._controller.before_end(branch)
 
     def clear(self, under_way: BaseException | None) -> None:
         """Drops all. What it raises does not hide an exception that is under way."""
@@ -153,5 +153,5 @@ class Grove:
         add_note(under_way, f"and a branch stays open: {failure}")
 
     def _is_kept(self, branch: Branch) -> bool:
-        is_asked_for = self._helm is not None and self._helm.keeps(branch.name)
+        is_asked_for = self._controller is not None and self._controller.keeps(branch.name)
         return branch in self._kept or is_asked_for

@@ -33,27 +33,27 @@ from typing import TYPE_CHECKING, Any
 from branching.errors import BranchingError, ProcessBranchError
 from branching.fs import Branch
 from branching.patterns.attempt import Task
-from branching.patterns.results import Answer
+from branching.patterns.results import CandidateResult
 from branching.process import (
     OWN_TMP,
-    Budget,
+    CallLimits,
     Command,
     Ended,
     Isolation,
     Owner,
     Sandbox,
     Sink,
-    check_walls,
     told,
+    validate_isolation,
 )
 from branching.process.environment import inherited_environment
-from branching.process.port_ranges import lent_ports
+from branching.process.port_ranges import reserve_ports
 from branching.process.scratch import scratch_directory
 from branching.runlog.events import SETUP_INDEX
-from branching.runlog.run_controller import Helm
+from branching.runlog.run_controller import RunController
 
 if TYPE_CHECKING:
-    from branching.process.pty_proxy import OwnTerminal
+    from branching.process.pty_proxy import PtyProxy
 
 FEEDBACK_BYTES_MAX = 100_000
 """The kernel refuses a variable of 128 KiB. Of a longer feedback the end is kept: that is where
@@ -75,7 +75,7 @@ class BranchCommand:
 
     `hide` lists globs of files that it cannot read, `network=False` leaves it the loopback
     interface alone, `clean_env` gives it an environment without keys and tokens, to which `env`
-    adds. `port_base` is the first of ten ports that the caller has (`lent_ports`).
+    adds. `port_base` is the first of ten ports that the caller has (`reserve_ports`).
     """
 
     ends_when_cancelled = True
@@ -91,7 +91,7 @@ class BranchCommand:
         stderr: Sink = None,
         tells_output: bool = True,
         inherit_stdin: bool = False,
-        terminal: OwnTerminal | None = None,
+        terminal: PtyProxy | None = None,
         score: bool = False,
         label: str | None = None,
         isolation: Isolation = "sandbox",
@@ -101,7 +101,7 @@ class BranchCommand:
         env: Mapping[str, str] | None = None,
         port_base: int | None = None,
     ) -> None:
-        check_walls(isolation, network=network, hide=hide)
+        validate_isolation(isolation, network=network, hide=hide)
         self._hide = tuple(hide)
         self._network = network
         self._clean_env = clean_env
@@ -130,16 +130,16 @@ class BranchCommand:
         task = Task.of_caller()
         lines = None
         if task is not None and self._tells_output:
-            lines = Blocks(partial(self._say, task))
+            lines = BlockSplitter(partial(self._say, task))
         teller = None if lines is None else lines.feed
         budget = None if task is None else task.attempt.budget
         with ExitStack() as stack:
-            port_base = self._port_base or stack.enter_context(lent_ports())
+            port_base = self._port_base or stack.enter_context(reserve_ports())
             scratch = OWN_TMP
-            helm = None if self._inherit_stdin else Helm.current()
+            controller = None if self._inherit_stdin else RunController.current()
             words, steer = None, {}
-            if helm is not None and task is not None:
-                words = stack.enter_context(helm.steer_file(task.attempt.branch.name))
+            if controller is not None and task is not None:
+                words = stack.enter_context(controller.steer_file(task.attempt.branch.name))
             if words is not None:
                 seen = words
                 if self._isolation != "none":
@@ -173,9 +173,9 @@ class BranchCommand:
             )
             if task is not None:
                 task.on_cancel(command.kill)
-                if helm is not None:
+                if controller is not None:
                     name = task.attempt.branch.name
-                    stack.enter_context(helm.steering(name, command, words))
+                    stack.enter_context(controller.controlling(name, command, words))
             try:
                 with limited.watch(command):
                     ended = command.run()
@@ -219,7 +219,7 @@ class BranchCommand:
 class Program(BranchCommand):
     """A command as a candidate: success is exit code 0."""
 
-    def __call__(self, path: Path, *_: object) -> Answer:
+    def __call__(self, path: Path, *_: object) -> CandidateResult:
         """Runs the command in the branch at `path`. The answer's value is a `process.Ended`.
 
         Raises ValueError if a command that succeeds wrote a score that is not a number.
@@ -229,7 +229,7 @@ class Program(BranchCommand):
         score = number_in(ended.score)
         if ended.success and score is None and ended.score.strip():
             raise ValueError(f"the score on descriptor 3 is not a number: {ended.score[-80:]!r}")
-        return Answer(
+        return CandidateResult(
             success=ended.success,
             value=ended,
             score=score,
@@ -241,14 +241,14 @@ class Program(BranchCommand):
         return ended.reason
 
 
-class Explainer(Program):
+class FeedbackCandidate(Program):
     """A candidate whose failure teaches the next: its error has the end of what it printed."""
 
     def __init__(self, argv: Sequence[str], **options: Any) -> None:
         super().__init__(argv, **options)
         self._told = threading.local()  # one object runs in many branches at once
 
-    def __call__(self, path: Path, *_: object) -> Answer:
+    def __call__(self, path: Path, *_: object) -> CandidateResult:
         self._told.lines = deque(maxlen=EXPLAINED_LINES_MAX)
         return super().__call__(path)
 
@@ -283,7 +283,7 @@ class Reader(BranchCommand):
 
 
 @contextmanager
-def _limited(task: Task | None, budget: Budget | None) -> Iterator[_Limited]:
+def _limited(task: Task | None, budget: CallLimits | None) -> Iterator[_Limited]:
     limited = _Limited(task, budget)
     try:
         yield limited
@@ -295,7 +295,7 @@ def _limited(task: Task | None, budget: Budget | None) -> Iterator[_Limited]:
 class _Limited:
     """One command under the limits of its branch, if there are any."""
 
-    def __init__(self, task: Task | None, budget: Budget | None) -> None:
+    def __init__(self, task: Task | None, budget: CallLimits | None) -> None:
         self._branch = None if task is None else task.attempt.branch
         self._budget = budget
         self._is_over: threading.Event | None = None
@@ -327,7 +327,7 @@ class _Limited:
         return 0 if self._branch is None else disk_refusals(self._branch, self._budget)
 
 
-def disk_refusals(branch: Branch, budget: Budget | None) -> int:
+def disk_refusals(branch: Branch, budget: CallLimits | None) -> int:
     """Returns how often the branch met its disk limit; 0 where it has none."""
     if budget is None or (budget.disk_each is None and budget.disk_together is None):
         return 0
@@ -342,7 +342,7 @@ def shell(text: str) -> list[str]:
     return ["/bin/sh", "-c", text]
 
 
-class Blocks:
+class BlockSplitter:
     """Cuts a stream of bytes into blocks of whole lines of text, without the last line's end.
 
     A block has the lines that arrived together: a call for each line would cost many times what
@@ -379,7 +379,7 @@ class Blocks:
             self._tell(rest)
 
 
-class Lines(Blocks):
+class LineSplitter(BlockSplitter):
     """Cuts a stream of bytes into lines of text, and tells each."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 
-class Mailbox:
+class CompletionQueue:
     """One call's. Any thread may post; the rest is for the one that owns the call."""
 
     def __init__(self, timeout: float | None) -> None:

@@ -13,7 +13,7 @@ from branching.patterns.attempt import Attempt
 from branching.runlog.events import Event, EventKind, OnEvent, takes_blocks
 
 
-class Teller:
+class EventDispatcher:
     """Hands events to `listener`, if there is one."""
 
     def __init__(self, listener: OnEvent | None, wake: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from branching.errors import ProcessBranchError
 from branching.patterns.attempt import Task
-from branching.runlog.run_controller import Helm
+from branching.runlog.run_controller import RunController
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class IsolationOptions:
     """What is around the process of a function; see `BranchContext`."""
 
     isolation: Isolation = "sandbox"
@@ -33,12 +33,14 @@ class Surroundings:
     hide: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        from branching.process import check_walls
+        from branching.process import validate_isolation
 
-        check_walls(self.isolation, network=self.network, hide=self.hide)
+        validate_isolation(self.isolation, network=self.network, hide=self.hide)
 
 
-def isolated(function: Callable[..., object], surroundings: Surroundings) -> Callable[..., object]:
+def isolated(
+    function: Callable[..., object], isolation_options: IsolationOptions
+) -> Callable[..., object]:
     """Returns what calls `function(path, ...)` in a process of its own, and does what it did.
 
     It is called in a task. What the function prints is told line by line. ProcessBranchError when
@@ -48,7 +50,7 @@ def isolated(function: Callable[..., object], surroundings: Surroundings) -> Cal
     def call(_: Path, *arguments: object) -> Any:
         task = Task.of_caller()
         assert task is not None, "candidates and the setup run in tasks"
-        return _call(function, surroundings, task, arguments)
+        return _call(function, isolation_options, task, arguments)
 
     call.ends_when_cancelled = True  # type: ignore[attr-defined]
     return call
@@ -56,15 +58,15 @@ def isolated(function: Callable[..., object], surroundings: Surroundings) -> Cal
 
 def _call(
     function: Callable[..., object],
-    surroundings: Surroundings,
+    isolation_options: IsolationOptions,
     task: Task,
     arguments: Sequence[object],
 ) -> Any:
-    from branching.patterns.command_candidate import Blocks, disk_refusals
+    from branching.patterns.command_candidate import BlockSplitter, disk_refusals
     from branching.process import BranchContext, told
 
     budget = task.attempt.budget
-    lines = Blocks(task.say)
+    lines = BlockSplitter(task.say)
     context = BranchContext(
         function,
         task.attempt.path,
@@ -73,12 +75,12 @@ def _call(
         if budget is None
         else replace(budget.limits, disk=None, wall_time=budget.wall_seconds),
         parent_cgroup=None if budget is None else budget.group,
-        isolation=surroundings.isolation,
-        network=surroundings.network,
-        clean_env=surroundings.clean_env,
-        hide=surroundings.hide,
+        isolation=isolation_options.isolation,
+        network=isolation_options.network,
+        clean_env=isolation_options.clean_env,
+        hide=isolation_options.hide,
         env={
-            **surroundings.env,
+            **isolation_options.env,
             "BRANCHING_BRANCH": task.attempt.branch.name,
             "BRANCHING_ATTEMPT": str(task.attempt.index),
         },
@@ -87,10 +89,13 @@ def _call(
     )
     refused_before = disk_refusals(task.attempt.branch, budget)
     task.on_cancel(context.kill)
-    helm = Helm.current()
+    controller = RunController.current()
     name = task.attempt.branch.name
     try:
-        with context, nullcontext() if helm is None else helm.steering(name, context, None):
+        with (
+            context,
+            nullcontext() if controller is None else controller.controlling(name, context, None),
+        ):
             try:
                 context.wait()
             except ProcessBranchError:

@@ -78,7 +78,7 @@ class SpeculationOutcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class CandidateResult:
     """A candidate's return value, understood."""
 
     success: bool
@@ -94,7 +94,7 @@ class Answer:
     """How the process of the candidate ended, if it had one."""
 
 
-def settled(value: object) -> object:
+def reject_coroutines(value: object) -> object:
     """Returns what a function of the user's returned. TypeError where nothing of it has run."""
     if isinstance(value, (CoroutineType, GeneratorType)):
         value.close()  # or Python warns that nobody awaited it
@@ -104,33 +104,33 @@ def settled(value: object) -> object:
     raise TypeError(f"patterns call ordinary functions: nothing has run of one that gives a {kind}")
 
 
-def read_verdict(value: object) -> Answer:
+def read_verdict(value: object) -> CandidateResult:
     """Reads a return value that means yes or no."""
-    if isinstance(value, Answer):
+    if isinstance(value, CandidateResult):
         return value
     success = bool(value)
-    return Answer(success=success, value=value, exit_code=0 if success else 1)
+    return CandidateResult(success=success, value=value, exit_code=0 if success else 1)
 
 
-def read_scored(value: object) -> Answer:
+def read_scored(value: object) -> CandidateResult:
     """Reads yes or no, or a pair of that and a score."""
-    if isinstance(value, Answer):
+    if isinstance(value, CandidateResult):
         _finite(value.score)
         return value
     if not (isinstance(value, tuple) and len(value) == 2):
         return read_verdict(value)
     success, score = bool(value[0]), checked_score(value[1])
-    return Answer(success=success, value=value, score=score, exit_code=0 if success else 1)
+    return CandidateResult(success=success, value=value, score=score, exit_code=0 if success else 1)
 
 
-def read_explained(value: object) -> Answer:
+def read_explained(value: object) -> CandidateResult:
     """Reads yes or no, or a pair of that and the reason why not."""
-    if isinstance(value, Answer):
+    if isinstance(value, CandidateResult):
         return value
     if not (isinstance(value, tuple) and len(value) == 2):
         return read_verdict(value)
     success, error = bool(value[0]), "" if value[1] is None else str(value[1])
-    return Answer(success=success, value=value, error=error, exit_code=0 if success else 1)
+    return CandidateResult(success=success, value=value, error=error, exit_code=0 if success else 1)
 
 
 def checked_score(value: object) -> float:

@@ -33,17 +33,23 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from branching._cancellation import STOP_GRACE_SECONDS, Scope
-from branching._signals import deferred
+from branching._cancellation import STOP_GRACE_SECONDS, CancelScope
+from branching._signals import defer_sigint
 from branching.errors import BranchingError, SetupError
 from branching.fs import Branch, Change, DiffSummary, Workspace
 from branching.patterns.attempt import Attempt, Task, ends_when_cancelled, label_of, with_end
-from branching.patterns.branch_set import Grove
-from branching.patterns.completion_queue import Mailbox
-from branching.patterns.event_dispatch import Teller
-from branching.patterns.process_isolation import Surroundings, isolated
-from branching.patterns.results import Answer, SpeculationOutcome, State, read_verdict, settled
-from branching.patterns.worker_threads import Crew
+from branching.patterns.branch_set import BranchSet
+from branching.patterns.completion_queue import CompletionQueue
+from branching.patterns.event_dispatch import EventDispatcher
+from branching.patterns.process_isolation import IsolationOptions, isolated
+from branching.patterns.results import (
+    CandidateResult,
+    SpeculationOutcome,
+    State,
+    read_verdict,
+    reject_coroutines,
+)
+from branching.patterns.worker_threads import Workers
 from branching.runlog.events import SETUP_INDEX, EventKind, OnEvent
 
 if TYPE_CHECKING:
@@ -79,7 +85,7 @@ class Runner:
         keep_failed: bool = False,
         elsewhere: RunElsewhere | None = None,
         on_event: OnEvent | None = None,
-        apart: Surroundings | None = None,
+        apart: IsolationOptions | None = None,
         limits: ResourceLimits | None = None,
         group_limits: ResourceLimits | None = None,
         policy: Policy | None = None,
@@ -87,9 +93,11 @@ class Runner:
     ) -> None:
         self._budget = None
         if limits is not None or group_limits is not None:
-            from branching.process import Budget  # functions without limits need no process layer
+            from branching.process import (
+                CallLimits,  # functions without limits need no process layer
+            )
 
-            self._budget = Budget(limits, group_limits)
+            self._budget = CallLimits(limits, group_limits)
         self._apart = apart
         """What functions are surrounded by, in processes of their own; None for threads."""
         self._timeout = timeout
@@ -100,7 +108,7 @@ class Runner:
         self._setup = setup
         self._keeps_failed = keep_failed
         is_between = setup is not None
-        self._grove = Grove(
+        self._branches = BranchSet(
             parent,
             name,
             self._budget,
@@ -110,13 +118,13 @@ class Runner:
         )
         self._elsewhere = elsewhere
 
-        self._mailbox = Mailbox(timeout)
-        self._crew = Crew(self._mailbox, self._on_finished)
-        self._teller = Teller(on_event, wake=lambda: self._mailbox.post(lambda: None))
-        self._outer = Scope.current()
+        self._completions = CompletionQueue(timeout)
+        self._workers = Workers(self._completions, self._on_finished)
+        self._events = EventDispatcher(on_event, wake=lambda: self._completions.post(lambda: None))
+        self._outer = CancelScope.current()
         self._interrupts = ExitStack()
         self._attempts: list[Attempt] = []
-        self._waiting: deque[tuple[Attempt, Callable[[], Answer], Task]] = deque()
+        self._waiting: deque[tuple[Attempt, Callable[[], CandidateResult], Task]] = deque()
         self._finished: deque[Attempt] = deque()
         self._winner: Attempt | None = None
         self._winning_branch: Branch | None = None
@@ -128,7 +136,7 @@ class Runner:
         self,
         candidate: Callable[..., object],
         *args: object,
-        read: Callable[[object], Answer] = read_verdict,
+        read: Callable[[object], CandidateResult] = read_verdict,
         feedback: str = "",
         parent: Branch | None = None,
         wins_at_once: bool = False,
@@ -139,7 +147,7 @@ class Runner:
         the runner's own unless given. With `wins_at_once` a success is not compared with its
         parent, for its commit will tell the changes. Raises what making the branch raises.
         """
-        if self._apart not in (None, Surroundings()) and ends_when_cancelled(candidate):
+        if self._apart not in (None, IsolationOptions()) and ends_when_cancelled(candidate):
             raise TypeError(
                 "isolation, network, env, clean_env and hide are for functions: "
                 "a command is told its own"
@@ -148,11 +156,11 @@ class Runner:
         attempt = Attempt(index, self._branch(index, parent), feedback, label_of(candidate))
         attempt.budget = self._budget
         must_end = self._apart is not None or ends_when_cancelled(candidate)
-        task = Task(attempt, self._teller.say, must_end=must_end)
+        task = Task(attempt, self._events.say, must_end=must_end)
         self._attempts.append(attempt)
 
-        def work() -> Answer:
-            answer = with_end(read(settled(self._call(candidate, task, args))), task)
+        def work() -> CandidateResult:
+            answer = with_end(read(reject_coroutines(self._call(candidate, task, args))), task)
             if task.is_cancelled or (answer.success and wins_at_once):
                 return answer  # who was cancelled has lost: the winner does not wait for more
             return replace(answer, changes=_summary(attempt.branch))
@@ -174,7 +182,7 @@ class Runner:
         while True:
             while self._finished:
                 yield self._finished.popleft()
-            if not self._crew.trying and not self._waiting:
+            if not self._workers.running and not self._waiting:
                 return
             if not self._pump(until):
                 return
@@ -191,8 +199,8 @@ class Runner:
         With `timed_out_after` that is because a limit of so many seconds was reached, as it is
         when the whole time is over.
         """
-        self._give_up(self._timeout if self._mailbox.is_out_of_time else timed_out_after)
-        self._crew.settle(LOSER_GRACE_SECONDS if self._winner else STOP_GRACE_SECONDS)
+        self._give_up(self._timeout if self._completions.is_out_of_time else timed_out_after)
+        self._workers.settle(LOSER_GRACE_SECONDS if self._winner else STOP_GRACE_SECONDS)
 
     # What a pattern says: choosing.
 
@@ -208,8 +216,8 @@ class Runner:
         They run in threads of their own, so that the time limit holds for them too.
         """
         replies = [
-            self._crew.ask(
-                Task(attempt, self._teller.say, must_end=ends_when_cancelled(callback)),
+            self._workers.ask(
+                Task(attempt, self._events.say, must_end=ends_when_cancelled(callback)),
                 callback,
                 args,
             )
@@ -226,18 +234,18 @@ class Runner:
     def rate(self, attempt: Attempt, score: float) -> None:
         """Records what the attempt is worth; only then it can be ranked."""
         attempt.score, attempt.is_rated = score, True
-        self._teller.tell(attempt, "scored", score=score)
+        self._events.tell(attempt, "scored", score=score)
 
     def fail(self, attempt: Attempt, error: Exception) -> None:
         """Turns a success into an error: its result cannot be used."""
         attempt.state, attempt.score = "error", 0.0
-        attempt.answer = Answer(
+        attempt.answer = CandidateResult(
             success=False, value=attempt.answer.value, exception=error, exit_code=1
         )
 
     def tell(self, attempt: Attempt, kind: EventKind, text: str) -> None:
         """Tells the listener what the pattern itself did."""
-        self._teller.tell(attempt, kind, text)
+        self._events.tell(attempt, kind, text)
 
     def drop(self, attempt: Attempt) -> None:
         """Aborts the attempt's branch now, if it has one: nobody needs it any more.
@@ -245,17 +253,17 @@ class Runner:
         Where failures are to be kept, it waits for the end: they go if there is a winner.
         """
         if not self._keeps_failed:
-            self._grove.drop(attempt.branch)
+            self._branches.drop(attempt.branch)
 
     def keep(self, attempt: Attempt) -> None:
         """Leaves the attempt's branch open after the call; after a setup, the one with both."""
-        self._grove.keep(self._grove.merged(attempt.branch))
+        self._branches.keep(self._branches.merged(attempt.branch))
 
     def merge(self, attempt: Attempt) -> None:
         """Commits the attempt's branch into a parent that is itself a branch of this call."""
         if self.is_cancelled:
             raise Stopped
-        self._grove.drop_below(attempt.branch)
+        self._branches.drop_below(attempt.branch)
         attempt.branch.commit()
 
     def commit(self, attempt: Attempt, branch: Branch | None = None) -> None:
@@ -269,26 +277,28 @@ class Runner:
         if self.is_cancelled:
             raise Stopped
         # The others have lost whatever comes of this: they end while the disk is busy.
-        self._crew.cancel(LOSER_GRACE_SECONDS)
+        self._workers.cancel(LOSER_GRACE_SECONDS)
         branch = branch or attempt.branch
-        if self._grove.between is not None:
+        if self._branches.between is not None:
             attempt.changes = attempt.changes or _summary(branch)
-            branch = self._grove.merged(branch)
+            branch = self._branches.merged(branch)
         if not self._commits:
             attempt.changes = attempt.changes or _summary(branch)
-            self._grove.keep(branch)
+            self._branches.keep(branch)
         else:
-            self._changes = self._grove.commit(branch, only=self._only, drop_rest=self._drop_rest)
+            self._changes = self._branches.commit(
+                branch, only=self._only, drop_rest=self._drop_rest
+            )
             if branch is attempt.branch:
                 attempt.changes = DiffSummary.of(self._changes)
         attempt.state = "won"
         self._winner, self._winning_branch = attempt, branch
-        self._teller.tell(attempt, "committed" if self._commits else "kept")
+        self._events.tell(attempt, "committed" if self._commits else "kept")
 
     @property
     def forgotten(self) -> list[str]:
         """Branch names of earlier commits that the call's commit pushed out of the history."""
-        return self._grove.forgotten
+        return self._branches.forgotten
 
     @property
     def remaining(self) -> int:
@@ -299,17 +309,17 @@ class Runner:
 
     def lift_deadline(self) -> None:
         """What follows may take as long as it likes: a person is asked."""
-        self._mailbox.lift_deadline()
+        self._completions.lift_deadline()
 
     @property
     def is_cancelled(self) -> bool:
         """Somebody asked for the end: nothing may be committed any more."""
-        return self._mailbox.is_cancelled
+        return self._completions.is_cancelled
 
     @property
     def is_over(self) -> bool:
         """The time is over, or the call was cancelled: nothing more should be started."""
-        return self._mailbox.is_over
+        return self._completions.is_over
 
     def outcome(self) -> SpeculationOutcome:
         """Returns what came out, once the `with` is left."""
@@ -322,28 +332,28 @@ class Runner:
             branch=None if self._commits and not self.remaining else self._winning_branch,
             remaining=self.remaining,
             changes=self._changes,
-            timed_out=self._mailbox.is_out_of_time and winner is None,
+            timed_out=self._completions.is_out_of_time and winner is None,
         )
 
     # Running.
 
     def _branch(self, purpose: int | str, parent: Branch | None = None) -> Branch:
         """Returns a branch to be opened, of what was prepared if something is."""
-        between = self._grove.open_between()
+        between = self._branches.open_between()
         if between is not None and self._setup is not None:
             self._prepare(self._setup, between)
-        return self._grove.branch(purpose, parent)
+        return self._branches.branch(purpose, parent)
 
     def _prepare(self, setup: Callable[..., object], branch: Branch) -> None:
         """Runs the setup in a branch of its own, which all others are then forked from."""
         attempt = Attempt(SETUP_INDEX, branch, "", label_of(setup))
         attempt.budget = self._budget
         attempt.begin()
-        self._teller.tell(attempt, "started")
+        self._events.tell(attempt, "started")
         said = self.consult(attempt, self._placed(setup), branch.path)
-        answer = Answer(success=True) if said is None else read_verdict(said)
+        answer = CandidateResult(success=True) if said is None else read_verdict(said)
         attempt.end("succeeded" if answer.success else "failed", answer)
-        self._teller.finished(attempt)
+        self._events.finished(attempt)
         if not answer.success:
             raise SetupError(
                 f"the setup failed ({answer.error or said!r}); nothing was tried or committed"
@@ -355,7 +365,7 @@ class Runner:
         candidate = self._placed(candidate)
         if self._elsewhere is None:
             return candidate(task.attempt.path, *args)
-        timeout = self._mailbox.seconds_left
+        timeout = self._completions.seconds_left
         return self._elsewhere(candidate, (task.attempt.path, *args), timeout=timeout)
 
     def _placed(self, function: Callable[..., object]) -> Callable[..., object]:
@@ -365,30 +375,30 @@ class Runner:
         return isolated(function, self._apart)
 
     def _launch(self) -> None:
-        while self._waiting and len(self._crew.trying) < self._max_parallel:
+        while self._waiting and len(self._workers.running) < self._max_parallel:
             attempt, work, task = self._waiting.popleft()
             attempt.branch.__enter__()
             attempt.begin()
-            self._teller.tell(attempt, "started")
-            self._crew.start(attempt, task, work)
+            self._events.tell(attempt, "started")
+            self._workers.start(attempt, task, work)
 
-    def _on_finished(self, attempt: Attempt, state: State, answer: Answer) -> None:
+    def _on_finished(self, attempt: Attempt, state: State, answer: CandidateResult) -> None:
         if attempt.state is None:  # else it was given up before
             attempt.end(state, answer)
-            self._teller.finished(attempt)
+            self._events.finished(attempt)
             self._finished.append(attempt)
 
     def _pump(self, until: float = math.inf) -> bool:
         """Waits for one message and acts on it. False when the time is over or we are cancelled."""
-        if self._mailbox.is_cancelled or self._mailbox.is_out_of_time:
+        if self._completions.is_cancelled or self._completions.is_out_of_time:
             return False
         # Only now: had the pattern found its winner, nothing more would have been started.
         self._launch()
-        if not self._mailbox.act_in_time(until):
+        if not self._completions.act_in_time(until):
             return False
-        if self._teller.error is not None:
-            raise self._teller.error
-        return not self._mailbox.is_cancelled
+        if self._events.error is not None:
+            raise self._events.error
+        return not self._completions.is_cancelled
 
     # Ending.
 
@@ -397,7 +407,7 @@ class Runner:
         # a thread had to say of its end.
         with ExitStack() as stack:
             stack.enter_context(
-                deferred(lambda again: self._cancel(0.0 if again else STOP_GRACE_SECONDS))
+                defer_sigint(lambda again: self._cancel(0.0 if again else STOP_GRACE_SECONDS))
             )
             if self._budget is not None:
                 self._budget.open()
@@ -420,35 +430,37 @@ class Runner:
             try:
                 under_way = None if isinstance(error, Stopped) else error
                 if self._keeps_failed and not (self._winner or under_way or self.is_cancelled):
-                    self._grove.keep_all()
-                self._grove.clear(under_way)
+                    self._branches.keep_all()
+                self._branches.clear(under_way)
             finally:
                 if self._budget is not None:
                     self._budget.close()
                 self._interrupts.close()
-        if error is None and self._teller.error is not None:
-            raise self._teller.error
+        if error is None and self._events.error is not None:
+            raise self._events.error
         return isinstance(error, Stopped)
 
     def _cancel(self, grace_seconds: float) -> None:
         # Called from any thread, a signal handler included.
-        self._mailbox.post(lambda: self._on_cancelled(grace_seconds))
+        self._completions.post(lambda: self._on_cancelled(grace_seconds))
 
     def _on_cancelled(self, grace_seconds: float) -> None:
-        self._mailbox.is_cancelled = True
-        self._crew.cancel(grace_seconds)
+        self._completions.is_cancelled = True
+        self._workers.cancel(grace_seconds)
 
     def _give_up(self, timed_out_after: float | None) -> None:
         """Settles the state of all that have not finished."""
-        unfinished = [*self._crew.trying, *(attempt for attempt, _, _ in self._waiting)]
+        unfinished = [*self._workers.running, *(attempt for attempt, _, _ in self._waiting)]
         self._waiting.clear()
         for attempt in unfinished:
             if timed_out_after is not None:
                 over = TimeoutError(f"not finished when the time of {timed_out_after:g} s was over")
-                attempt.end("timed_out", Answer(success=False, exception=over, exit_code=1))
+                attempt.end(
+                    "timed_out", CandidateResult(success=False, exception=over, exit_code=1)
+                )
             else:
-                attempt.end("cancelled", Answer(success=False, exit_code=1))
-            self._teller.finished(attempt)
+                attempt.end("cancelled", CandidateResult(success=False, exit_code=1))
+            self._events.finished(attempt)
 
 
 def _summary(branch: Branch) -> DiffSummary | None:

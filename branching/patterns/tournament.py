@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from branching.fs import Branch, Workspace
 from branching.patterns.attempt import Attempt
-from branching.patterns.base import Options, Pattern, tries
+from branching.patterns.base import Options, Pattern, expand_candidates
 from branching.patterns.results import SpeculationOutcome
 from branching.patterns.runner import Runner
 
@@ -47,7 +47,7 @@ class Tournament(Pattern):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(timeout=timeout, **options)
-        self._calls = tries(candidates_or_task, n, DEFAULT_N)
+        self._calls = expand_candidates(candidates_or_task, n, DEFAULT_N)
         if not callable(judge):
             raise TypeError(f"judge must be callable, not {judge!r}")
         self._judge = judge

@@ -10,18 +10,18 @@ from branching._lazy import lazy_exports
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from branching.process.branch_context import BranchContext, Result
-    from branching.process.call_limits import Budget, told
+    from branching.process.call_limits import CallLimits, told
     from branching.process.command import Command
     from branching.process.pipes import Sink
     from branching.process.process_result import Ended
     from branching.process.resource_limits import ResourceLimits, parse_memory_size
     from branching.process.run_as import Owner
-    from branching.process.sandbox import OWN_TMP, Isolation, Sandbox, check_walls
+    from branching.process.sandbox import OWN_TMP, Isolation, Sandbox, validate_isolation
 
 __all__ = [
     "OWN_TMP",
     "BranchContext",
-    "Budget",
+    "CallLimits",
     "Command",
     "Ended",
     "Isolation",
@@ -30,14 +30,14 @@ __all__ = [
     "Result",
     "Sandbox",
     "Sink",
-    "check_walls",
     "parse_memory_size",
     "told",
+    "validate_isolation",
 ]
 
 _HOME = {
     "BranchContext": ".branch_context",
-    "Budget": ".call_limits",
+    "CallLimits": ".call_limits",
     "Command": ".command",
     "Ended": ".process_result",
     "Isolation": ".sandbox",
@@ -47,7 +47,7 @@ _HOME = {
     "Result": ".branch_context",
     "Sandbox": ".sandbox",
     "Sink": ".pipes",
-    "check_walls": ".sandbox",
+    "validate_isolation": ".sandbox",
     "parse_memory_size": ".resource_limits",
     "told": ".call_limits",
 }

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from branching._standard_streams import NUMBERS, is_stream, open_closed
-from branching._threads import finished
+from branching._threads import run_in_thread
 from branching.errors import NamespaceError, ProcessBranchError
 from branching.process import enforce
 from branching.process.environment import environment_for
@@ -32,10 +32,10 @@ from branching.process.pipes import Pipes, Sink
 from branching.process.process_result import EXIT_CANNOT_EXECUTE, Ended
 from branching.process.resource_limits import ResourceLimits
 from branching.process.run_as import Owner
-from branching.process.sandbox import Isolation, Sandbox, check_walls
-from branching.process.sandbox.launcher import Refused
+from branching.process.sandbox import Isolation, Sandbox, validate_isolation
+from branching.process.sandbox.launcher import LaunchRefused
 from branching.process.sandboxed_process import SandboxedProcess
-from branching.process.supervisor import Attendance
+from branching.process.supervisor import Supervisor
 
 R = TypeVar("R")
 Target = Callable[[Path], object] | Sequence[str]
@@ -105,7 +105,7 @@ class BranchContext:
             if isinstance(target, str) or not target:
                 raise TypeError("the target must be a function, or a command as a list of words")
             target = [os.fspath(word) for word in target]
-        check_walls(isolation, network=network, hide=hide)
+        validate_isolation(isolation, network=network, hide=hide)
         self._target = target
         self._workspace = Path(getattr(workspace, "path", workspace))
         self._close_fds = close_fds
@@ -121,7 +121,7 @@ class BranchContext:
         self._accept = tuple(accept)
         self._arguments = tuple(arguments)
 
-        self._attendance = Attendance()
+        self._supervisor = Supervisor()
         self._attending = threading.Lock()  # held by the thread that attends; guards all below
         self._stack = ExitStack()
         self._process: SandboxedProcess | None = None
@@ -178,7 +178,7 @@ class BranchContext:
                 if self._process is None:
                     raise ProcessBranchError(f"process {self.pid} did not die when it was killed")
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._attendance.attend(self._process, self._pipes, left):
+                if not self._supervisor.supervise(self._process, self._pipes, left):
                     raise TimeoutError(f"process {self.pid} did not end within {timeout:g} s")
                 self._collect()
         finally:
@@ -196,19 +196,19 @@ class BranchContext:
         """
 
         def hurry(again: bool) -> None:
-            self._attendance.kill(0.0 if again else CANCEL_GRACE_SECONDS)
+            self._supervisor.kill(0.0 if again else CANCEL_GRACE_SECONDS)
 
-        await finished(lambda: self.wait(timeout), on_cancel=hurry)
+        await run_in_thread(lambda: self.wait(timeout), on_cancel=hurry)
 
     def kill(self, grace_seconds: float = 0.0) -> None:
         """Asks for the end, from any thread, without waiting for it. Whoever waits is told."""
-        self._attendance.kill(grace_seconds)
+        self._supervisor.kill(grace_seconds)
 
     def pause(self, *, is_on: bool = True) -> None:
         """Stops all of it (SIGSTOP) or lets it go on, while somebody waits for it. Its time limit
         runs on.
         """
-        self._attendance.pause(is_on=is_on)
+        self._supervisor.pause(is_on=is_on)
 
     def abort(self, timeout: float = 5.0) -> None:
         """Ends it with all its descendants: SIGTERM, and SIGKILL after `timeout` seconds. After
@@ -217,10 +217,10 @@ class BranchContext:
         if self._process is None or self._result is not None:
             return
         if not self._process.has_ended():
-            self._attendance.kill(timeout)
+            self._supervisor.kill(timeout)
         with self._attending:
             if self._process is not None and self._result is None:
-                self._attendance.attend(self._process, self._pipes)
+                self._supervisor.supervise(self._process, self._pipes)
                 self._collect()
 
     def __enter__(self) -> BranchContext:
@@ -251,7 +251,7 @@ class BranchContext:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await finished(lambda: self.__exit__(kind, error, traceback))
+        await run_in_thread(lambda: self.__exit__(kind, error, traceback))
 
     @staticmethod
     def create(targets: Sequence[Target], workspaces: Sequence[Any], **options: Any) -> Contexts:
@@ -279,7 +279,7 @@ class BranchContext:
                 f"the workspace cannot be used: {error}; nothing ran", path=str(self._workspace)
             ) from error
         self._pipes = stack.enter_context(Pipes(self._sinks, owner, score=False))
-        stack.enter_context(self._attendance)
+        stack.enter_context(self._supervisor)
         self._result_file = result_channel.new_file()
         stack.callback(os.close, self._result_file)
         descriptors = self._descriptors(stack)
@@ -299,7 +299,7 @@ class BranchContext:
             options = {"argv": self._target}
         limits = self._limits
         if limits is not None or self._parent_group is not None:
-            self._scope = enforce.scope_for(limits, self._parent_group)
+            self._scope = enforce.cgroup_for(limits, self._parent_group)
             if self._scope is not None:
                 stack.enter_context(self._scope)
         self._started_at = time.monotonic()
@@ -320,7 +320,7 @@ class BranchContext:
                 wall_seconds=None if limits is None else limits.wall_time,
                 **options,
             )
-        except Refused as refused:
+        except LaunchRefused as refused:
             raise ProcessBranchError(
                 f"{self._target[0]} cannot be executed: {refused.strerror}; nothing ran"  # type: ignore[index]
             ) from None
@@ -358,7 +358,7 @@ class BranchContext:
             self._scope.remove()
             end = enforce.with_usage(end, self._scope.usage())
         told = end.told(
-            is_cancelled=self._attendance.is_kill_asked,
+            is_cancelled=self._supervisor.is_kill_asked,
             wall_seconds=time.monotonic() - self._started_at,
         )
         facts = {field.name: getattr(told, field.name) for field in fields(told)}
@@ -408,7 +408,7 @@ class Contexts:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await finished(lambda: self.__exit__(kind, error, traceback))
+        await run_in_thread(lambda: self.__exit__(kind, error, traceback))
 
 
 async def _entered(manager: AbstractContextManager[R]) -> R:
@@ -422,8 +422,8 @@ async def _entered(manager: AbstractContextManager[R]) -> R:
         return value
 
     try:
-        return await finished(enter)
+        return await run_in_thread(enter)
     except BaseException:
         if is_entered:
-            await finished(lambda: manager.__exit__(None, None, None))
+            await run_in_thread(lambda: manager.__exit__(None, None, None))
         raise

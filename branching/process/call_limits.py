@@ -1,6 +1,6 @@
 """The limits of a call: what each of its branches may use, and all of them together.
 
-A Budget is open for the length of a call. Opening it tries every limit once, so that one that
+CallLimits are open for the length of a call. Opening it tries every limit once, so that one that
 cannot be enforced is an error before anything runs. Each command then gets a scope of its own:
 
     group                 all of the call, if it needs a control group at all
@@ -18,20 +18,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from branching.process.cgroup import Scope, Usage
+from branching.process.cgroup import Cgroup, Usage
 from branching.process.process_result import Ended
 from branching.process.resource_limits import ResourceLimits
 
 _NONE = ResourceLimits()
 
 
-class Budget:
+class CallLimits:
     """What a call may use. `open()` it first and `close()` it when nothing of it runs any more."""
 
     def __init__(self, each: ResourceLimits | None, together: ResourceLimits | None) -> None:
         self._each = each or _NONE
         self._together = together or _NONE
-        self._group: Scope | None = None
+        self._group: Cgroup | None = None
 
     @property
     def limits(self) -> ResourceLimits:
@@ -39,7 +39,7 @@ class Budget:
         return self._each
 
     @property
-    def group(self) -> Scope | None:
+    def group(self) -> Cgroup | None:
         """The scope of all of the call, while it is open and needs one."""
         return self._group
 
@@ -62,9 +62,9 @@ class Budget:
         """Makes sure that every limit can be enforced. ProcessBranchError names one that cannot."""
         if not (self._each.needs_cgroup or self._together.needs_cgroup):
             return
-        self._group = Scope.create(self._together, below=self._each)
+        self._group = Cgroup.create(self._together, below=self._each)
         try:
-            Scope.create(self._each, parent=self._group).remove()
+            Cgroup.create(self._each, parent=self._group).remove()
         except BaseException:
             self.close()
             raise
@@ -75,9 +75,9 @@ class Budget:
             self._group.remove()
             self._group = None
 
-    def scope(self) -> Scope | None:
+    def scope(self) -> Cgroup | None:
         """Makes the scope of one command; None where none is needed. It is the caller's."""
-        return None if self._group is None else Scope.create(self._each, parent=self._group)
+        return None if self._group is None else Cgroup.create(self._each, parent=self._group)
 
     @contextmanager
     def watch(self, kill: Callable[[], None]) -> Iterator[threading.Event]:

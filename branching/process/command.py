@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from branching._standard_streams import NUMBERS, is_stream, open_closed
 from branching.errors import ForkError
-from branching.process.cgroup import Scope
-from branching.process.job_control import Terminal
+from branching.process.cgroup import Cgroup
+from branching.process.job_control import JobControl
 from branching.process.pipes import Pipes, Sink
 from branching.process.process_result import (
     EXIT_CANNOT_EXECUTE,
@@ -32,13 +32,13 @@ from branching.process.process_result import (
 )
 from branching.process.run_as import Owner
 from branching.process.sandbox import Sandbox
-from branching.process.sandbox.launcher import Refused
+from branching.process.sandbox.launcher import LaunchRefused
 from branching.process.sandboxed_process import SandboxedProcess
-from branching.process.supervisor import Attendance, Process
-from branching.process.unsandboxed import PlainProcess
+from branching.process.supervisor import Process, Supervisor
+from branching.process.unsandboxed import UnsandboxedProcess
 
 if TYPE_CHECKING:
-    from branching.process.pty_proxy import OwnTerminal
+    from branching.process.pty_proxy import PtyProxy
 
 SCORE_FD = 3
 
@@ -58,8 +58,8 @@ class Command:
         stderr: Sink = None,
         inherit_stdin: bool = False,
         score: bool | Callable[[bytes], None] = False,
-        scope: Scope | None = None,
-        terminal: OwnTerminal | None = None,
+        scope: Cgroup | None = None,
+        terminal: PtyProxy | None = None,
     ) -> None:
         """`scope` is the control group that the program runs in, from its first instruction on;
         `terminal` is one of its own, which stands for ours. `score` gives it descriptor 3: what it
@@ -77,10 +77,10 @@ class Command:
         self._inherit_stdin = inherit_stdin
         self._score = score
         self._scope = scope
-        self._own_terminal = terminal
-        self._terminal = terminal or (Terminal.ours() if inherit_stdin else None)
+        self._pty_proxy = terminal
+        self._terminal = terminal or (JobControl.ours() if inherit_stdin else None)
 
-        self._attendance = Attendance()
+        self._supervisor = Supervisor()
 
     def kill(self, grace_seconds: float = 0.0) -> None:
         """Asks for the end: SIGTERM to all of it now, SIGKILL after the grace. Does not wait.
@@ -88,7 +88,7 @@ class Command:
         Before `run()` it keeps the program from being started. A second call can shorten the
         grace, not lengthen it. After the end it does nothing.
         """
-        self._attendance.kill(grace_seconds)
+        self._supervisor.kill(grace_seconds)
 
     def pause(self, *, is_on: bool = True) -> None:
         """Stops all of it (SIGSTOP), or lets it go on. Does not wait; from any thread.
@@ -96,7 +96,7 @@ class Command:
         The clock of a time limit runs on. Not for a command that has the terminal: what stops
         there, stops for the one who sits at it.
         """
-        self._attendance.pause(is_on=is_on)
+        self._supervisor.pause(is_on=is_on)
 
     def run(self) -> Ended:
         """Starts the program, waits for its end and returns how it ended; all of it is gone then.
@@ -109,25 +109,25 @@ class Command:
         open_closed()
         with ExitStack() as stack:
             pipes = stack.enter_context(Pipes(self._sinks, self._owner, self._score))
-            stack.enter_context(self._attendance)
-            if self._own_terminal is not None:
-                stack.enter_context(self._own_terminal.lent())
-            if self._attendance.is_kill_asked:
+            stack.enter_context(self._supervisor)
+            if self._pty_proxy is not None:
+                stack.enter_context(self._pty_proxy.lent())
+            if self._supervisor.is_kill_asked:
                 reason = "killed before it was started"
                 return Ended(exit_code=EXIT_KILLED, how="cancelled", reason=reason)
             process = self._start(pipes)
             if isinstance(process, Ended):
                 return process
-            if self._own_terminal is not None:
-                self._own_terminal.begin()
+            if self._pty_proxy is not None:
+                self._pty_proxy.begin()
             pipes.close_child_ends()
             try:
-                self._attendance.attend(process, pipes)
+                self._supervisor.supervise(process, pipes)
             finally:
                 end = process.finish()
             pipes.drain()
             return end.told(
-                is_cancelled=self._attendance.is_kill_asked,
+                is_cancelled=self._supervisor.is_kill_asked,
                 score=pipes.score_text(),
                 wall_seconds=time.monotonic() - started,
             )
@@ -135,18 +135,18 @@ class Command:
     def _start(self, pipes: Pipes) -> Process | Ended:
         if self._sandbox is not None:
             return self._start_sandboxed(self._sandbox, pipes)
-        if self._scope is not None or self._own_terminal is not None:
+        if self._scope is not None or self._pty_proxy is not None:
             # It must be held at a gate until the limits are on it, or led by another on a terminal.
             return self._start_sandboxed(Sandbox.of(self._cwd, at=self._cwd), pipes)
         try:
-            return PlainProcess(
+            return UnsandboxedProcess(
                 self._argv,
                 cwd=self._cwd,
                 environment=self._environment,
                 owner=self._owner,
                 pipes=pipes,
                 inherit_stdin=self._inherit_stdin,
-                terminal=Terminal.ours() if self._inherit_stdin else None,
+                terminal=JobControl.ours() if self._inherit_stdin else None,
             )
         except OSError as error:
             # The name of the program stands in the error only when it was exec that failed.
@@ -161,8 +161,8 @@ class Command:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         own = {number: number if is_stream(number) else nothing for number in NUMBERS}
         descriptors = {0: own[0] if self._inherit_stdin else nothing}
-        if self._own_terminal is not None and self._own_terminal.takes_keys:
-            descriptors[0] = self._own_terminal.slave
+        if self._pty_proxy is not None and self._pty_proxy.takes_keys:
+            descriptors[0] = self._pty_proxy.slave
         for number in (1, 2):
             end = pipes.child_end(number)
             descriptors[number] = own[number] if end is None else end
@@ -179,12 +179,12 @@ class Command:
                 terminal=self._terminal,
                 admit=None if self._scope is None else self._scope.add,
             )
-        except Refused as refused:
+        except LaunchRefused as refused:
             return self._not_started(refused)
         finally:
             os.close(nothing)
 
-    def _not_started(self, error: OSError | Refused) -> Ended:
+    def _not_started(self, error: OSError | LaunchRefused) -> Ended:
         program = self._argv[0]
         if error.errno == errno.ENOENT:
             code, reason = EXIT_NOT_FOUND, f"{program}: not found (the program or its interpreter)"

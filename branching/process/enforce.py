@@ -6,18 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from branching.process.cgroup import Scope, Usage
-from branching.process.cgroup.cgroup_dir import Directory
+from branching.process.cgroup import Cgroup, Usage
+from branching.process.cgroup.cgroup_dir import CgroupDir
 from branching.process.cgroup.interface import cannot_limit
-from branching.process.cgroup.v2 import UnifiedGroup
-from branching.process.process_result import Exit
+from branching.process.cgroup.v2 import V2Group
+from branching.process.process_result import ExitStatus
 from branching.process.resource_limits import ResourceLimits
 
 
-def scope_for(limits: ResourceLimits | None, group: Any = None) -> Scope | None:
+def cgroup_for(limits: ResourceLimits | None, group: Any = None) -> Cgroup | None:
     """Makes the scope that enforces the limits, below `group`; None where none is needed.
 
-    `group` is a Scope, or the directory of a control group (version 2). Raises ProcessBranchError
+    `group` is a Cgroup, or the directory of a control group (version 2). Raises ProcessBranchError
     for a limit that cannot be enforced.
     """
     limits = limits or ResourceLimits()
@@ -28,13 +28,13 @@ def scope_for(limits: ResourceLimits | None, group: Any = None) -> Scope | None:
             "leave the limit on disk out",
         )
     if group is None:
-        return Scope.create(limits) if limits.needs_cgroup else None
-    if not isinstance(group, Scope):
-        group = Scope(UnifiedGroup(Directory.open(Path(group))))
-    return Scope.create(limits, parent=group)
+        return Cgroup.create(limits) if limits.needs_cgroup else None
+    if not isinstance(group, Cgroup):
+        group = Cgroup(V2Group(CgroupDir.open(Path(group))))
+    return Cgroup.create(limits, parent=group)
 
 
-def with_usage(end: Exit, usage: Usage) -> Exit:
+def with_usage(end: ExitStatus, usage: Usage) -> ExitStatus:
     """Adds what the control group has counted."""
     return replace(
         end,

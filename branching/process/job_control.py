@@ -18,7 +18,7 @@ from typing import Any
 _STOP_SECONDS = 0.005
 
 
-class Terminal:
+class JobControl:
     """The terminal on standard input, while our process group is the one in front."""
 
     is_own = False
@@ -29,13 +29,13 @@ class Terminal:
         self._group = os.getpgrp()
 
     @staticmethod
-    def ours() -> Terminal | None:
+    def ours() -> JobControl | None:
         """Returns the terminal on standard input, or None: no terminal, or we are in the back."""
         try:
             in_front = os.tcgetpgrp(0) == os.getpgrp()
         except OSError:
             return None
-        return Terminal(0) if in_front else None
+        return JobControl(0) if in_front else None
 
     @staticmethod
     def popen_options() -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Our outputs, lent to commands in such a way that what they print can also be kept.
 
-    with Relay(keep, owner=owner) as relay:
+    with OutputTee(keep, owner=owner) as relay:
         Command(argv, stdout=relay.stdout, stderr=relay.stderr, terminal=relay.terminal, …).run()
         relay.finish()
 
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from branching.errors import ProcessBranchError
-from branching.process.pty_proxy import OwnTerminal, write_all
+from branching.process.pty_proxy import PtyProxy, write_all
 from branching.process.run_as import Owner
 
 _READ_BYTES = 65536
@@ -26,7 +26,7 @@ _READ_BYTES = 65536
 Keep = Callable[[bytes], None]
 
 
-class Relay:
+class OutputTee:
     """The outputs of one command and of what prepares it."""
 
     def __init__(
@@ -47,10 +47,10 @@ class Relay:
         self._failure: OSError | None = None
         is_input = os.isatty(0)
         terminals = [number for number in (stdout, stderr) if os.isatty(number)]
-        self.terminal: OwnTerminal | None = None
+        self.terminal: PtyProxy | None = None
         if is_input or terminals:
             number = 0 if is_input else 1 if os.isatty(stdout) else 2
-            self.terminal = OwnTerminal(
+            self.terminal = PtyProxy(
                 (terminals or [0])[0], keep(), owner, number=number, takes_keys=is_input
             )
         self.stdout = self._output(stdout)
@@ -88,7 +88,7 @@ class Relay:
         if self.terminal is not None:
             self.terminal.resize()
 
-    def __enter__(self) -> Relay:
+    def __enter__(self) -> OutputTee:
         return self
 
     def __exit__(

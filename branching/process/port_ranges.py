@@ -30,7 +30,7 @@ _turn = itertools.count()
 
 
 @contextmanager
-def lent_ports() -> Iterator[int]:
+def reserve_ports() -> Iterator[int]:
     """Yields the first of `PORTS_EACH` ports that are the caller's for the length of the `with`.
 
     Raises ProcessBranchError when every range is lent.

@@ -54,7 +54,7 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exit:
+class ExitStatus:
     """What the operating system says of an end."""
 
     returncode: int

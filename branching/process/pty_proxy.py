@@ -40,7 +40,7 @@ _OUTPUT = 1
 """Index of the output settings in what tcgetattr returns."""
 
 
-class OwnTerminal:
+class PtyProxy:
     """A terminal for one command. Use it by `lent()`, which ends it."""
 
     is_own = True

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from branching.errors import ProcessBranchError
-from branching.process.process_result import REAP_SECONDS_MAX, Exit
+from branching.process.process_result import REAP_SECONDS_MAX, ExitStatus
 from branching.process.run_as import Owner
 from branching.process.sandbox import Isolation, Sandbox, launcher
 from branching.process.sandbox.launch_request import Request
-from branching.process.sandbox.parent_state import Caller
+from branching.process.sandbox.parent_state import ParentState
 
 if TYPE_CHECKING:
-    from branching.process.job_control import Terminal
-    from branching.process.pty_proxy import OwnTerminal
+    from branching.process.job_control import JobControl
+    from branching.process.pty_proxy import PtyProxy
 
 
 class SandboxedProcess:
@@ -31,7 +31,7 @@ class SandboxedProcess:
         descriptors: Mapping[int, int],
         isolation: Isolation = "sandbox",
         argv: Sequence[str] = (),
-        terminal: Terminal | OwnTerminal | None = None,
+        terminal: JobControl | PtyProxy | None = None,
         admit: Callable[[int], None] | None = None,
         wall_seconds: float | None = None,
         call: bytes = b"",
@@ -39,7 +39,7 @@ class SandboxedProcess:
         path: Sequence[str] = (),
     ) -> None:
         self._terminal = terminal
-        caller = Caller.read()
+        caller = ParentState.read()
         request = Request(
             sandbox=sandbox,
             owner=None if owner is None else (owner.uid, owner.gid),
@@ -70,14 +70,14 @@ class SandboxedProcess:
         self._is_told_all = False
 
     def waits_on(self) -> list[int]:
-        """Returns the descriptors that `heed` has to do with."""
+        """Returns the descriptors that `handle_events` has to do with."""
         return [] if self._is_told_all else [self._started.fileno()]
 
     def poll_seconds(self) -> float | None:
-        """How often `heed` is to be called although nothing happened."""
+        """How often `handle_events` is to be called although nothing happened."""
         return None
 
-    def heed(self) -> None:
+    def handle_events(self) -> None:
         """Looks after what is not the end."""
         self._is_told_all = self._is_told_all or not self._started.read()
         if self._started.is_stopped:
@@ -106,7 +106,7 @@ class SandboxedProcess:
         """Whether all its processes are dead."""
         return self._started.await_end(0)
 
-    def finish(self) -> Exit:
+    def finish(self) -> ExitStatus:
         """Kills what is left, waits for its end, and tells how it ended."""
         try:
             if not self.has_ended():
@@ -127,8 +127,8 @@ class SandboxedProcess:
             self._started.close()
         told = self._started.report
         if not told:
-            return Exit(returncode=-signal.SIGKILL)
-        return Exit(
+            return ExitStatus(returncode=-signal.SIGKILL)
+        return ExitStatus(
             returncode=os.waitstatus_to_exitcode(told["status"]),
             cpu_seconds=told["cpu"],
             memory_peak=told["peak"],

@@ -12,7 +12,7 @@ import time
 from typing import Protocol
 
 from branching.process.pipes import Pipes
-from branching.process.process_result import Exit
+from branching.process.process_result import ExitStatus
 
 POLL_MILLISECONDS_MAX = 1 << 30
 """The kernel takes a wait as 32 bits. This is 12 days; whoever waits longer, waits again."""
@@ -26,12 +26,12 @@ class Process(Protocol):
     """A descriptor that is readable when it has ended."""
 
     def waits_on(self) -> list[int]:
-        """Returns the descriptors that `heed` has to do with."""
+        """Returns the descriptors that `handle_events` has to do with."""
 
     def poll_seconds(self) -> float | None:
-        """How often `heed` is to be called although nothing happened."""
+        """How often `handle_events` is to be called although nothing happened."""
 
-    def heed(self) -> None:
+    def handle_events(self) -> None:
         """Looks after what is not the end."""
 
     def terminate(self) -> None:
@@ -43,12 +43,12 @@ class Process(Protocol):
     def resume(self) -> None:
         """Sends SIGCONT to all of it."""
 
-    def finish(self) -> Exit:
+    def finish(self) -> ExitStatus:
         """Kills what is left, waits for its end, and tells how it ended."""
 
 
-class Attendance:
-    """One process's. `with` it while there is a process to attend."""
+class Supervisor:
+    """One process's. `with` it while there is a process to supervise."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards all below
@@ -89,7 +89,7 @@ class Attendance:
             if self._bell is not None:
                 os.eventfd_write(self._bell, 1)
 
-    def attend(self, process: Process, pipes: Pipes, timeout: float | None = None) -> bool:
+    def supervise(self, process: Process, pipes: Pipes, timeout: float | None = None) -> bool:
         """Returns True when the process has ended, or is to be killed now; False if it goes on
         after `timeout` seconds.
         """
@@ -120,13 +120,13 @@ class Attendance:
             if process.end in ready:
                 return True
             before = process.waits_on()
-            process.heed()
+            process.handle_events()
             for descriptor in set(before) - set(process.waits_on()):
                 poll.unregister(descriptor)
             if deadline is not None and time.monotonic() >= deadline:
                 return False
 
-    def __enter__(self) -> Attendance:
+    def __enter__(self) -> Supervisor:
         with self._lock:
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         return self

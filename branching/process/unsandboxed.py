@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from branching.errors import ProcessBranchError
-from branching.process.job_control import Terminal
+from branching.process.job_control import JobControl
 from branching.process.pipes import Pipes
-from branching.process.process_result import REAP_SECONDS_MAX, Exit
+from branching.process.process_result import REAP_SECONDS_MAX, ExitStatus
 from branching.process.run_as import Owner
 
 ZOMBIE_CHECK_SECONDS = 0.003
@@ -35,7 +35,7 @@ _SCORE_WRAPPER = f'exec {_SCORE_FD}>"/proc/self/fd/$0"; exec "$@"'
 preexec_fn is unsafe beside threads; the path also has room for numbers that `>&` has not."""
 
 
-class PlainProcess:
+class UnsandboxedProcess:
     """A running program. `finish()` ends and reaps it in any case."""
 
     def __init__(
@@ -47,7 +47,7 @@ class PlainProcess:
         owner: Owner | None,
         pipes: Pipes,
         inherit_stdin: bool,
-        terminal: Terminal | None,
+        terminal: JobControl | None,
     ) -> None:
         words = list(argv)
         if pipes.score is not None:
@@ -77,14 +77,14 @@ class PlainProcess:
             terminal.give(self.pid)
 
     def waits_on(self) -> list[int]:
-        """Returns the descriptors that `heed` has to do with."""
+        """Returns the descriptors that `handle_events` has to do with."""
         return []
 
     def poll_seconds(self) -> float | None:
-        """How often `heed` is to be called although nothing happened."""
+        """How often `handle_events` is to be called although nothing happened."""
         return STOP_POLL_SECONDS if self._terminal is not None else None
 
-    def heed(self) -> None:
+    def handle_events(self) -> None:
         """Looks after what is not the end."""
         if self._terminal is not None:
             self._terminal.follow_stop(self.pid)
@@ -102,7 +102,7 @@ class PlainProcess:
         """Sends SIGCONT to the group."""
         _signal_group(self.pid, signal.SIGCONT)
 
-    def finish(self) -> Exit:
+    def finish(self) -> ExitStatus:
         """Kills what is left, waits for its end, and tells how it ended."""
         try:
             # Not reaped yet, so the group still is the group of this process.
@@ -120,7 +120,7 @@ class PlainProcess:
             _await_group(self.pid)
         finally:
             os.close(self.end)
-        return Exit(
+        return ExitStatus(
             returncode=self._process.returncode,
             cpu_seconds=used.ru_utime + used.ru_stime,
             memory_peak=used.ru_maxrss * 1024,

@@ -1,6 +1,6 @@
 """The way from another process to a call's helm: a Unix socket beside the logs of the call.
 
-    STORE/logs/9f3c2a1b.door      the socket; each entry of the logbook names it (`Entry.door`)
+    STORE/logs/9f3c2a1b.door      the socket; each entry of the run log names it (`Entry.door`)
     STORE/logs/9f3c2a1b.steer/    the steer files of what runs
 
 One JSON object a line in each direction, one exchange a connection:
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from branching.errors import BranchError, BranchingError
-from branching.runlog.run_controller import Helm
+from branching.runlog.run_controller import RunController
 
 VERSION = 1
 SUFFIX = ".door"
@@ -45,26 +45,28 @@ REQUEST_BYTES_MAX = 65536
 _CREDENTIALS = struct.Struct("=iII")
 
 
-class Door:
+class ControlServer:
     """Answers at the socket until it is closed. OSError where no socket can be made."""
 
-    def __init__(self, directory: int, owner: tuple[int, int], helm: Helm) -> None:
+    def __init__(self, directory: int, owner: tuple[int, int], controller: RunController) -> None:
         self._directory = os.dup(directory)
         self._welcome = {0, os.geteuid(), owner[0]}
-        self._deeds: dict[str, Callable[[str, str], None]] = {
+        self._actions: dict[str, Callable[[str, str], None]] = {
             "ping": lambda _branch, _text: None,
-            "pause": lambda branch, _: helm.pause(branch),
-            "resume": lambda branch, _: helm.pause(branch, is_on=False),
-            "stop": lambda branch, _: helm.stop(branch),
-            "tell": helm.tell,
-            "keep": lambda branch, _: helm.keep(branch),
+            "pause": lambda branch, _: controller.pause(branch),
+            "resume": lambda branch, _: controller.pause(branch, is_on=False),
+            "stop": lambda branch, _: controller.stop(branch),
+            "tell": controller.tell,
+            "keep": lambda branch, _: controller.keep(branch),
         }
         self.name = f"{secrets.token_hex(4)}{SUFFIX}"
         self._steer_name = self.name.replace(SUFFIX, STEER_SUFFIX)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             os.mkdir(self._steer_name, 0o700, dir_fd=directory)
-            helm.directory = Path(f"/proc/self/fd/{self._directory}/{self._steer_name}").resolve()
+            controller.directory = Path(
+                f"/proc/self/fd/{self._directory}/{self._steer_name}"
+            ).resolve()
             self._open(owner)
         except BaseException:
             self._socket.close()
@@ -132,7 +134,7 @@ class Door:
             request = json.loads(line)
             if request["v"] != VERSION:
                 return {"error": f"version {request['v']} is not spoken here, {VERSION} is"}
-            deed = self._deeds[request["do"]]
+            deed = self._actions[request["do"]]
             branch, text = str(request.get("branch", "")), str(request.get("text", ""))
         except (ValueError, KeyError, TypeError):
             return {"error": "that is no request"}
@@ -143,10 +145,10 @@ class Door:
         return {"ok": True}
 
 
-def ask(door: Path, do: str, branch: str = "", text: str = "") -> None:
+def send_request(control_server: Path, do: str, branch: str = "", text: str = "") -> None:
     """Asks at a door, and returns when it is done. BranchError when it is not, saying why."""
     try:
-        reply = _exchange(door, {"v": VERSION, "do": do, "branch": branch, "text": text})
+        reply = _exchange(control_server, {"v": VERSION, "do": do, "branch": branch, "text": text})
     except (OSError, ValueError) as error:
         raise BranchError(
             f"the program that tries branch {branch!r} does not answer ({error}); nothing was done",
@@ -156,10 +158,10 @@ def ask(door: Path, do: str, branch: str = "", text: str = "") -> None:
         raise BranchError(str(reply["error"]), branch=branch)
 
 
-def answers(door: Path) -> bool:
+def is_alive(control_server: Path) -> bool:
     """Whether the program behind a door is alive. Where it may not be asked: True."""
     try:
-        _exchange(door, {"v": VERSION, "do": "ping"})
+        _exchange(control_server, {"v": VERSION, "do": "ping"})
     except (ConnectionRefusedError, FileNotFoundError):
         return False
     except (OSError, ValueError):
@@ -167,22 +169,22 @@ def answers(door: Path) -> bool:
     return True
 
 
-def sweep(directory: Path) -> None:
+def remove_stale(directory: Path) -> None:
     """Removes the doors that nobody answers at."""
-    for door in directory.glob(f"*{SUFFIX}"):
-        if not door.name.startswith(".") and not answers(door):
-            shutil.rmtree(door.with_suffix(STEER_SUFFIX), ignore_errors=True)
-            door.unlink(missing_ok=True)
+    for control_server in directory.glob(f"*{SUFFIX}"):
+        if not control_server.name.startswith(".") and not is_alive(control_server):
+            shutil.rmtree(control_server.with_suffix(STEER_SUFFIX), ignore_errors=True)
+            control_server.unlink(missing_ok=True)
 
 
-def _exchange(door: Path, request: dict[str, Any]) -> dict[str, Any]:
-    directory = os.open(door.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _exchange(control_server: Path, request: dict[str, Any]) -> dict[str, Any]:
+    directory = os.open(control_server.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWERING_SECONDS_MAX)
-            if stat.S_ISLNK(os.lstat(door.name, dir_fd=directory).st_mode):
-                raise ConnectionRefusedError(f"{door} is a symbolic link")
-            connection.connect(f"/proc/self/fd/{directory}/{door.name}")
+            if stat.S_ISLNK(os.lstat(control_server.name, dir_fd=directory).st_mode):
+                raise ConnectionRefusedError(f"{control_server} is a symbolic link")
+            connection.connect(f"/proc/self/fd/{directory}/{control_server.name}")
             connection.sendall(json.dumps(request).encode() + b"\n")
             reply = json.loads(_line_of(connection))
     finally:

@@ -1,14 +1,14 @@
 """What a person can tell the candidates of a call while they run: pause, go on, stop, keep, a word.
 
-A Helm is carried to the code it governs by a context variable, as a `Scope` is. Who runs a process
-for a candidate puts it at the helm (`steering`); who stands at the helm, in the same program or at
-the other end of a socket (`control_socket`), names a branch. Only processes can be steered: a
-function is called in our own program, and nothing can stop it. Everything here may be called
-from any thread.
+A RunController is carried to the code it governs by a context variable, as a `CancelScope` is. Who
+runs a process for a candidate registers it (`controlling`); a caller in the same program, or at the
+other end of a socket (`control_socket`), names a branch. Only processes can be controlled: a
+function is called in this program, and nothing can stop it. Everything here may be called from any
+thread.
 
-A word is written to a file, the steer file: the candidate's environment names it in
-BRANCHING_STEER, a line is added for each word, and a program that wants to hear looks into it when
-it likes. Nobody can tell whether a program does.
+A message is appended to a file, the steer file: the environment of the candidate names it in
+BRANCHING_STEER, and a program that takes messages reads it when it likes. Whether a program does
+cannot be known.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ WORDS_BYTES_MAX = 1 << 20
 STOP_GRACE_SECONDS = 1.0
 """Between SIGTERM and SIGKILL of what is stopped by hand."""
 
-_current: contextvars.ContextVar[Helm | None] = contextvars.ContextVar("helm", default=None)
+_current: contextvars.ContextVar[RunController | None] = contextvars.ContextVar(
+    "helm", default=None
+)
 
 
-class Steerable(Protocol):
+class Controllable(Protocol):
     """A process that runs for a candidate."""
 
     def kill(self, grace_seconds: float = 0.0) -> None:
@@ -48,13 +50,13 @@ class Steerable(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class _Steered:
-    process: Steerable
+class _Controlled:
+    process: Controllable
     words: Path | None
     tell: Callable[[str], None] | None
 
 
-class Helm:
+class RunController:
     """One call's. `on_state` is told the branch and "paused" or "running" when that changes;
     `before_end` receives each branch that is about to be committed or dropped."""
 
@@ -68,18 +70,18 @@ class Helm:
         self.directory: Path | None = None
         """Where steer files are made; without it there are none."""
         self._lock = threading.Lock()  # guards all below
-        self._running: dict[str, list[_Steered]] = {}
+        self._running: dict[str, list[_Controlled]] = {}
         self._kept: set[str] = set()
         self._stopped: set[str] = set()
         self._called: dict[str, str] = {}
 
     @staticmethod
-    def current() -> Helm | None:
+    def current() -> RunController | None:
         """Returns the helm of the call that the calling code belongs to."""
         return _current.get()
 
     @contextmanager
-    def manned(self) -> Iterator[None]:
+    def activate(self) -> Iterator[None]:
         """Puts what is called inside the `with` under this helm."""
         token = _current.set(self)
         try:
@@ -111,32 +113,32 @@ class Helm:
             shutil.rmtree(own, ignore_errors=True)
 
     @contextmanager
-    def steering(
+    def controlling(
         self,
         branch: str,
-        process: Steerable,
+        process: Controllable,
         words: Path | None,
         *,
         tell: Callable[[str], None] | None = None,
     ) -> Iterator[None]:
         """Lets a process be steered for the length of the `with`. What is said to it is written to
         `words`, its steer file, or handed to `tell`."""
-        steered = _Steered(process, words, tell)
+        controlled = _Controlled(process, words, tell)
         with self._lock:
-            self._running.setdefault(branch, []).append(steered)
+            self._running.setdefault(branch, []).append(controlled)
         try:
             yield
         finally:
             with self._lock:
-                self._running[branch].remove(steered)
+                self._running[branch].remove(controlled)
 
     def pause(self, branch: str, *, is_on: bool = True) -> None:
         """Stops all processes of a branch (SIGSTOP), or lets them go on.
 
         The time limit of the call runs on. BranchError if none of its processes can be steered.
         """
-        for steered in self._of(branch):
-            steered.process.pause(is_on=is_on)
+        for controlled in self._of(branch):
+            controlled.process.pause(is_on=is_on)
         self._on_state(branch, "paused" if is_on else "running")
 
     def stop(self, branch: str) -> None:
@@ -148,8 +150,8 @@ class Helm:
         running = self._of(branch)
         with self._lock:
             self._stopped.add(branch)
-        for steered in running:
-            steered.process.kill(STOP_GRACE_SECONDS)
+        for controlled in running:
+            controlled.process.kill(STOP_GRACE_SECONDS)
 
     def is_stopped(self, branch: str) -> bool:
         """Whether somebody has stopped what ran in it."""
@@ -162,8 +164,8 @@ class Helm:
         BranchError if no process of it has one, or it was told too much already.
         """
         found = self._of(branch)
-        files = [steered.words for steered in found if steered.words is not None]
-        tellers = [steered.tell for steered in found if steered.tell is not None]
+        files = [controlled.words for controlled in found if controlled.words is not None]
+        tellers = [controlled.tell for controlled in found if controlled.tell is not None]
         for tell in tellers:
             tell(text)
         if not files and not tellers:
@@ -171,7 +173,7 @@ class Helm:
                 f"branch {branch!r} was not told: what runs there has no steer file", branch=branch
             )
         for file in files:
-            add_word(file, branch, text)
+            append_message(file, branch, text)
 
     def keep(self, branch: str) -> None:
         """Leaves a branch open after the call, unless it is the winner's.
@@ -186,7 +188,7 @@ class Helm:
         with self._lock:
             return branch in self._kept
 
-    def _of(self, branch: str) -> list[_Steered]:
+    def _of(self, branch: str) -> list[_Controlled]:
         with self._lock:
             found = list(self._running.get(self._called.get(branch, branch), ()))
         if not found:
@@ -198,7 +200,7 @@ class Helm:
         return found
 
 
-def add_word(file: Path, branch: str, text: str) -> None:
+def append_message(file: Path, branch: str, text: str) -> None:
     """Adds a line to a steer file. BranchError when what runs there was told too much already."""
     line = (" ".join(text.split()) + "\n").encode("utf-8", "replace")
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)

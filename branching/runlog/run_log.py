@@ -33,11 +33,11 @@ from typing import TYPE_CHECKING
 
 from branching.errors import BranchingError
 from branching.fs.store_files import is_name, open_directory, open_file, read
-from branching.runlog.control_socket import SUFFIX, Door, answers, sweep
+from branching.runlog.control_socket import SUFFIX, ControlServer, is_alive, remove_stale
 from branching.runlog.events import takes_blocks, taking_blocks
 from branching.runlog.patches import SUFFIX as PATCH_SUFFIX
 from branching.runlog.patches import patch_of
-from branching.runlog.run_controller import Helm
+from branching.runlog.run_controller import RunController
 
 if TYPE_CHECKING:
     from branching.fs import Branch, Workspace
@@ -87,7 +87,7 @@ class Entry:
         return self.branch.rpartition("-")[0]
 
 
-class Logbook:
+class RunLog:
     """Writes the logs of one call."""
 
     def __init__(
@@ -107,13 +107,13 @@ class Logbook:
         self._entries: dict[str, Entry] = {}
         # Guards the entries: the helm's states come from its own thread.
         self._lock = threading.Lock()
-        self.helm = Helm(self._on_state, self._keep_patch)
+        self.controller = RunController(self._on_state, self._keep_patch)
         """Through which the call is steered."""
-        self._door: Door | None = None
+        self._control_server: ControlServer | None = None
 
     @classmethod
-    def of(cls, workspace: Workspace, command: str, *, keeps_store: bool = False) -> Logbook:
-        """Returns the logbook of a workspace. From inside a branch none can be seen: what is
+    def of(cls, workspace: Workspace, command: str, *, keeps_store: bool = False) -> RunLog:
+        """Returns the run log of a workspace. From inside a branch none can be seen: what is
         printed there is the output of somebody's candidate, and kept as that."""
         return cls(workspace.store, workspace.owner, command, keeps_store=keeps_store)
 
@@ -137,18 +137,18 @@ class Logbook:
         """Something can be written down: the store is in sight, and nothing has failed so far."""
         return self._directory is not None
 
-    def steered(self) -> AbstractContextManager[None]:
+    def controlled(self) -> AbstractContextManager[None]:
         """Returns a context in which what is called can be steered from other processes."""
-        return self.helm.manned()
+        return self.controller.activate()
 
-    def __enter__(self) -> Logbook:
+    def __enter__(self) -> RunLog:
         if self._store is not None and self._store.is_dir():
             try:
                 self._directory = self._open(self._store / "logs")
                 if self._keeps_store:
                     self._keep(self._directory)
-                sweep(self._store / "logs")
-                self._door = Door(self._directory, self._owner, self.helm)
+                remove_stale(self._store / "logs")
+                self._control_server = ControlServer(self._directory, self._owner, self.controller)
             except OSError as error:
                 self._give_up(error)
         return self
@@ -159,9 +159,9 @@ class Logbook:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+        if self._control_server is not None:
+            self._control_server.close()
+            self._control_server = None
         self._close()
 
     def _close(self) -> None:
@@ -231,10 +231,10 @@ class Logbook:
         if excess <= 0:
             return
         here = Path(f"/proc/self/fd/{directory}")
-        doors = {path.name for path in here.glob(f"*{SUFFIX}")}
+        control_servers = {path.name for path in here.glob(f"*{SUFFIX}")}
         for name in sorted(names, key=lambda name: _age(name, directory)):
             entry = read_entry(name, directory=directory)
-            if entry is not None and entry.state in UNDER_WAY and entry.door in doors:
+            if entry is not None and entry.state in UNDER_WAY and entry.door in control_servers:
                 continue
             branch = name.removesuffix(".json")
             for gone in (f"{branch}.log", f"{branch}{PATCH_SUFFIX}", name):
@@ -250,7 +250,9 @@ class Logbook:
             self._logs[event.branch].write(event.text)
         elif event.branch in self._entries:
             facts = asdict(self._entries[event.branch])
-            is_stopped = event.state in ("failed", "error") and self.helm.is_stopped(event.branch)
+            is_stopped = event.state in ("failed", "error") and self.controller.is_stopped(
+                event.branch
+            )
             facts |= {"state": "cancelled" if is_stopped else event.state or facts["state"]}
             facts |= {"seconds": round(event.seconds, 3)} if event.seconds else {}
             facts |= {"score": event.score} if event.score is not None else {}
@@ -273,9 +275,9 @@ class Logbook:
         file = open_file(f"{event.branch}.log", flags, directory=directory)
         self._logs[event.branch] = _Log(file)
         self._give(file)
-        door = "" if self._door is None else self._door.name
+        control_server = "" if self._control_server is None else self._control_server.name
         if earlier is not None:
-            self._note(directory, replace(earlier, door=door))
+            self._note(directory, replace(earlier, door=control_server))
             return
         entry = Entry(
             branch=event.branch,
@@ -284,7 +286,7 @@ class Logbook:
             label=event.label,
             state="running",
             started=time.time(),
-            door=door,
+            door=control_server,
         )
         self._note(directory, entry)
 
@@ -355,14 +357,14 @@ def forget(logs: Path) -> None:
         return
     try:
         here = Path(f"/proc/self/fd/{directory}")
-        sweep(here)
-        doors = {path.name for path in here.glob(f"*{SUFFIX}")}
+        remove_stale(here)
+        control_servers = {path.name for path in here.glob(f"*{SUFFIX}")}
         is_running = False
         for path in here.glob("*.json"):
             entry = read_entry(path.name, directory=directory)
             if entry is None:
                 continue  # none of ours
-            if entry.state in UNDER_WAY and entry.door in doors:
+            if entry.state in UNDER_WAY and entry.door in control_servers:
                 is_running = True
                 continue
             _remove(path.with_suffix(".log").name, directory)
@@ -384,13 +386,15 @@ def read_entries(logs: Path) -> list[Entry]:
 def lost(logs: Path) -> list[Entry]:
     """Returns the candidates that never ended: the programs that tried them were killed."""
     under_way = [entry for entry in read_entries(logs) if entry.door and entry.state in UNDER_WAY]
-    doors = {entry.door for entry in under_way}
-    is_there = {door: answers(logs / door) for door in doors}
+    control_servers = {entry.door for entry in under_way}
+    is_there = {
+        control_server: is_alive(logs / control_server) for control_server in control_servers
+    }
     return [entry for entry in under_way if not is_there[entry.door]]
 
 
 def read_entry(path: Path | str, *, directory: int | None = None) -> Entry | None:
-    """Returns what a file of the logbook says; None if it goes just now, or is none of ours.
+    """Returns what a file of the run log says; None if it goes just now, or is none of ours.
 
     A relative path is one in `directory`. The entry names files beside it, and nothing else.
     """

@@ -12,150 +12,150 @@ from pathlib import Path
 from branching.errors import BranchError, BranchStaleError
 from branching.fs import Change, Reversal, Workspace
 from branching.fs.branch_leases import release
-from branching.runlog.control_socket import answers, ask
+from branching.runlog.control_socket import is_alive, send_request
 from branching.runlog.patches import read_patch
-from branching.tui.diff.patch_sources import PatchSides
-from branching.tui.watch.workspace_monitor import Sight
+from branching.tui.diff.patch_sources import PatchSource
+from branching.tui.watch.workspace_monitor import BranchView
 
 
-class Deeds:
+class BranchActions:
     """Those of one workspace."""
 
     def __init__(self, space: Workspace) -> None:
         self._space = space
         self._logs = None if space.store is None else space.store / "logs"
 
-    def pause(self, sight: Sight) -> str:
+    def pause(self, view: BranchView) -> str:
         """Pauses what runs, or lets it go on."""
-        is_paused = sight.state == "paused"
-        ask(self._door(sight), "resume" if is_paused else "pause", sight.name)
-        return f"{sight.name} goes on" if is_paused else f"{sight.name} is paused"
+        is_paused = view.state == "paused"
+        send_request(self._control_server(view), "resume" if is_paused else "pause", view.name)
+        return f"{view.name} goes on" if is_paused else f"{view.name} is paused"
 
-    def stop(self, sight: Sight) -> str:
+    def stop(self, view: BranchView) -> str:
         """Ends what runs; its call goes on without it."""
-        ask(self._door(sight), "stop", sight.name)
-        return f"{sight.name} is told to end"
+        send_request(self._control_server(view), "stop", view.name)
+        return f"{view.name} is told to end"
 
-    def tell(self, sight: Sight, text: str) -> str:
+    def tell(self, view: BranchView, text: str) -> str:
         """Adds a line to its steer file, or to an agent's conversation."""
-        ask(self._door(sight), "tell", sight.name, text)
-        return f"told {sight.name}; a program hears it if it reads BRANCHING_STEER"
+        send_request(self._control_server(view), "tell", view.name, text)
+        return f"told {view.name}; a program hears it if it reads BRANCHING_STEER"
 
-    def check_steered(self, sight: Sight) -> None:
+    def check_steered(self, view: BranchView) -> None:
         """Raises what the keys for what runs would raise, as far as that is known here."""
-        self._door(sight)
+        self._control_server(view)
 
-    def keep(self, sight: Sight) -> str:
+    def keep(self, view: BranchView) -> str:
         """Has the branch left open when its call ends."""
-        if not sight.is_running:
-            self._check_open(sight)
-            if self._is_attended(sight):
-                ask(self._door_of(sight), "keep", sight.name)
-                return self._kept(sight)
-            if sight.entry is None and not sight.is_dropped_next:
-                return (
-                    f"{sight.name} is open; if the program that made it runs still, it may end it"
-                )
-            if sight.is_dropped_next and sight.record is not None:
-                release(self._space, sight.record)
-            return f"{sight.name} is open, and stays so until you commit or abort it"
-        if sight.record is None:
+        if not view.is_running:
+            self._check_open(view)
+            if self._is_attended(view):
+                send_request(self._control_socket(view), "keep", view.name)
+                return self._kept(view)
+            if view.entry is None and not view.is_dropped_next:
+                return f"{view.name} is open; if the program that made it runs still, it may end it"
+            if view.is_dropped_next and view.record is not None:
+                release(self._space, view.record)
+            return f"{view.name} is open, and stays so until you commit or abort it"
+        if view.record is None:
             raise BranchError(
-                f"{sight.name} is a command in a branch that is there; keep that", branch=sight.name
+                f"{view.name} is a command in a branch that is there; keep that", branch=view.name
             )
-        ask(self._door(sight), "keep", sight.name)
-        return self._kept(sight)
+        send_request(self._control_server(view), "keep", view.name)
+        return self._kept(view)
 
-    def preview(self, sight: Sight) -> list[Change]:
+    def preview(self, view: BranchView) -> list[Change]:
         """Returns what a commit would change; raises what it would raise."""
-        self._check_ended(sight)
-        return self._space.reopen(sight.name).commit(dry_run=True)
+        self._check_ended(view)
+        return self._space.reopen(view.name).commit(dry_run=True)
 
-    def commit(self, sight: Sight, *, force: bool = False, skip: bool = False) -> str:
+    def commit(self, view: BranchView, *, force: bool = False, skip: bool = False) -> str:
         """Commits the branch into its parent. What runs in it is not waited for: stop it first."""
-        self._check_ended(sight)
-        branch = self._space.reopen(sight.name)
+        self._check_ended(view)
+        branch = self._space.reopen(view.name)
         changes = branch.commit(force=force, skip=skip)
         parent = branch.branch_path.rpartition("/")[0]
         rest = ""
         if branch.remaining:
             rest = f"; {branch.remaining} changed paths stay in the branch"
-        return f"{sight.name} is committed to {parent}: {len(changes)} paths changed{rest}"
+        return f"{view.name} is committed to {parent}: {len(changes)} paths changed{rest}"
 
-    def rebase(self, sight: Sight) -> str:
+    def rebase(self, view: BranchView) -> str:
         """Moves a stale branch onto the present state of its parent.
 
         Raises:
             ConflictError: Both changed the same paths, which it names. Nothing was changed.
         """
-        if sight.record is None:
-            raise BranchError(f"branch {sight.name!r} is gone", branch=sight.name)
-        self._space.reopen(sight.name).rebase()
-        return f"{sight.name} is rebased"
+        if view.record is None:
+            raise BranchError(f"branch {view.name!r} is gone", branch=view.name)
+        self._space.reopen(view.name).rebase()
+        return f"{view.name} is rebased"
 
-    def abort(self, sight: Sight) -> str:
+    def abort(self, view: BranchView) -> str:
         """Ends what runs in the branch, if it can be reached, and drops it with all it holds."""
-        if sight.is_running:
-            ask(self._door(sight), "stop", sight.name)
-        if sight.record is None:
-            raise BranchError(f"branch {sight.name!r} is gone already", branch=sight.name)
-        self._space.reopen(sight.name).abort()
-        return f"{sight.name} is dropped"
+        if view.is_running:
+            send_request(self._control_server(view), "stop", view.name)
+        if view.record is None:
+            raise BranchError(f"branch {view.name!r} is gone already", branch=view.name)
+        self._space.reopen(view.name).abort()
+        return f"{view.name} is dropped"
 
     def undo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
         """Takes the last commit to the workspace back."""
         return self._space.undo(force=force, dry_run=dry_run)
 
-    def patch(self, sight: Sight) -> PatchSides:
+    def patch(self, view: BranchView) -> PatchSource:
         """Returns what a branch changed which is gone. Raises BranchError if no patch is kept."""
-        patch = None if self._logs is None else read_patch(self._logs, sight.name)
+        patch = None if self._logs is None else read_patch(self._logs, view.name)
         if patch is None:
-            raise BranchError(f"branch {sight.name!r} is gone, and no patch is kept of it")
-        return PatchSides(sight.name, patch)
+            raise BranchError(f"branch {view.name!r} is gone, and no patch is kept of it")
+        return PatchSource(view.name, patch)
 
-    def changes(self, sight: Sight) -> list[Change]:
+    def changes(self, view: BranchView) -> list[Change]:
         """Lists what the branch changed."""
-        self._check_open(sight)
-        return self._space.reopen(sight.name).diff(count_lines=True)
+        self._check_open(view)
+        return self._space.reopen(view.name).diff(count_lines=True)
 
-    def _check_ended(self, sight: Sight) -> None:
-        self._check_open(sight)
-        if sight.is_running:
+    def _check_ended(self, view: BranchView) -> None:
+        self._check_open(view)
+        if view.is_running:
             raise BranchError(
-                f"{sight.name} was not committed: it still runs; have it kept (k) and stop it (x), "
+                f"{view.name} was not committed: it still runs; have it kept (k) and stop it (x), "
                 "and commit it when it has ended",
-                branch=sight.name,
+                branch=view.name,
             )
 
-    def _check_open(self, sight: Sight) -> None:
-        if sight.record is None:
-            raise BranchError(f"branch {sight.name!r} is gone", branch=sight.name)
-        if sight.state == "stale":
+    def _check_open(self, view: BranchView) -> None:
+        if view.record is None:
+            raise BranchError(f"branch {view.name!r} is gone", branch=view.name)
+        if view.state == "stale":
             raise BranchStaleError(
-                f"branch {sight.name!r} is stale: another one was committed first",
+                f"branch {view.name!r} is stale: another one was committed first",
                 hint="r rebases it onto what was committed, a drops it",
-                branch=sight.name,
+                branch=view.name,
             )
 
-    def _kept(self, sight: Sight) -> str:
+    def _kept(self, view: BranchView) -> str:
         stale = "" if self._space.policy != "first-winner" else "; stale if another is committed"
-        return f"{sight.name} is kept when its call ends{stale}"
+        return f"{view.name} is kept when its call ends{stale}"
 
-    def _is_attended(self, sight: Sight) -> bool:
+    def _is_attended(self, view: BranchView) -> bool:
         """Whether the call that it belongs to is under way, though nothing runs in it."""
-        has_door = sight.entry is not None and bool(sight.entry.door) and self._logs is not None
-        return has_door and answers(self._door_of(sight))
+        has_control_socket = (
+            view.entry is not None and bool(view.entry.door) and self._logs is not None
+        )
+        return has_control_socket and is_alive(self._control_socket(view))
 
-    def _door(self, sight: Sight) -> Path:
-        door = self._door_of(sight)
-        if not sight.is_running:
-            raise BranchError(f"nothing runs in {sight.name}: {sight.state}", branch=sight.name)
-        return door
+    def _control_server(self, view: BranchView) -> Path:
+        control_server = self._control_socket(view)
+        if not view.is_running:
+            raise BranchError(f"nothing runs in {view.name}: {view.state}", branch=view.name)
+        return control_server
 
-    def _door_of(self, sight: Sight) -> Path:
-        if sight.entry is None or not sight.entry.door or self._logs is None:
+    def _control_socket(self, view: BranchView) -> Path:
+        if view.entry is None or not view.entry.door or self._logs is None:
             raise BranchError(
-                f"{sight.name} cannot be steered: the program that made it takes no requests",
-                branch=sight.name,
+                f"{view.name} cannot be steered: the program that made it takes no requests",
+                branch=view.name,
             )
-        return self._logs / sight.entry.door
+        return self._logs / view.entry.door

@@ -20,7 +20,7 @@ WAITING_MAX = 64
 R = TypeVar("R")
 
 
-class Errands:
+class BackgroundCalls:
     """One kind. It belongs to the event loop that `do` is called in."""
 
     def __init__(self, name: str) -> None:

@@ -34,11 +34,11 @@ def leave_on_signals(leave: Callable[[int], object]) -> None:
     What the caller has us ignore (nohup) stays ignored.
     """
 
-    def heed(number: signal.Signals) -> None:
+    def shut_down(number: signal.Signals) -> None:
         TerminalDriver.is_hung_up = number == signal.SIGHUP
         leave(EXIT_SIGNAL_BASE + number)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
-            loop.add_signal_handler(number, heed, number)
+            loop.add_signal_handler(number, shut_down, number)

@@ -14,7 +14,7 @@ from textual.app import App, SuspendNotSupported
 R = TypeVar("R")
 
 
-async def lent(app: App[Any], errand: Callable[[], Awaitable[R]]) -> R:
+async def suspended_terminal(app: App[Any], errand: Callable[[], Awaitable[R]]) -> R:
     """Gives the terminal up for as long as the errand takes; returns what it returns."""
     value: R
     failure: BaseException | None = None

@@ -13,16 +13,16 @@ from branching.tui.formatting import mark, style
 
 
 @dataclass(frozen=True)
-class Chip:
+class Tab:
     """One branch in the row."""
 
     name: str
     state: str
 
 
-def chips_text(chips: Sequence[Chip], chosen: int, width: int) -> Text:
+def chips_text(tabs: Sequence[Tab], chosen: int, width: int) -> Text:
     """Draws as many chips as there is room for, the chosen one among them."""
-    drawn = [f" {index + 1} {mark(chip.state)} {chip.name} " for index, chip in enumerate(chips)]
+    drawn = [f" {index + 1} {mark(tab.state)} {tab.name} " for index, tab in enumerate(tabs)]
     first = 0
     while first < chosen and sum(map(cell_len, drawn[first : chosen + 1])) > width - 2:
         first += 1
@@ -30,16 +30,16 @@ def chips_text(chips: Sequence[Chip], chosen: int, width: int) -> Text:
     if first:
         text.append("<", "dim")
     for index in range(first, len(drawn)):
-        look = style(chips[index].state)
+        look = style(tabs[index].state)
         text.append(drawn[index], f"{look} reverse".strip() if index == chosen else look)
     return text
 
 
-class Strip(Static):
+class TabBar(Static):
     """The row as a widget."""
 
-    DEFAULT_CSS = "Strip { height: 1; width: 1fr; }"
+    DEFAULT_CSS = "TabBar { height: 1; width: 1fr; }"
 
-    def show(self, chips: Sequence[Chip], chosen: int) -> None:
+    def show(self, tabs: Sequence[Tab], chosen: int) -> None:
         """Draws the chips anew."""
-        self.update(chips_text(chips, chosen, self.size.width or 80))
+        self.update(chips_text(tabs, chosen, self.size.width or 80))

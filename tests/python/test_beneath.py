@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from branching import Workspace
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 
 OURS = (os.getuid(), os.getgid())
 
@@ -33,7 +33,7 @@ def directory(place: Path) -> Path:
 
 
 def test_a_file_is_read_in_parts(directory: Path) -> None:
-    tree = Tree(directory, OURS)
+    tree = ConfinedDir(directory, OURS)
     assert tree.read("sub/file", limit=100) == (b"0123456789", 10)
     assert tree.read("sub/file", offset=3, limit=4) == (b"3456", 10)
     assert tree.read("sub/file", offset=30, limit=4) == (b"", 10)
@@ -53,7 +53,7 @@ WAYS_OUT = [
 
 @pytest.mark.parametrize("path", WAYS_OUT)
 def test_no_name_leads_out(directory: Path, path: str) -> None:
-    tree = Tree(directory, OURS)
+    tree = ConfinedDir(directory, OURS)
     with pytest.raises(OSError, match="Errno") as refused:
         tree.read(path, limit=100)
     assert refused.value.errno in (errno.EXDEV, errno.ELOOP)
@@ -68,12 +68,12 @@ def test_no_name_leads_out(directory: Path, path: str) -> None:
 def test_nothing_is_made_outside(directory: Path, path: str) -> None:
     before = sorted(directory.parent.rglob("*"))
     with pytest.raises(OSError, match="Errno"):
-        Tree(directory, OURS).write(path, b"mine")
+        ConfinedDir(directory, OURS).write(path, b"mine")
     assert sorted(directory.parent.rglob("*")) == before
 
 
 def test_directories_on_the_way_are_made(directory: Path) -> None:
-    tree = Tree(directory, OURS)
+    tree = ConfinedDir(directory, OURS)
     assert tree.write("a/b/c", b"new") is True
     assert (directory / "a/b/c").read_bytes() == b"new"
     assert tree.write("a/b/c", b"newer") is False
@@ -83,7 +83,7 @@ def test_directories_on_the_way_are_made(directory: Path) -> None:
 @pytest.mark.parametrize("path", ["", ".", "..", "sub/", "sub/.", "a\0b"])
 def test_what_is_no_file_name_is_refused(directory: Path, path: str) -> None:
     with pytest.raises(OSError, match="Errno") as refused:
-        Tree(directory, OURS).write(path, b"")
+        ConfinedDir(directory, OURS).write(path, b"")
     assert refused.value.errno == errno.EINVAL
 
 
@@ -91,7 +91,7 @@ def test_mode_and_attributes_stay(directory: Path) -> None:
     file = directory / "sub" / "file"
     file.chmod(0o750)
     os.setxattr(file, "user.mark", b"1")
-    tree = Tree(directory, OURS)
+    tree = ConfinedDir(directory, OURS)
     tree.write("sub/file", b"x")
     assert file.stat().st_mode & 0o7777 == 0o750
     assert os.getxattr(file, "user.mark") == b"1"
@@ -104,7 +104,7 @@ def test_mode_and_attributes_stay(directory: Path) -> None:
 def test_a_read_only_file_stays_as_it_is(directory: Path) -> None:
     (directory / "sub" / "file").chmod(0o444)
     with pytest.raises(PermissionError):
-        Tree(directory, OURS).write("sub/file", b"x")
+        ConfinedDir(directory, OURS).write("sub/file", b"x")
     assert (directory / "sub" / "file").read_text() == "0123456789"
 
 
@@ -118,7 +118,7 @@ def test_only_files_are_read_and_written(
 ) -> None:
     """A pipe that nobody writes to would hold us for ever."""
     make(directory / "odd")
-    tree = Tree(directory, OURS)
+    tree = ConfinedDir(directory, OURS)
     for act in (lambda: tree.read("odd", limit=1), lambda: tree.write("odd", b"")):
         with pytest.raises(OSError, match="Errno") as refused:
             act()
@@ -134,7 +134,7 @@ def test_only_files_are_read_and_written(
 
 
 def test_a_listing_has_kinds_and_a_bound(directory: Path) -> None:
-    tree = Tree(directory, OURS)
+    tree = ConfinedDir(directory, OURS)
     entries, is_all = tree.entries("sub", limit=10)
     assert [(each.name, each.kind, each.size) for each in entries] == [("file", "file", 10)]
     assert is_all
@@ -151,7 +151,7 @@ def test_root_acts_as_the_owner(directory: Path, as_user: tuple[int, int]) -> No
     (directory / "private").write_text("root's\n")
     (directory / "private").chmod(0o600)
     os.chown(directory / "sub", *as_user)
-    tree = Tree(directory, as_user)
+    tree = ConfinedDir(directory, as_user)
     with pytest.raises(PermissionError):
         tree.read("private", limit=10)
     with pytest.raises(PermissionError):
@@ -179,7 +179,7 @@ def test_links_that_come_and_go_never_lead_out(directory: Path) -> None:
 
     thread = threading.Thread(target=swap)
     thread.start()
-    tree = Tree(directory, OURS)
+    tree = ConfinedDir(directory, OURS)
     seen = set()
     try:
         for _ in range(2000):
@@ -198,7 +198,7 @@ def test_links_that_come_and_go_never_lead_out(directory: Path) -> None:
 
 def test_what_is_refused_is_told_by_its_own_name(real_workspace: Workspace) -> None:
     with real_workspace.branch("a", on_success=None) as branch, branch.branch("b", on_success=None):
-        tree = Tree(branch.path, real_workspace.owner)
+        tree = ConfinedDir(branch.path, real_workspace.owner)
         with pytest.raises(OSError, match="Read-only") as caught:
             tree.write("made", b"x")
         assert caught.value.filename == "made"
@@ -207,7 +207,7 @@ def test_what_is_refused_is_told_by_its_own_name(real_workspace: Workspace) -> N
 
 def test_it_works_in_a_branch(workspace: Workspace) -> None:
     with workspace.branch("a", on_success=None) as branch:
-        tree = Tree(branch.path, workspace.owner)
+        tree = ConfinedDir(branch.path, workspace.owner)
         assert tree.read("seed.txt", limit=100)[0] == b"seed\n"
         tree.write("deep/er", b"x")
         assert tree.entries("deep", limit=9)[0][0].name == "er"

@@ -13,7 +13,7 @@ from rich.console import Console
 from support.command import branching_argv
 from support.screen import Tmux
 
-from branching.cli.progress_table import LINE_CHARACTERS_MAX, Board
+from branching.cli.progress_table import LINE_CHARACTERS_MAX, ProgressTable
 from branching.patterns import Event
 
 
@@ -21,7 +21,7 @@ def event(kind: Any, index: int = 0, **facts: Any) -> Event:
     return Event(kind=kind, index=index, branch=f"b{index}", **facts)
 
 
-def drawn(board: Board, columns: int = 80, lines: int = 24, **options: Any) -> list[str]:
+def drawn(board: ProgressTable, columns: int = 80, lines: int = 24, **options: Any) -> list[str]:
     """Returns the lines of the screen that it takes."""
     console = Console(
         file=io.StringIO(), width=columns, height=lines, force_terminal=True, **options
@@ -31,12 +31,12 @@ def drawn(board: Board, columns: int = 80, lines: int = 24, **options: Any) -> l
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def plain(board: Board, columns: int = 80, lines: int = 24) -> list[str]:
+def plain(board: ProgressTable, columns: int = 80, lines: int = 24) -> list[str]:
     return drawn(board, columns, lines, color_system=None)
 
 
 def test_each_candidate_has_a_row_from_the_beginning() -> None:
-    board = Board(["make a", "make b"])
+    board = ProgressTable(["make a", "make b"])
     board.on_event(event("started", 1))
     board.on_event(event("output", 1, text="hello"))
     head, first, second = plain(board)
@@ -47,7 +47,7 @@ def test_each_candidate_has_a_row_from_the_beginning() -> None:
 
 
 def test_more_rows_than_lines_show_those_that_say_most() -> None:
-    board = Board([f"number {index}" for index in range(12)])
+    board = ProgressTable([f"number {index}" for index in range(12)])
     for index in range(8):
         board.on_event(event("started", index))
     for index in (0, 1, 2, 5):
@@ -62,7 +62,7 @@ def test_more_rows_than_lines_show_those_that_say_most() -> None:
 
 @pytest.mark.parametrize("columns", [20, 40, 59, 60, 80, 200])
 def test_it_is_never_wider_than_the_terminal(columns: int) -> None:
-    board = Board(["x" * 300, "\u6f22\u5b57" * 100])
+    board = ProgressTable(["x" * 300, "\u6f22\u5b57" * 100])
     for index in range(2):
         board.on_event(event("started", index))
         board.on_event(event("output", index, text="\u6f22\u5b57 \U0001f600" * 100))
@@ -74,7 +74,7 @@ def test_it_is_never_wider_than_the_terminal(columns: int) -> None:
 
 
 def test_on_a_narrow_one_the_last_line_is_still_there() -> None:
-    board = Board(["make"])
+    board = ProgressTable(["make"])
     board.on_event(event("started"))
     board.on_event(event("output", text="all well"))
     assert "all well" in plain(board, 40)[1]
@@ -93,24 +93,24 @@ def test_on_a_narrow_one_the_last_line_is_still_there() -> None:
     ids=["commands", "lines", "progress bar", "direction", "long"],
 )
 def test_what_a_candidate_prints_does_not_command_the_terminal(text: str, shown: str) -> None:
-    board = Board(["x"])
+    board = ProgressTable(["x"])
     board.on_event(event("output", text=text))
     [_, row] = plain(board, 120)
     assert row.partition(" waiting ")[2].strip().startswith(shown)
     assert not any(character < " " for character in row)
-    board = Board([text])
+    board = ProgressTable([text])
     board.on_event(event("finished", state="error", text=text))
     assert not any(character < " " for line in plain(board, 120) for character in line)
 
 
 def test_what_is_kept_of_a_line_is_bounded() -> None:
-    board = Board(["z" * 10_000])
+    board = ProgressTable(["z" * 10_000])
     board.on_event(event("output", text="z" * 10_000))
     assert "".join(plain(board, 5000)).count("z") == 2 * LINE_CHARACTERS_MAX
 
 
 def test_colours_stay_in_their_own_cell() -> None:
-    board = Board(["x"])
+    board = ProgressTable(["x"])
     board.on_event(event("started"))
     board.on_event(event("output", text="\x1b[31mred"))
     [_, row] = drawn(board, color_system="standard")

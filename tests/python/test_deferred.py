@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from branching import Speculate, Workspace
-from branching._signals import deferred
+from branching._signals import defer_sigint
 from branching.fs import automount
 from branching.fs.branchfs import BranchFS
 
@@ -32,7 +32,7 @@ def interrupted_after(function: Callable[..., Any], times: int = 1) -> Callable[
 
 def test_it_is_raised_at_the_end() -> None:
     reached: list[bool] = []
-    with pytest.raises(KeyboardInterrupt), deferred(reached.append):
+    with pytest.raises(KeyboardInterrupt), defer_sigint(reached.append):
         interrupt()
         assert reached == [False]
         interrupt()
@@ -43,7 +43,7 @@ def test_it_is_raised_at_the_end() -> None:
 
 def test_the_third_is_raised_at_once() -> None:
     reached = 0
-    with pytest.raises(KeyboardInterrupt), deferred():
+    with pytest.raises(KeyboardInterrupt), defer_sigint():
         for _ in range(4):
             interrupt()
             reached += 1
@@ -54,7 +54,7 @@ def test_a_handler_of_the_programs_own_is_left() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
     try:
-        with deferred():
+        with defer_sigint():
             interrupt()
             assert heard == [signal.SIGINT]
     finally:
@@ -65,7 +65,7 @@ def test_a_thread_hears_nothing_of_it() -> None:
     ended: list[bool] = []
 
     def work() -> None:
-        with deferred():
+        with defer_sigint():
             ended.append(True)
 
     thread = threading.Thread(target=work)

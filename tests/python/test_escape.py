@@ -23,7 +23,7 @@ from support.sandboxed_branch import SandboxedBranch
 from support.traces import processes_in
 
 from branching import BranchContext, ProcessBranchError, ResourceLimits, Workspace
-from branching.process.cgroup import Scope
+from branching.process.cgroup import Cgroup
 from branching.process.sandbox import rootfs
 from branching.process.sandbox.config import PRIVATE_XATTR
 
@@ -480,7 +480,7 @@ class TestLife:
         assert abs(len(os.listdir("/proc/self/fd")) - files) <= 2  # noqa: PTH208
 
     def test_a_limited_process_cannot_leave_its_group(self, place: Path) -> None:
-        with Scope.create(ResourceLimits(memory=64 * MIB)) as scope:
+        with Cgroup.create(ResourceLimits(memory=64 * MIB)) as scope:
             script = (
                 "for f in $(find /sys/fs/cgroup -name cgroup.procs -o -name tasks); do "
                 "echo 0 >$f; done; python3 -c 'x = bytearray(200 << 20)'; echo $?"

@@ -123,7 +123,7 @@ def result() -> Iterator[int]:
     os.close(descriptor)
 
 
-def heard(descriptor: int, data: bytes, accept: Any = ()) -> result_channel.Outcome:
+def heard(descriptor: int, data: bytes, accept: Any = ()) -> result_channel.CallOutcome:
     os.pwrite(descriptor, len(data).to_bytes(8, "little") + data, 0)
     return result_channel.read(descriptor, ORIGINALS, accept)
 
@@ -237,7 +237,7 @@ def test_what_is_made_in_its_own_way_has_to_be_named(result: int) -> None:
 
 
 def test_bytes_that_name_nothing_are_read_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safe_unpickle, "_Careful", None)
+    monkeypatch.setattr(safe_unpickle, "_RestrictedUnpickler", None)
     thing = [1, 2.5, "x", b"y", {"a": (None, True)}, {3}]
     assert safe_unpickle.load(io.BytesIO(pickle.dumps(thing)), [], []) == thing
 
@@ -285,7 +285,7 @@ def test_a_result_that_was_cut_off_is_none(result: int) -> None:
     """The sandbox was killed while its function's result was written."""
     result_channel.write_value(result, "honest")
     os.pwrite(result, bytes(8), 0)  # its length comes last
-    assert result_channel.read(result, [], []) == result_channel.Outcome()
+    assert result_channel.read(result, [], []) == result_channel.CallOutcome()
 
 
 def test_a_result_above_the_limit_is_an_error_that_names_it(

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from branching._cancellation import STOP_GRACE_SECONDS, Scope
+from branching._cancellation import STOP_GRACE_SECONDS, CancelScope
 from branching.cli.exit_codes import Interrupted
-from branching.cli.signals import held, interruptible
+from branching.cli.signals import defer_signals, run_interruptible
 
 SECONDS_MAX = 60
 
@@ -24,7 +24,7 @@ def test_the_first_signal_leaves_a_moment_and_the_second_none() -> None:
         heard.release()
 
     def call() -> None:
-        scope = Scope.current()
+        scope = CancelScope.current()
         assert scope
         scope.on_cancel(on_cancel)
         for number in (signal.SIGINT, signal.SIGINT):
@@ -32,7 +32,7 @@ def test_the_first_signal_leaves_a_moment_and_the_second_none() -> None:
             assert heard.acquire(timeout=SECONDS_MAX)
 
     with pytest.raises(Interrupted) as caught:
-        interruptible(call, is_done=lambda _: False)
+        run_interruptible(call, is_done=lambda _: False)
     assert graces == [STOP_GRACE_SECONDS, 0.0]
     assert caught.value.signum == signal.SIGINT
 
@@ -42,21 +42,21 @@ def test_what_was_committed_when_the_signal_came_is_the_value() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         return "committed"
 
-    assert interruptible(call, is_done=lambda _: True) == "committed"
+    assert run_interruptible(call, is_done=lambda _: True) == "committed"
 
 
 def test_a_signal_while_a_workspace_is_opened_ends_the_call_before_it_begins() -> None:
     calls: list[str] = []
-    with held():
+    with defer_signals():
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(Interrupted):
-            interruptible(lambda: calls.append("x"), is_done=lambda _: True)
+            run_interruptible(lambda: calls.append("x"), is_done=lambda _: True)
     assert calls == []
 
 
 def test_a_second_signal_is_heard_even_when_they_are_held() -> None:
     """What we wait for may never end."""
-    with pytest.raises(Interrupted), held():
+    with pytest.raises(Interrupted), defer_signals():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
         signal.sigtimedwait([], SECONDS_MAX)
@@ -64,6 +64,6 @@ def test_a_second_signal_is_heard_even_when_they_are_held() -> None:
 
 def test_handlers_are_as_they_were() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with held():
-        interruptible(lambda: None, is_done=lambda _: True)
+    with defer_signals():
+        run_interruptible(lambda: None, is_done=lambda _: True)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

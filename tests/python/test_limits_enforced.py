@@ -21,9 +21,9 @@ from support.groups import MIB, groups, run, start, version
 from support.waiting import until
 
 from branching import ProcessBranchError, ResourceLimits
-from branching.process.call_limits import Budget
-from branching.process.cgroup import Scope
-from branching.process.cgroup.cgroup_dir import Directory
+from branching.process.call_limits import CallLimits
+from branching.process.cgroup import Cgroup
+from branching.process.cgroup.cgroup_dir import CgroupDir
 
 ALLOCATE = "held = bytearray(int(sys.argv[1]))"
 SPIN = """
@@ -44,7 +44,7 @@ while True:
 
 @pytest.mark.contract("3.12")
 def test_what_uses_too_much_memory_is_killed() -> None:
-    with Scope.create(ResourceLimits(memory=64 * MIB)) as scope:
+    with Cgroup.create(ResourceLimits(memory=64 * MIB)) as scope:
         code, _ = run(scope, ALLOCATE, 200 * MIB)
         usage = scope.usage()
     assert code == -signal.SIGKILL
@@ -54,7 +54,7 @@ def test_what_uses_too_much_memory_is_killed() -> None:
 
 
 def test_what_stays_below_the_limit_is_left_alone() -> None:
-    with Scope.create(ResourceLimits(memory=128 * MIB)) as scope:
+    with Cgroup.create(ResourceLimits(memory=128 * MIB)) as scope:
         code, _ = run(scope, ALLOCATE, 32 * MIB)
         usage = scope.usage()
     assert code == 0
@@ -73,7 +73,7 @@ os.unlink(name)
 for _ in range(200):
     os.write(file, bytes(1 << 20))
 """
-    with Scope.create(ResourceLimits(memory=64 * MIB)) as scope:
+    with Cgroup.create(ResourceLimits(memory=64 * MIB)) as scope:
         code, _ = run(scope, fill)
         assert code == -signal.SIGKILL
         assert scope.usage().oom_kills == 1
@@ -92,7 +92,7 @@ for _ in range(4):
     ends.append(child)
 print(sorted(os.waitpid(child, 0)[1] for child in ends)[-1])
 """
-    with Scope.create(ResourceLimits(memory=100 * MIB)) as scope:
+    with Cgroup.create(ResourceLimits(memory=100 * MIB)) as scope:
         child = start(scope, share)
         until(lambda: scope.usage().oom_kills, "a process killed for memory")
         assert child.communicate("", timeout=60)[0] == f"{signal.SIGKILL}\n"
@@ -101,7 +101,7 @@ print(sorted(os.waitpid(child, 0)[1] for child in ends)[-1])
 def test_memory_that_is_only_reserved_does_not_count() -> None:
     """Java, Go and the sanitizers reserve gigabytes; RLIMIT_AS would break them."""
     reserve = "import mmap; mmap.mmap(-1, 8 << 30, flags=mmap.MAP_PRIVATE | 0x4000)"
-    with Scope.create(ResourceLimits(memory=64 * MIB)) as scope:
+    with Cgroup.create(ResourceLimits(memory=64 * MIB)) as scope:
         assert run(scope, reserve)[0] == 0
 
 
@@ -117,14 +117,14 @@ beside.kill()
 
 
 def test_out_of_memory_the_rest_lives_on() -> None:
-    with Scope.create(ResourceLimits(memory=96 * MIB)) as scope:
+    with Cgroup.create(ResourceLimits(memory=96 * MIB)) as scope:
         assert run(scope, HOG_BESIDE_ANOTHER, 0.5) == (0, "None\n")
         assert scope.usage().oom_kills == 1
 
 
 @pytest.mark.contract("3.13")
 def test_with_oom_group_all_processes_die_together() -> None:
-    with Scope.create(ResourceLimits(memory=96 * MIB, oom_group=True)) as scope:
+    with Cgroup.create(ResourceLimits(memory=96 * MIB, oom_group=True)) as scope:
         code, output = run(scope, HOG_BESIDE_ANOTHER, 60)
         assert (code, output) == (-signal.SIGKILL, "")
         until(lambda: not scope.processes(), "the end of the one beside the hog")
@@ -133,7 +133,7 @@ def test_with_oom_group_all_processes_die_together() -> None:
 
 @pytest.mark.contract("3.12")
 def test_cpu_time_is_a_share_of_the_wall_clock() -> None:
-    with Scope.create(ResourceLimits(cpu=0.2)) as scope:
+    with Cgroup.create(ResourceLimits(cpu=0.2)) as scope:
         started = time.monotonic()
         assert run(scope, SPIN, 2.0)[0] == 0
         used, wall = scope.usage().cpu_seconds, time.monotonic() - started
@@ -151,7 +151,7 @@ for _ in range(3):
 for _ in range(3):
     os.wait()
 """
-    with Scope.create(ResourceLimits(cpu=0.3)) as scope:
+    with Cgroup.create(ResourceLimits(cpu=0.3)) as scope:
         started = time.monotonic()
         assert run(scope, spin, 2.0)[0] == 0
         used, wall = scope.usage().cpu_seconds, time.monotonic() - started
@@ -172,14 +172,14 @@ try:
 except OSError as error:
     print(made, error.errno)
 """
-    with Scope.create(ResourceLimits(pids=8)) as scope:
+    with Cgroup.create(ResourceLimits(pids=8)) as scope:
         code, output = run(scope, count)
         assert (code, output) == (0, f"7 {errno.EAGAIN}\n")
         assert scope.usage().forks_refused >= 1
 
 
 def test_a_fork_bomb_is_held_and_killed() -> None:
-    with Scope.create(ResourceLimits(pids=64, cpu=0.5)) as scope:
+    with Cgroup.create(ResourceLimits(pids=64, cpu=0.5)) as scope:
         bomb = start(scope, FORK_BOMB)
         until(lambda: scope.usage().forks_refused > 100, "the bomb going off")
         assert len(scope.processes()) <= 64
@@ -204,7 +204,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.wait()
 signal.pause()
 """
-    with Scope.create(ResourceLimits(pids=20)) as scope:
+    with Cgroup.create(ResourceLimits(pids=20)) as scope:
         child = start(scope, scatter)
         assert child.stdout
         assert child.stdout.readline() == "ready\n"
@@ -215,7 +215,7 @@ signal.pause()
 
 
 def test_removing_ends_what_is_left() -> None:
-    scope = Scope.create(ResourceLimits(memory=64 * MIB))
+    scope = Cgroup.create(ResourceLimits(memory=64 * MIB))
     child = start(scope, "import time; time.sleep(600)")
     scope.remove()
     child.communicate()
@@ -235,7 +235,7 @@ try:
 except OSError as error:
     print(error.errno)
 """
-    with Scope.create(ResourceLimits(memory=256 * MIB)) as scope:
+    with Cgroup.create(ResourceLimits(memory=256 * MIB)) as scope:
         assert run(scope, exhaust) == (0, f"{errno.EMFILE}\n")
 
 
@@ -271,14 +271,14 @@ ALL_OF_THEM = ResourceLimits(memory=64 * MIB, cpu=0.5, pids=10, oom_group=True)
 @pytest.mark.parametrize("is_nested", [False, True], ids=["alone", "in a group"])
 def test_wherever_descriptors_run_out_nothing_is_left(is_nested: bool) -> None:
     """One descriptor more each time, so that every single opening fails once."""
-    with Scope.create(ResourceLimits(memory=256 * MIB)) as group:
+    with Cgroup.create(ResourceLimits(memory=256 * MIB)) as group:
         before = groups()
         for count in range(32):
             open_before = open_descriptors()
             threads_before = threading.active_count()
             with descriptors_left(count):
                 try:
-                    scope = Scope.create(ALL_OF_THEM, parent=group if is_nested else None)
+                    scope = Cgroup.create(ALL_OF_THEM, parent=group if is_nested else None)
                 except ProcessBranchError as error:
                     assert error.limit in ("memory", "oom_group"), error  # noqa: PT017
                     scope = None
@@ -297,9 +297,9 @@ def test_wherever_descriptors_run_out_nothing_is_left(is_nested: bool) -> None:
 def test_a_group_limits_its_branches_together() -> None:
     wide = ResourceLimits(memory=256 * MIB)
     with (
-        Scope.create(ResourceLimits(memory=96 * MIB)) as group,
-        Scope.create(wide, parent=group) as first,
-        Scope.create(wide, parent=group) as second,
+        Cgroup.create(ResourceLimits(memory=96 * MIB)) as group,
+        Cgroup.create(wide, parent=group) as first,
+        Cgroup.create(wide, parent=group) as second,
     ):
         holder = start(first, ALLOCATE + "; sys.stdin.readline()", 16 * MIB)
         until(lambda: (first.usage().memory_peak or 0) > 16 * MIB, "the first one's memory")
@@ -312,10 +312,10 @@ def test_a_group_limits_its_branches_together() -> None:
 
 
 def test_a_group_shares_its_cpu_among_its_branches() -> None:
-    with Scope.create(ResourceLimits(cpu=0.3)) as group:
+    with Cgroup.create(ResourceLimits(cpu=0.3)) as group:
         with (
-            Scope.create(ResourceLimits(), parent=group) as first,
-            Scope.create(ResourceLimits(cpu=0.2), parent=group) as second,
+            Cgroup.create(ResourceLimits(), parent=group) as first,
+            Cgroup.create(ResourceLimits(cpu=0.2), parent=group) as second,
         ):
             started = time.monotonic()
             children = [start(first, SPIN, 2.0), start(second, SPIN, 2.0)]
@@ -329,8 +329,8 @@ def test_a_group_shares_its_cpu_among_its_branches() -> None:
 
 def test_a_branch_may_be_allowed_more_than_its_group_has() -> None:
     with (
-        Scope.create(ResourceLimits(cpu=0.2)) as group,
-        Scope.create(ResourceLimits(cpu=2.0), parent=group) as scope,
+        Cgroup.create(ResourceLimits(cpu=0.2)) as group,
+        Cgroup.create(ResourceLimits(cpu=2.0), parent=group) as scope,
     ):
         started = time.monotonic()
         assert run(scope, SPIN, 1.0)[0] == 0
@@ -340,8 +340,8 @@ def test_a_branch_may_be_allowed_more_than_its_group_has() -> None:
 
 
 def test_removing_a_group_ends_its_branches() -> None:
-    group = Scope.create(ResourceLimits(pids=50))
-    branch = Scope.create(ResourceLimits(memory=64 * MIB), parent=group)
+    group = Cgroup.create(ResourceLimits(pids=50))
+    branch = Cgroup.create(ResourceLimits(memory=64 * MIB), parent=group)
     child = start(branch, "import time; time.sleep(600)")
     group.kill()
     child.communicate()
@@ -352,13 +352,13 @@ def test_removing_a_group_ends_its_branches() -> None:
 
 def test_all_limits_hold_at_once() -> None:
     limits = ResourceLimits(memory=64 * MIB, cpu=0.5, pids=10, disk=1, wall_time=1)
-    with Scope.create(limits) as scope:
+    with Cgroup.create(limits) as scope:
         assert run(scope, ALLOCATE, 200 * MIB)[0] == -signal.SIGKILL
 
 
 def test_many_scopes_at_once_leave_nothing() -> None:
     def one(_: int) -> int:
-        with Scope.create(ResourceLimits(memory=64 * MIB, pids=4)) as scope:
+        with Cgroup.create(ResourceLimits(memory=64 * MIB, pids=4)) as scope:
             return run(scope, "")[0]
 
     with ThreadPoolExecutor(8) as pool:
@@ -371,10 +371,10 @@ def test_a_group_that_is_cleared_away_before_it_is_locked_is_made_anew(
 ) -> None:
     """Others make scopes and clear leftovers at the same time. Goal: both moments between making
     and locking a group; method: remove it there, once each."""
-    open_child = Directory.open_child
+    open_child = CgroupDir.open_child
     removed: list[str] = []
 
-    def hurried(self: Directory, name: str) -> Directory:
+    def hurried(self: CgroupDir, name: str) -> CgroupDir:
         if len(removed) == 2 or not name.startswith("branching-"):
             return open_child(self, name)
         removed.append(name)
@@ -385,9 +385,9 @@ def test_a_group_that_is_cleared_away_before_it_is_locked_is_made_anew(
             raise FileNotFoundError(errno.ENOENT, "gone", name)
         return opened
 
-    Scope.create(ResourceLimits(pids=4)).remove()  # the leftovers of others are cleared once
-    monkeypatch.setattr(Directory, "open_child", hurried)
-    with Scope.create(ResourceLimits(pids=4)) as scope:
+    Cgroup.create(ResourceLimits(pids=4)).remove()  # the leftovers of others are cleared once
+    monkeypatch.setattr(CgroupDir, "open_child", hurried)
+    with Cgroup.create(ResourceLimits(pids=4)) as scope:
         assert scope.path.is_dir()
         assert run(scope, "") == (0, "")
     assert len(removed) == 2
@@ -397,7 +397,7 @@ def test_a_process_that_is_gone_cannot_be_added() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     with (
-        Scope.create(ResourceLimits(pids=4)) as scope,
+        Cgroup.create(ResourceLimits(pids=4)) as scope,
         pytest.raises(ProcessBranchError, match=f"process {gone.pid} could not be put under"),
     ):
         scope.add(gone.pid)
@@ -406,7 +406,7 @@ def test_a_process_that_is_gone_cannot_be_added() -> None:
 @pytest.mark.skipif(version() == 2, reason="version 2 has memory_high")
 def test_version_1_refuses_to_slow_down() -> None:
     with pytest.raises(ProcessBranchError, match="memory_high cannot be enforced") as caught:
-        Scope.create(ResourceLimits(memory=64 * MIB, memory_high=32 * MIB))
+        Cgroup.create(ResourceLimits(memory=64 * MIB, memory_high=32 * MIB))
     assert caught.value.limit == "memory_high"
     assert caught.value.hint
     assert not groups()
@@ -415,10 +415,10 @@ def test_version_1_refuses_to_slow_down() -> None:
 CREATE = """
 import sys
 from branching import ProcessBranchError, ResourceLimits
-from branching.process.call_limits import Budget
-from branching.process.cgroup import Scope
+from branching.process.call_limits import CallLimits
+from branching.process.cgroup import Cgroup
 try:
-    scope = Scope.create(ResourceLimits(memory=64 << 20))
+    scope = Cgroup.create(ResourceLimits(memory=64 << 20))
 except ProcessBranchError as error:
     print(error.limit, error, sep="\\n")
     sys.exit(3)
@@ -493,7 +493,7 @@ def test_where_they_cannot_be_written_a_limit_is_refused() -> None:
 )
 def test_branches_have_limits_though_all_together_have_none(limit: dict[str, int]) -> None:
     """Of version 2 a group gets no controller that the group of all branches was not given."""
-    budget = Budget(ResourceLimits(**limit), None)  # type: ignore[arg-type]
+    budget = CallLimits(ResourceLimits(**limit), None)  # type: ignore[arg-type]
     budget.open()
     try:
         scope = budget.scope()
@@ -506,9 +506,9 @@ def test_branches_have_limits_though_all_together_have_none(limit: dict[str, int
 BUDGET = """
 from branching import ResourceLimits
 from branching.errors import ProcessBranchError
-from branching.process.call_limits import Budget
+from branching.process.call_limits import CallLimits
 try:
-    Budget(ResourceLimits(pids=20), None).open()
+    CallLimits(ResourceLimits(pids=20), None).open()
 except ProcessBranchError as error:
     print(error.limit, error, sep="\\n")
 """
@@ -534,12 +534,12 @@ import os
 from pathlib import Path
 from support.groups import MIB, run
 from branching import ResourceLimits
-from branching.process.call_limits import Budget
-from branching.process.cgroup import Scope
+from branching.process.call_limits import CallLimits
+from branching.process.cgroup import Cgroup
 def groups():  # mounts of others may go meanwhile
     return [row for row in Path("/proc/self/mountinfo").open() if " - cgroup" in row]
 before = groups()
-with Scope.create(ResourceLimits(memory=64 << 20, cpu=0.5, pids=20)) as scope:
+with Cgroup.create(ResourceLimits(memory=64 << 20, cpu=0.5, pids=20)) as scope:
     assert scope.path.is_dir()
     for write in (lambda: (scope.path / "cgroup.procs").write_text("0"),
                   lambda: (scope.path / "more").mkdir()):
@@ -563,7 +563,7 @@ def test_read_only_groups_are_written_without_a_writable_path() -> None:
 
 
 def test_descriptors_of_a_scope_do_not_reach_other_programs() -> None:
-    with Scope.create(ResourceLimits(memory=64 * MIB)):
+    with Cgroup.create(ResourceLimits(memory=64 * MIB)):
         seen = subprocess.run(["ls", "-l", "/proc/self/fd"], stdout=-1, text=True, check=True)
     assert "cgroup" not in seen.stdout
 
@@ -571,6 +571,6 @@ def test_descriptors_of_a_scope_do_not_reach_other_programs() -> None:
 @pytest.mark.contract("3.14")
 def test_a_limit_takes_hold_before_the_program_runs() -> None:
     """Nothing of the child's life is spent outside: behind the gate all its forks count."""
-    with Scope.create(ResourceLimits(pids=1)) as scope:
+    with Cgroup.create(ResourceLimits(pids=1)) as scope:
         code, output = run(scope, "import os\ntry: os.fork()\nexcept OSError as e: print(e.errno)")
         assert (code, output) == (0, f"{errno.EAGAIN}\n")

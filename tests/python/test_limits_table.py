@@ -9,7 +9,7 @@ import pytest
 from support.groups import MIB, version
 
 from branching import ProcessBranchError, ResourceLimits
-from branching.process.cgroup import Scope, discovery
+from branching.process.cgroup import Cgroup, discovery
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "limits.md"
 VALUES = {
@@ -34,7 +34,7 @@ def is_enforced(limits: ResourceLimits) -> bool:
     if not limits.needs_cgroup:
         return True  # by BranchFS, or by the clock
     try:
-        Scope.create(limits).remove()
+        Cgroup.create(limits).remove()
     except ProcessBranchError as error:
         if "cannot be enforced" not in str(error):
             raise

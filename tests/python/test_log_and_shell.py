@@ -13,7 +13,7 @@ from support.command import OnTerminal, branching
 from branching.fs import DiffSummary
 from branching.patterns import Event
 from branching.runlog import run_log
-from branching.runlog.run_log import Logbook, read_entries
+from branching.runlog.run_log import RunLog, read_entries
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ class TestLog:
         self, root: Path, store: Path, as_user: tuple[int, int]
     ) -> None:
         os.chown(store.parent, *as_user)
-        book = Logbook(store, as_user, "speculate")
+        book = RunLog(store, as_user, "speculate")
         with book:
             listener = book.and_then(lambda event: None)
             listener(event("started"))
@@ -81,7 +81,7 @@ class TestLogbook:
 
     def write(self, store: Path, *events: Event) -> list[Event]:
         heard: list[Event] = []
-        with Logbook(store, (os.geteuid(), os.getegid()), "speculate") as book:
+        with RunLog(store, (os.geteuid(), os.getegid()), "speculate") as book:
             listener = book.and_then(heard.append)
             for each in events:
                 listener(each)
@@ -195,7 +195,7 @@ class TestShell:
 
 class TestForget:
     def test_what_has_ended_goes_and_what_runs_stays(self, tmp_path: Path) -> None:
-        book = Logbook(tmp_path, (os.geteuid(), os.getegid()), "speculate", keeps_store=True)
+        book = RunLog(tmp_path, (os.geteuid(), os.getegid()), "speculate", keeps_store=True)
         with book:
             listener = book.and_then(lambda event: None)
             listener(event("started"))

@@ -12,14 +12,14 @@ import pytest
 
 from branching.runlog import run_log
 from branching.runlog.events import Event
-from branching.runlog.run_log import Logbook, read_entries
+from branching.runlog.run_log import RunLog, read_entries
 
 
-def begun(log: Logbook, branch: str) -> None:
+def begun(log: RunLog, branch: str) -> None:
     log.and_then(lambda _: None)(Event(kind="started", index=0, branch=branch, label=branch))
 
 
-def ended(log: Logbook, branch: str) -> None:
+def ended(log: RunLog, branch: str) -> None:
     event = Event(kind="finished", index=0, branch=branch, label=branch, state="failed")
     log.and_then(lambda _: None)(event)
 
@@ -29,7 +29,7 @@ def test_logs_of_calls_under_way_are_kept_and_the_limit_holds_within_a_call(
 ) -> None:
     monkeypatch.setattr(run_log, "ENTRIES_MAX", 5)
     owner = (os.getuid(), os.getgid())
-    with Logbook(place, owner, "speculate") as race, Logbook(place, owner, "speculate") as later:
+    with RunLog(place, owner, "speculate") as race, RunLog(place, owner, "speculate") as later:
         begun(race, "running-0")
         for number in range(12):
             begun(later, f"later-{number}")
@@ -45,7 +45,7 @@ def test_a_line_that_comes_while_the_logs_are_closed_reaches_no_other_file(
     """A function in a thread goes on after its call; the number of a closed log is soon that of
     another file.
     """
-    with Logbook(place, (os.getuid(), os.getgid()), "speculate") as log:
+    with RunLog(place, (os.getuid(), os.getgid()), "speculate") as log:
         begun(log, "b")
         listener = log.and_then(lambda _: None)
         event = Event(kind="output", index=0, branch="b", text="late")
@@ -64,7 +64,7 @@ def test_a_line_that_comes_while_the_logs_are_closed_reaches_no_other_file(
 
 
 def test_a_branch_of_the_same_name_closes_the_log_of_the_one_before(place: Path) -> None:
-    with Logbook(place, (os.getuid(), os.getgid()), "speculate") as log:
+    with RunLog(place, (os.getuid(), os.getgid()), "speculate") as log:
         begun(log, "b")
         before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
         begun(log, "b")
@@ -88,6 +88,6 @@ def test_a_door_that_cannot_be_made_leaves_nothing(
             raise OSError("no room")
 
     monkeypatch.setattr("branching.runlog.control_socket.socket.socket", Socket)
-    with Logbook(place, (os.getuid(), os.getgid()), "speculate"):
+    with RunLog(place, (os.getuid(), os.getgid()), "speculate"):
         assert "no room" in capsys.readouterr().err
         assert list((place / "logs").iterdir()) == []

@@ -11,10 +11,10 @@ import pytest
 from support.tools import Agent, connected, served
 
 from branching import ResourceLimits, Workspace
-from branching.mcp.bounded_output import Output
+from branching.mcp.bounded_output import BoundedOutput
 from branching.mcp.models import CHANGES_CHARACTERS_MAX, CHANGES_MAX, printable
 from branching.mcp.tools import make_tools
-from branching.patterns.command_candidate import Lines
+from branching.patterns.command_candidate import LineSplitter
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
@@ -89,7 +89,7 @@ async def test_a_write_that_meets_the_disk_limit_takes_its_directories_back(
 @pytest.mark.parametrize("pieces", [1, 7, 100])
 def test_output_keeps_the_beginning_and_the_end_of_one_long_line(pieces: int) -> None:
     text = json.dumps(list(range(6000)))
-    output = Output(100, 300)
+    output = BoundedOutput(100, 300)
     for line in [text] * pieces:
         output.add(line)
     assert output.text.startswith(text[:100])
@@ -99,7 +99,7 @@ def test_output_keeps_the_beginning_and_the_end_of_one_long_line(pieces: int) ->
 
 
 def test_output_that_fits_is_kept_as_it_is() -> None:
-    output = Output(4, 4)
+    output = BoundedOutput(4, 4)
     for line in ("", "ab", "", "cd"):
         output.add(line)
     assert output.text == "\nab\n\ncd"
@@ -279,7 +279,7 @@ def test_long_lines_are_passed_on_in_pieces_and_lose_nothing(size: int) -> None:
     text = "é" * 200_000 + "\n\nlast\n"
     data = text.encode()
     told: list[str] = []
-    lines = Lines(told.append)
+    lines = LineSplitter(told.append)
     for start in range(0, len(data), size):
         lines.feed(data[start : start + size])
     lines.finish()

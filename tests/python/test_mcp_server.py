@@ -24,7 +24,7 @@ from support.tools import SECONDS_MAX, connected, over_stdio
 from support.waiting import until
 
 from branching._linux.mountinfo import read_mounts
-from branching.mcp.worker_threads import apart, step
+from branching.mcp.worker_threads import run_long, run_short
 
 TOKEN = "correct horse battery"
 pytestmark = pytest.mark.timeout(600)  # each starts processes that load a lot
@@ -483,10 +483,10 @@ async def test_commands_that_wait_keep_nobody_from_being_served() -> None:
     done = threading.Event()
 
     async def wait() -> None:
-        await apart(lambda: done.wait(SECONDS_MAX), name="waits")
+        await run_long(lambda: done.wait(SECONDS_MAX), name="waits")
 
     async with anyio.create_task_group() as group:
         for _ in range(100):
             group.start_soon(wait)
-        assert await step(lambda: "served") == "served"
+        assert await run_short(lambda: "served") == "served"
         done.set()

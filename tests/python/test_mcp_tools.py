@@ -16,7 +16,7 @@ from mcp import MCPError
 from support.tools import SECONDS_MAX, connected, served
 
 from branching import BranchError, ResourceLimits, Workspace
-from branching.runlog.control_socket import ask
+from branching.runlog.control_socket import send_request
 from branching.runlog.run_log import read_entries
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
@@ -480,7 +480,7 @@ async def test_a_candidate_goes_with_its_race_and_not_before(real_workspace: Wor
             door = logs / read_entries(logs)[0].door
             said = await agent.refused("branch_keep", branch=names[0])
             assert "commit=false" in said
-            await anyio.to_thread.run_sync(ask, door, "keep", names[0])
+            await anyio.to_thread.run_sync(send_request, door, "keep", names[0])
             for name in names:
                 await stopped(door, name)
         (kept,) = (await agent.call("branch_list"))["branches"]
@@ -493,7 +493,7 @@ async def stopped(door: Path, name: str) -> None:
     with anyio.fail_after(SECONDS_MAX):
         while True:
             try:
-                return await anyio.to_thread.run_sync(ask, door, "stop", name)
+                return await anyio.to_thread.run_sync(send_request, door, "stop", name)
             except BranchError:
                 await anyio.sleep(0.05)
 

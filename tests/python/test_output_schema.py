@@ -128,7 +128,7 @@ def check_uniform_fields(document: dict[str, Any]) -> None:
     assert counts - {None} == {len(document["results"])}
 
 
-def trying(command: str, script: str) -> list[str]:
+def running(command: str, script: str) -> list[str]:
     """The words of a command that tries a script once, or twice if it must."""
     own = {
         "run": ["--", "sh", "-c", script],
@@ -152,7 +152,7 @@ def test_a_failure_and_a_timeout_have_the_same_document(root: Path, command: str
         (["--timeout", "0.3"], "sleep 60", (124,)),
         (["--on-error", "keep"], "touch made; exit 3", (1, 3)),
     ):
-        done = branching(root, command, "--json", *options, *trying(command, script))
+        done = branching(root, command, "--json", *options, *running(command, script))
         assert done.code in codes, done
         assert list(VALIDATOR.iter_errors(done.document)) == [], done.document
         assert done.document["action"] == ("kept" if "keep" in options else "aborted")
@@ -169,7 +169,7 @@ def test_a_failure_and_a_timeout_have_the_same_document(root: Path, command: str
 
 @pytest.mark.parametrize("command", ["run", *SEVEN])
 def test_an_interrupted_call_prints_no_half_of_one(root: Path, command: str) -> None:
-    run = Running(root, [command, "--json", *trying(command, "echo up; sleep 600")])
+    run = Running(root, [command, "--json", *running(command, "echo up; sleep 600")])
     run.wait_for_line("up")
     run.signal(signal.SIGINT)
     done = run.done()

@@ -11,7 +11,7 @@ from conftest import NAME_FROM, Mounted
 from support.command import branching
 
 from branching.runlog import patches
-from branching.tui.diff.patch_sources import PatchSides
+from branching.tui.diff.patch_sources import PatchSource
 
 
 def entry_of(mounted: Mounted, label: str) -> str:
@@ -108,7 +108,7 @@ def repository(tmp_path: Path) -> Path:
 def test_a_patch_is_shown_side_by_side(repository: Path) -> None:
     """Against a patch that git itself has written."""
     words = ["git", "-C", str(repository), "diff", "--cached", "--binary", "-M"]
-    sides = PatchSides("mine", subprocess.run(words, capture_output=True, check=True).stdout)
+    sides = PatchSource("mine", subprocess.run(words, capture_output=True, check=True).stdout)
     titles = {sides.title(path) for path in sides.paths}
     assert titles == {"M text", "D gone", 'R näw "q"', "M binary", "A made"}
     assert sides.compared("binary").note == "[binary]"

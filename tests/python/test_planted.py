@@ -18,17 +18,17 @@ from support.command import branching
 from branching import Workspace
 from branching.agent.errors import ForkStateError, ForkStoreError
 from branching.agent.fork_store import SQLiteForkStateStore
-from branching.cli.fork_registry import KeptForks
-from branching.cli.fork_registry import left as left_forks
+from branching.cli.fork_registry import ForkRegistry
+from branching.cli.fork_registry import orphaned_forks as left_forks
 from branching.errors import BranchingError, MountError
-from branching.fs.branch_leases import Claims, left
+from branching.fs.branch_leases import BranchLeases, orphaned_branches
 from branching.fs.branchfs import CONTROL_XATTR, read_control_path
 from branching.fs.store_files import open_file, read
 from branching.fs.unmounted_store import is_interrupted, log_of
 from branching.process.sandbox.config import PRIVATE_XATTR, Sandbox
-from branching.runlog.control_socket import answers
+from branching.runlog.control_socket import is_alive
 from branching.runlog.events import Event
-from branching.runlog.run_log import Logbook, forget, lost, read_entries, read_entry
+from branching.runlog.run_log import RunLog, forget, lost, read_entries, read_entry
 
 SECRET = "outside-secret"
 
@@ -86,12 +86,12 @@ def fill(space: Workspace) -> None:
         "echo said; touch x",
     )
     assert branching(space.root, *kept).code == 0
-    claims = Claims(space)
-    claims.add(space.branches()[0])
-    file = claims._file
+    leases = BranchLeases(space)
+    leases.add(space.branches()[0])
+    file = leases._file
     assert file is not None
     os.close(file)  # as when its process is killed
-    with KeptForks(space) as forks:
+    with ForkRegistry(space) as forks:
         assert not forks.complaint
         (space.store / "agents" / "fork-1").touch()
 
@@ -100,14 +100,14 @@ def use(space: Workspace) -> list[object]:
     """Does what commands do with these files; returns what they would show."""
     assert space.store is not None
     logs = space.store / "logs"
-    shown: list[object] = [*read_entries(logs), *lost(logs), *left(space)]
-    with Logbook.of(space, "run") as book:
+    shown: list[object] = [*read_entries(logs), *lost(logs), *orphaned_branches(space)]
+    with RunLog.of(space, "run") as book:
         on_event = book.and_then(lambda _: None)
         on_event(Event(kind="resumed", branch="mine", index=0))
         on_event(Event(kind="output", branch="mine", index=0, text="line"))
     with suppress(OSError):
         shown.append(read(logs / "mine.log"))
-    with suppress(BranchingError), KeptForks(space):
+    with suppress(BranchingError), ForkRegistry(space):
         shown.append(left_forks(space))
     with suppress(OSError):
         forget(logs)
@@ -177,8 +177,8 @@ def test_an_entry_or_a_state_that_names_another_place_is_none_of_ours(
     (logs / "mine.json").write_text(json.dumps({**fields, "branch": "mine", "door": "a.door"}))
     assert [entry.branch for entry in read_entries(logs)] == ["mine"]
     (logs / "a.door").symlink_to("/dev/log")
-    assert not answers(logs / "a.door")
-    with Workspace(real.root) as space, KeptForks(space) as forks:
+    assert not is_alive(logs / "a.door")
+    with Workspace(real.root) as space, ForkRegistry(space) as forks:
         with pytest.raises(ForkStateError, match="names no lock"):
             forks._take("../../beside/made")
         assert not (beside / "made").exists()

@@ -184,11 +184,11 @@ class TestOnATerminal:
 
 
 def test_nothing_is_left_open_by_a_relay() -> None:
-    from branching.process.output_tee import Relay
+    from branching.process.output_tee import OutputTee
 
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
     kept: list[bytes] = []
-    with Relay(lambda: kept.append, owner=None) as relay:
-        os.write(relay.pipe(2), b"x\n")
+    with OutputTee(lambda: kept.append, owner=None) as tee:
+        os.write(tee.pipe(2), b"x\n")
     assert b"".join(kept) == b"x\n"
     assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

@@ -28,19 +28,19 @@ from branching import (
     SpeculationOutcome,
     Workspace,
 )
-from branching._cancellation import Scope
+from branching._cancellation import CancelScope
 from branching.fs import Branch, Change
 from branching.patterns import Event
 from branching.patterns.attempt import Attempt
 from branching.patterns.command_candidate import (
     FEEDBACK_BYTES_MAX,
-    Blocks,
-    Lines,
+    BlockSplitter,
+    LineSplitter,
     Program,
     Reader,
     shell,
 )
-from branching.patterns.event_dispatch import Teller
+from branching.patterns.event_dispatch import EventDispatcher
 from branching.runlog.events import taking_blocks
 
 
@@ -112,7 +112,7 @@ def test_commands_that_lose_are_killed_before_the_call_returns(real_workspace: W
 
 
 def test_cancelling_ends_a_call_from_another_thread(workspace: Workspace) -> None:
-    scope = Scope()
+    scope = CancelScope()
     outcomes: list[SpeculationOutcome] = []
     started = threading.Event()
     pattern = Speculate([program(workspace, "sleep 300")], on_event=lambda _: started.set())
@@ -133,7 +133,7 @@ def test_cancelling_ends_a_call_from_another_thread(workspace: Workspace) -> Non
 def test_a_call_cancelled_beforehand_commits_nothing(
     workspace: Workspace, pattern: Callable[[Workspace], SpeculationOutcome]
 ) -> None:
-    scope = Scope()
+    scope = CancelScope()
     scope.cancel()
     assert not scope.run(pattern, workspace).committed
 
@@ -409,7 +409,7 @@ class TestProgram:
 )
 def test_lines_are_cut_as_they_come(chunks: list[bytes], lines: list[str]) -> None:
     heard: list[str] = []
-    cutter = Lines(heard.append)
+    cutter = LineSplitter(heard.append)
     for chunk in chunks:
         cutter.feed(chunk)
     cutter.finish()
@@ -418,7 +418,7 @@ def test_lines_are_cut_as_they_come(chunks: list[bytes], lines: list[str]) -> No
 
 def test_lines_that_arrive_together_are_one_block() -> None:
     heard: list[str] = []
-    cutter = Blocks(heard.append)
+    cutter = BlockSplitter(heard.append)
     for chunk in (b"a\r\nb\n\nc", b"d\ne\r", b"\n", b"f"):
         cutter.feed(chunk)
     cutter.finish()
@@ -432,7 +432,9 @@ def test_a_listener_is_told_each_line_unless_it_takes_blocks(takes_blocks: bool)
     def listener(event: Event) -> None:
         heard.append(event.text)
 
-    teller = Teller(taking_blocks(listener) if takes_blocks else listener, wake=lambda: None)
+    teller = EventDispatcher(
+        taking_blocks(listener) if takes_blocks else listener, wake=lambda: None
+    )
     branch: Any = SimpleNamespace(name="b")
     teller.say(Attempt(0, branch, ""), "a\nb\n")
     assert heard == (["a\nb\n"] if takes_blocks else ["a", "b", ""])

@@ -11,7 +11,7 @@ from support.command import OnTerminal, branching
 
 from branching import ProcessBranchError, Workspace
 from branching.process import port_ranges
-from branching.process.port_ranges import PORTS_EACH, lent_ports
+from branching.process.port_ranges import PORTS_EACH, reserve_ports
 
 
 @pytest.fixture
@@ -229,16 +229,16 @@ class TestOnATerminal:
 
 class TestPorts:
     def test_a_range_is_lent_once_at_a_time(self) -> None:
-        with lent_ports() as first, lent_ports() as second:
+        with reserve_ports() as first, reserve_ports() as second:
             assert abs(first - second) >= PORTS_EACH
 
     def test_all_lent_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(port_ranges, "_RANGES", 1)
         monkeypatch.setattr(port_ranges, "FIRST_PORT", 19_000)  # no other test's
         error = pytest.raises(ProcessBranchError, match="no range of 10 free ports")
-        with lent_ports(), error, lent_ports():
+        with reserve_ports(), error, reserve_ports():
             raise AssertionError("the one range was lent twice")
-        with lent_ports() as again:
+        with reserve_ports() as again:
             assert again == 19_000
 
     def test_a_port_that_is_listened_on_is_passed_over(
@@ -250,5 +250,5 @@ class TestPorts:
             stranger.bind(("", 19_105))
             stranger.listen()
             for _ in range(2):
-                with lent_ports() as base:
+                with reserve_ports() as base:
                     assert base == 19_110

@@ -28,7 +28,7 @@ def server() -> int:
     return fork_server_client._server._process.pid
 
 
-def spare() -> int:
+def prefork() -> int:
     """Waits for the only child of the server: no sandbox runs."""
     until(lambda: len(children_of(server())) == 1 and is_waiting(children_of(server())[0]), "one")
     return children_of(server())[0]
@@ -62,7 +62,7 @@ def memory_of(pid: int) -> bytes:
 def test_it_serves_the_next_request(tmp_path: Path, isolation: Isolation) -> None:
     with BranchContext(["true"], tmp_path, isolation=isolation) as first:
         first.wait()
-    ready = spare()
+    ready = prefork()
     with BranchContext(["sleep", "600"], tmp_path, isolation=isolation) as second:
         assert parent_of(second.pid) == ready
         until(lambda: len(children_of(server())) == 2, "another spare beside the one in use")
@@ -72,7 +72,7 @@ def test_it_holds_nothing_of_an_earlier_request(tmp_path: Path) -> None:
     token = os.urandom(16).hex()
     with BranchContext(["true", token], tmp_path, env={f"NAME_{token}": token}) as context:
         context.wait()
-    found = memory_of(spare())
+    found = memory_of(prefork())
     assert b"/proc/self/mountinfo" in found  # this is how memory looks: text is found
     assert token.encode() not in found
 
@@ -82,7 +82,7 @@ def test_it_has_no_file_open_but_the_line_to_the_server(tmp_path: Path) -> None:
         os.set_inheritable(file.fileno(), True)
         with BranchContext(lambda _: None, tmp_path) as context:
             context.wait()
-        links = [os.readlink(entry) for entry in Path(f"/proc/{spare()}/fd").iterdir()]  # noqa: PTH115
+        links = [os.readlink(entry) for entry in Path(f"/proc/{prefork()}/fd").iterdir()]  # noqa: PTH115
     assert sorted(re.sub(r"\d", "", link) for link in links) == [*["/dev/null"] * 3, "socket:[]"]
 
 
@@ -92,7 +92,7 @@ def test_what_is_mounted_after_its_fork_is_seen(outside: Path) -> None:
     place.mkdir()
     later.mkdir()
     assert run_in(place, "true").code == 0
-    ready = spare()
+    ready = prefork()
     subprocess.run(["mount", "-t", "tmpfs", "none", str(later)], check=True)
     try:
         (later / "file").write_text("seen\n")
@@ -104,26 +104,26 @@ def test_what_is_mounted_after_its_fork_is_seen(outside: Path) -> None:
 
 def test_one_that_died_is_replaced(tmp_path: Path) -> None:
     assert run_in(tmp_path, "exit 3").code == 3
-    dead = spare()
+    dead = prefork()
     os.kill(dead, signal.SIGKILL)
     until(lambda: is_gone(dead), "its end is noticed")
     assert run_in(tmp_path, "exit 4").code == 4
-    assert spare() != dead
+    assert prefork() != dead
 
 
 def test_one_that_does_not_fit_is_let_go_of(tmp_path: Path) -> None:
     assert run_in(tmp_path, "exit 3").code == 3
-    unfit = spare()
+    unfit = prefork()
     with BranchContext(["true"], tmp_path, isolation="none") as context:
         context.wait()
     until(lambda: is_gone(unfit), "it has ended")
-    assert spare() != unfit
+    assert prefork() != unfit
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_it_dies_with_the_server(tmp_path: Path, number: int) -> None:
     assert run_in(tmp_path, "exit 3").code == 3
-    orphan = spare()
+    orphan = prefork()
     os.kill(server(), number)
     until(lambda: is_gone(orphan), "it has ended")
 
@@ -131,7 +131,7 @@ def test_it_dies_with_the_server(tmp_path: Path, number: int) -> None:
 def test_who_waits_for_the_server_finds_no_spare(tmp_path: Path) -> None:
     """For want of work the server ends, and it ends last."""
     assert run_in(tmp_path, "exit 3").code == 3
-    last = spare()
+    last = prefork()
     assert fork_server_client._server is not None
     fork_server_client._server._process.wait(60)
     assert is_gone(last)

@@ -15,9 +15,9 @@ from support.command import Running, branching
 from support.waiting import SECONDS_MAX, until, until_unchanged
 
 from branching import BranchError, Workspace
-from branching.runlog import control_socket as doors
-from branching.runlog.control_socket import Door, answers, ask, sweep
-from branching.runlog.run_controller import WORDS_BYTES_MAX, Helm
+from branching.runlog import control_socket as control_servers
+from branching.runlog.control_socket import ControlServer, is_alive, remove_stale, send_request
+from branching.runlog.run_controller import WORDS_BYTES_MAX, RunController
 from branching.runlog.run_log import Entry, read_entries
 
 
@@ -52,7 +52,7 @@ class Call:
         deadline = time.monotonic() + SECONDS_MAX
         while True:
             try:
-                return ask(self.logs / entry.door, do, entry.branch, text)
+                return send_request(self.logs / entry.door, do, entry.branch, text)
             except BranchError as error:
                 if "can be steered" not in str(error) or time.monotonic() > deadline:
                     raise
@@ -126,14 +126,14 @@ class TestFromAnotherProcess:
     ) -> None:
         call = Call(real.root, logs, COUNTING)
         door = logs / call.entry().door
-        assert answers(door)
+        assert is_alive(door)
         assert (door.stat().st_mode & 0o077) == 0
         call.ask("stop")
         call.running.done()
-        assert not answers(door)
+        assert not is_alive(door)
         assert not list(logs.glob("*.door"))
         with pytest.raises(BranchError, match="does not answer"):
-            ask(door, "stop", call.entry().branch)
+            send_request(door, "stop", call.entry().branch)
 
     def test_a_killed_call_leaves_a_door_that_the_next_sweeps_away(
         self, real: Mounted, logs: Path
@@ -142,7 +142,7 @@ class TestFromAnotherProcess:
         door = logs / call.entry().door
         call.running.process.kill()
         call.running.done()
-        until(lambda: not answers(door), "nobody is there")
+        until(lambda: not is_alive(door), "nobody is there")
         assert door.exists()
         assert branching(real.root, "speculate", "-c", "true").code == 0
         assert not door.exists()
@@ -152,44 +152,47 @@ class TestFromAnotherProcess:
 
     def test_a_function_cannot_be_steered_and_says_so(self) -> None:
         with pytest.raises(BranchError, match="function of the program"):
-            Helm().pause("nobody")
+            RunController().pause("nobody")
 
 
 class Sleeper:
     """Stands in for a process."""
 
     def __init__(self) -> None:
-        self.deeds: list[str] = []
+        self.actions: list[str] = []
 
     def kill(self, grace_seconds: float = 0.0) -> None:
-        self.deeds.append(f"kill after {grace_seconds}")
+        self.actions.append(f"kill after {grace_seconds}")
 
     def pause(self, *, is_on: bool = True) -> None:
-        self.deeds.append(f"pause {is_on}")
+        self.actions.append(f"pause {is_on}")
 
 
 class TestHelm:
     def test_too_many_words_are_refused(self, place: Path) -> None:
-        helm, words = Helm(), place / "words"
+        controller, words = RunController(), place / "words"
         words.touch()
-        with helm.steering("b", Sleeper(), words):
-            helm.tell("b", "x" * (WORDS_BYTES_MAX - 1))
+        with controller.controlling("b", Sleeper(), words):
+            controller.tell("b", "x" * (WORDS_BYTES_MAX - 1))
             with pytest.raises(BranchError, match="already"):
-                helm.tell("b", "y")
+                controller.tell("b", "y")
         assert words.stat().st_size == WORDS_BYTES_MAX
 
     def test_words_never_go_through_a_link(self, place: Path) -> None:
-        helm, words, victim = Helm(), place / "words", place / "victim"
+        controller, words, victim = RunController(), place / "words", place / "victim"
         victim.write_text("mine\n")
         words.symlink_to(victim)
-        with helm.steering("b", Sleeper(), words), pytest.raises(OSError, match="words"):
-            helm.tell("b", "yours")
+        with controller.controlling("b", Sleeper(), words), pytest.raises(OSError, match="words"):
+            controller.tell("b", "yours")
         assert victim.read_text() == "mine\n"
 
     def test_what_has_no_steer_file_is_not_told(self) -> None:
-        helm = Helm()
-        with helm.steering("b", Sleeper(), None), pytest.raises(BranchError, match="no steer file"):
-            helm.tell("b", "x")
+        controller = RunController()
+        with (
+            controller.controlling("b", Sleeper(), None),
+            pytest.raises(BranchError, match="no steer file"),
+        ):
+            controller.tell("b", "x")
 
 
 class TestDoor:
@@ -200,8 +203,8 @@ class TestDoor:
         os.close(descriptor)
 
     @pytest.fixture
-    def opened(self, directory: int) -> Iterator[Door]:
-        opened = Door(directory, (os.geteuid(), os.getegid()), Helm())
+    def opened(self, directory: int) -> Iterator[ControlServer]:
+        opened = ControlServer(directory, (os.geteuid(), os.getegid()), RunController())
         yield opened
         opened.close()
 
@@ -217,27 +220,27 @@ class TestDoor:
         ],
     )
     def test_a_bad_request_is_answered_with_an_error(
-        self, place: Path, opened: Door, line: bytes, error: str
+        self, place: Path, opened: ControlServer, line: bytes, error: str
     ) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.settimeout(SECONDS_MAX)
             client.connect(str(place / opened.name))
             client.sendall(line)
             assert error in json.loads(client.makefile().readline())["error"]
-        assert answers(place / opened.name)
+        assert is_alive(place / opened.name)
 
     def test_who_hangs_up_or_says_nothing_does_not_keep_others_out(
-        self, place: Path, opened: Door, monkeypatch: pytest.MonkeyPatch
+        self, place: Path, opened: ControlServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(doors, "ASKING_SECONDS_MAX", 0.2)
+        monkeypatch.setattr(control_servers, "ASKING_SECONDS_MAX", 0.2)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.connect(str(place / opened.name))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
             silent.connect(str(place / opened.name))
-            ask(place / opened.name, "ping")
+            send_request(place / opened.name, "ping")
 
     def test_another_user_is_refused(
-        self, place: Path, opened: Door, as_user: tuple[int, int]
+        self, place: Path, opened: ControlServer, as_user: tuple[int, int]
     ) -> None:
         (place / opened.name).chmod(0o666)
         pid = os.fork()
@@ -245,15 +248,15 @@ class TestDoor:
             try:
                 os.setgid(as_user[1])
                 os.setuid(as_user[0])
-                ask(place / opened.name, "ping")
+                send_request(place / opened.name, "ping")
             except BranchError as error:
                 os._exit(0 if "may not steer" in str(error) else 1)
             finally:
                 os._exit(2)
         assert os.waitpid(pid, 0)[1] == 0
 
-    def test_a_sweep_leaves_what_answers(self, place: Path, opened: Door) -> None:
+    def test_a_sweep_leaves_what_answers(self, place: Path, opened: ControlServer) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
             dead.bind(str(place / "dead.door"))
-        sweep(place)
+        remove_stale(place)
         assert [entry.name for entry in place.glob("*.door")] == [opened.name]

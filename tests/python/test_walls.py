@@ -148,7 +148,7 @@ import sys
 from collections import Counter
 from branching._linux import syscalls
 from branching.process.sandbox.config import Sandbox
-from branching.process.sandbox.rootfs import View
+from branching.process.sandbox.rootfs import RootFS
 calls = Counter()
 def counted(name):
     call = getattr(syscalls, name)
@@ -159,7 +159,7 @@ def counted(name):
 for name in ("mount", "unmount", "clone_mount", "attach_mount"):
     setattr(syscalls, name, counted(name))
 branch, root = sys.argv[1:]
-View(Sandbox.of(branch, at=root), (0, 0), []).build()
+RootFS(Sandbox.of(branch, at=root), (0, 0), []).build()
 with open("/proc/self/mountinfo") as table:
     print(calls.total(), sum("branchfs" in line for line in table))
 """

@@ -11,7 +11,7 @@ from support.groups import MIB, run, start, version
 from support.waiting import until
 
 from branching import ResourceLimits
-from branching.process.cgroup import Scope
+from branching.process.cgroup import Cgroup
 from branching.process.cgroup.own_cgroup import UNIFIED, find_own
 from branching.process.cgroup.v2 import LEAF
 
@@ -26,7 +26,7 @@ def test_this_is_version_2_alone() -> None:
 
 def test_memory_high_slows_down_and_kills_nobody() -> None:
     limits = ResourceLimits(memory=512 * MIB, memory_high=48 * MIB)
-    with Scope.create(limits) as scope:
+    with Cgroup.create(limits) as scope:
         child = start(scope, ALLOCATE + "; sys.stdin.readline()", 80 * MIB)
         events = scope.path / "memory.events"
         until(lambda: "high 0" not in events.read_text().splitlines(), "the limit being met")
@@ -36,19 +36,19 @@ def test_memory_high_slows_down_and_kills_nobody() -> None:
 
 
 def test_its_descriptor_serves_to_be_born_in() -> None:
-    with Scope.create(ResourceLimits(pids=4)) as scope:
+    with Cgroup.create(ResourceLimits(pids=4)) as scope:
         assert scope.descriptor is not None
         assert Path(f"/proc/self/fd/{scope.descriptor}").readlink() == scope.path
 
 
 def test_what_ran_in_our_group_makes_room() -> None:
-    with Scope.create(ResourceLimits(memory=64 * MIB)) as scope:
+    with Cgroup.create(ResourceLimits(memory=64 * MIB)) as scope:
         assert find_own()[UNIFIED].path.name == LEAF
         assert scope.path.parent == find_own()[UNIFIED].path.parent
 
 
 def test_out_of_memory_the_kernel_kills_the_whole_group() -> None:
-    with Scope.create(ResourceLimits(memory=64 * MIB, oom_group=True)) as scope:
+    with Cgroup.create(ResourceLimits(memory=64 * MIB, oom_group=True)) as scope:
         beside = start(scope, "import time; time.sleep(600)")
         code, _ = run(scope, ALLOCATE, 200 * MIB)
         beside.communicate()
@@ -59,11 +59,11 @@ AS_USER = f"""
 import os
 from support.groups import run
 from branching import ResourceLimits
-from branching.process.cgroup import Scope
+from branching.process.cgroup import Cgroup
 os.setgroups([])
 os.setresgid({USER}, {USER}, {USER})
 os.setresuid({USER}, {USER}, {USER})
-with Scope.create(ResourceLimits(memory=64 << 20, pids=20, cpu=0.9)) as scope:
+with Cgroup.create(ResourceLimits(memory=64 << 20, pids=20, cpu=0.9)) as scope:
     print(*run(scope, "held = bytearray(200 << 20)"), scope.usage().oom_kills)
 print(scope.path.exists())
 """

@@ -13,11 +13,11 @@ from pathlib import Path, PurePosixPath
 
 from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.changed_paths import touched
-from branching.agent.diff.snapshot import Seen, Sight
+from branching.agent.diff.snapshot import PathSnapshot, TreeSnapshot
 from branching.agent.diff.text import binary_label, text_of, unified
 from branching.agent.types import Agreement, BranchChange, BranchDiffReport, DiffSummary, PathDiff
 from branching.fs import Branch
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 
 
 def build_diff_report(
@@ -33,12 +33,14 @@ def build_diff_report(
     BranchError if a branch cannot be read.
     """
     branches = list(runtimes.values() if isinstance(runtimes, Mapping) else runtimes)
-    bases: dict[Path, Sight] = {}  # the branches of a fork have one
+    bases: dict[Path, TreeSnapshot] = {}  # the branches of a fork have one
     sides = {
         runtime.id: _Side(
             runtime,
             runtime.branch,
-            bases.setdefault(runtime.base_path, Sight(Tree(runtime.base_path, runtime.owner))),
+            bases.setdefault(
+                runtime.base_path, TreeSnapshot(ConfinedDir(runtime.base_path, runtime.owner))
+            ),
         )
         for runtime in branches
         if runtime.branch is not None and runtime.base_path is not None
@@ -56,9 +58,9 @@ def build_diff_report(
 class _Side:
     """One branch: its files, what it was forked from, and what it touched."""
 
-    def __init__(self, runtime: BranchRuntime, branch: Branch, base: Sight) -> None:
+    def __init__(self, runtime: BranchRuntime, branch: Branch, base: TreeSnapshot) -> None:
         self.base = base
-        self.now = Sight(Tree(branch.path, runtime.owner))
+        self.now = TreeSnapshot(ConfinedDir(branch.path, runtime.owner))
         found = touched(branch.diff(), base.tree, self.now.tree)
         self.touched = {path for path in found if self._is_told(path)}
         self._renamed = self._renames()
@@ -161,7 +163,7 @@ def _summary(diffs: Iterable[PathDiff], branches: Sequence[BranchRuntime]) -> Di
     )
 
 
-def _diff(before: Seen, after: Seen, path: str) -> str | None:
+def _diff(before: PathSnapshot, after: PathSnapshot, path: str) -> str | None:
     if after.is_file and after.data is None:
         return f"[too big to be compared · {after.size} bytes · {after.identity}]\n"
     new = after.data if after.is_there else b""

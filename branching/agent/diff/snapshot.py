@@ -13,28 +13,28 @@ from functools import cached_property
 from branching.agent.branch_files import read_whole
 from branching.agent.diff.text import TEXT_BYTES_MAX
 from branching.agent.fingerprint import identity, identity_of_file
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 
 
-class Sight:
+class TreeSnapshot:
     """One tree as it is seen during one comparison."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: ConfinedDir) -> None:
         self.tree = tree
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, PathSnapshot] = {}
 
-    def at(self, path: str) -> Seen:
+    def at(self, path: str) -> PathSnapshot:
         """Returns what is there."""
         if path not in self._seen:
-            self._seen[path] = Seen(self.tree, path)
+            self._seen[path] = PathSnapshot(self.tree, path)
         return self._seen[path]
 
 
 @dataclass
-class Seen:
+class PathSnapshot:
     """One path."""
 
-    tree: Tree
+    tree: ConfinedDir
     path: str
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from branching.agent.copy_paths import Transplant
+from branching.agent.copy_paths import TreeCopier
 from branching.agent.merge.plan import Plan, Text
 from branching.agent.types import FlushError
 from branching.fs import Branch
@@ -22,7 +22,7 @@ def fill(stage: Branch, winner: Branch, plan: Plan) -> list[FlushError]:
     errors: dict[str, FlushError] = {}
     frozen = winner.branch(f"{winner.name}.frozen", None, None).__enter__()
     try:
-        copied = Transplant(frozen.path, stage.path)
+        copied = TreeCopier(frozen.path, stage.path)
         steps: list[tuple[str, Callable[[], None]]] = []
         # What is in a directory goes before the directory, and comes after it.
         steps += [(path, partial(copied.clear, path)) for path in reversed(plan.winners)]

@@ -29,16 +29,16 @@ from branching.agent.errors import ForkStateError
 from branching.agent.fingerprint import identity
 from branching.agent.merge.three_way import merge_texts
 from branching.agent.types import FlushError, MergeOptions
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sides:
     """The three states, and who touched what."""
 
-    base: Tree
-    parent: Tree
-    winner: Tree
+    base: ConfinedDir
+    parent: ConfinedDir
+    winner: ConfinedDir
     winner_touched: frozenset[str]
     parent_touched: frozenset[str]
     drifted: frozenset[str]
@@ -172,7 +172,7 @@ def _is_newer(path: str, sides: Sides) -> bool:
     return path in sides.drifted or is_newer(path, sides.directory, sides.forked_ns, sides.base)
 
 
-def is_newer(path: str, directory: Path | None, forked_ns: int, base: Tree) -> bool:
+def is_newer(path: str, directory: Path | None, forked_ns: int, base: ConfinedDir) -> bool:
     """Tells whether somebody changed a file in the base directory since the fork."""
     if directory is None:
         return False
@@ -185,7 +185,7 @@ def is_newer(path: str, directory: Path | None, forked_ns: int, base: Tree) -> b
     return not stat.S_ISDIR(found.st_mode) and found.st_ctime_ns > forked_ns
 
 
-def _is_directory(tree: Tree, path: str) -> bool:
+def _is_directory(tree: ConfinedDir, path: str) -> bool:
     found = tree.lstat(path)
     return found is not None and stat.S_ISDIR(found.st_mode)
 
@@ -226,7 +226,7 @@ def _as_file(path: str, content: bytes, sides: Sides) -> Text:
     )
 
 
-def _text(tree: Tree, path: str) -> str | None:
+def _text(tree: ConfinedDir, path: str) -> str | None:
     found = tree.lstat(path)
     if found is None or not stat.S_ISREG(found.st_mode):
         return None

@@ -25,8 +25,8 @@ from branching.agent.pydantic_ai.workspace import BranchWorkspace
 from branching.agent.sandbox import BranchSandbox
 from branching.errors import ProcessBranchError
 from branching.patterns.attempt import Task
-from branching.patterns.results import Answer
-from branching.runlog.run_controller import Helm
+from branching.patterns.results import CandidateResult
+from branching.runlog.run_controller import RunController
 
 Prompt = str | Callable[..., str]
 
@@ -42,27 +42,27 @@ class AgentCandidate:
     options: dict[str, Any] = field(default_factory=dict)
     ends_when_cancelled = True
 
-    def __call__(self, path: Path, *arguments: Any) -> Answer:
+    def __call__(self, path: Path, *arguments: Any) -> CandidateResult:
         task = Task.of_caller()
         seen_at = None if task is None else task.attempt.branch.seen_at
         sandbox = BranchSandbox(Path(path), seen_at=seen_at)
-        ear = _Ear()
-        run = _Run(self._coroutine(sandbox, self._prompt(path, arguments), ear), ear)
-        helm = Helm.current()
+        hook = _Ear()
+        run = _Run(self._coroutine(sandbox, self._prompt(path, arguments), hook), hook)
+        controller = RunController.current()
         if task is not None:
             task.on_cancel(run.cancel)
         try:
             with ExitStack() as stack:
-                if task is not None and helm is not None:
+                if task is not None and controller is not None:
                     name = task.attempt.branch.name
-                    stack.enter_context(helm.steering(name, run, None, tell=run.tell))
+                    stack.enter_context(controller.controlling(name, run, None, tell=run.tell))
                 result = run()
         finally:
             if task is not None:
                 task.forget(run.cancel)
             sandbox.close()
         is_success = True if self.success is None else bool(self.success(result))
-        return Answer(
+        return CandidateResult(
             success=is_success,
             value=result.output,
             score=None if self.score is None else self.score(result),
@@ -73,10 +73,10 @@ class AgentCandidate:
         return self.prompt if isinstance(self.prompt, str) else self.prompt(path, *arguments)
 
     async def _coroutine(
-        self, sandbox: BranchSandbox, prompt: str, ear: _Ear
+        self, sandbox: BranchSandbox, prompt: str, hook: _Ear
     ) -> AgentRunResult[Any]:
         options = {"usage_limits": UsageLimits(), **self.options}
-        options["capabilities"] = [*(options.get("capabilities") or ()), ear]
+        options["capabilities"] = [*(options.get("capabilities") or ()), hook]
         return await self.agent.run(prompt, workspace=BranchWorkspace(sandbox), **options)
 
 
@@ -120,9 +120,9 @@ class _Run:
     """A coroutine in the event loop of all agents, waited for here; may be cancelled, paused and
     told something from there."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], ear: _Ear) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], hook: _Ear) -> None:
         self._coroutine = coroutine
-        self._ear = ear
+        self._hook = hook
         self._loop = _loop()
         self._ended = threading.Event()
         self._lock = threading.Lock()  # guards the next two
@@ -156,12 +156,12 @@ class _Run:
 
     def pause(self, *, is_on: bool = True) -> None:
         """Holds the run up before its next request, or lets it go on."""
-        pause = self._ear.pause
+        pause = self._hook.pause
         self._loop.call_soon_threadsafe(pause.begin if is_on else pause.end)
 
     def tell(self, text: str) -> None:
         """Says something to the run, before its next request."""
-        self._loop.call_soon_threadsafe(self._ear.tell, text)
+        self._loop.call_soon_threadsafe(self._hook.tell, text)
 
 
 _starting = threading.Lock()

@@ -29,7 +29,7 @@ from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.usage import UsageLimits
 from pydantic_ai.workspaces import ReadOnlyWorkspace, Workspace
 
-from branching._threads import finished
+from branching._threads import run_in_thread
 from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError
@@ -186,7 +186,7 @@ class AgentRunner:
         """Kills what the runs have started in their sandbox. A later run gets a new one."""
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
-            await finished(sandbox.close)
+            await run_in_thread(sandbox.close)
 
     def _workspace(self) -> Any:
         branch = self._branch

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from branching._standard_streams import open_closed
-from branching._threads import finished
+from branching._threads import run_in_thread
 from branching.agent.sandbox.wire import BadFrame, Frame, encode_frame, read_frame, write_frame
 from branching.errors import BranchingError, ProcessBranchError
 from branching.process import BranchContext, Isolation, ResourceLimits
@@ -108,7 +108,7 @@ class BranchSandbox:
         Raises what it answered, OSError or ValueError; SandboxGone when it is there no more.
         """
         if self._context is None:
-            await finished(self._start)
+            await run_in_thread(self._start)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Reply] = loop.create_future()
         number = next(self._numbers)

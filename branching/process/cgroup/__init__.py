@@ -1,10 +1,10 @@
 """Control groups: the kernel's own limits on a branch's processes, v2 and v1.
 
-    Scope.create(limits)   scope.add(pid)   (the child runs)   scope.usage()   scope.remove()
+    Cgroup.create(limits)   cgroup.add(pid)   (the child runs)   cgroup.usage()   cgroup.remove()
 
-`cgroup` is the face. Under it `v2` (cgroup v2) and `v1` (v1) know the control files,
-`own_cgroup` finds out where we may make groups, `systemd` asks for such a place where we have none,
-and `cgroup_dir` is one group's directory, held open.
+`cgroup` is the interface. Below it `v2` and `v1` know the control files of the two versions,
+`own_cgroup` finds out where groups may be made, `systemd` asks for such a place where there is
+none, and `cgroup_dir` is the open directory of one group.
 
 Two rules hold everywhere. Nothing is limited in pretence: what cannot be enforced is an error
 before anything runs. And groups are made below our own group only (or in the scope systemd gives
@@ -16,7 +16,7 @@ its limits must not inherit them. They are close-on-exec; code that forks withou
 
 from __future__ import annotations
 
-from branching.process.cgroup.cgroup import Scope
+from branching.process.cgroup.cgroup import Cgroup
 from branching.process.cgroup.interface import Usage
 
-__all__ = ["Scope", "Usage"]
+__all__ = ["Cgroup", "Usage"]

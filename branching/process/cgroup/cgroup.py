@@ -17,7 +17,7 @@ from branching.process.resource_limits import ResourceLimits
 _POLL_SECONDS = 0.001
 
 
-class Scope:
+class Cgroup:
     """A group whose processes are limited together, killed together, and counted together.
 
     As a context manager it is removed at the end. A scope made below another is limited by both;
@@ -32,9 +32,9 @@ class Scope:
     def create(
         limits: ResourceLimits,
         *,
-        parent: Scope | None = None,
+        parent: Cgroup | None = None,
         below: ResourceLimits | None = None,
-    ) -> Scope:
+    ) -> Cgroup:
         """Makes a scope that enforces those of `limits` that a control group can. `below` are those
         of scopes that will be made below it.
 
@@ -45,11 +45,11 @@ class Scope:
         purpose = limits if limits.needs_cgroup else below or limits
         try:
             if parent is not None:
-                return Scope(parent._group.make_child(f"branch-{token}", limits, below))
+                return Cgroup(parent._group.make_child(f"branch-{token}", limits, below))
             place = discovery.find(purpose)
             try:
                 name = f"{NAME_PREFIX}{os.getpid()}-{token}"
-                return Scope(place.make_child(name, limits, below))
+                return Cgroup(place.make_child(name, limits, below))
             finally:
                 place.close()
         except OSError as error:
@@ -115,7 +115,7 @@ class Scope:
             ) from error
         self._usage = usage
 
-    def __enter__(self) -> Scope:
+    def __enter__(self) -> Cgroup:
         return self
 
     def __exit__(

@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.001
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class Directory:
+class CgroupDir:
     """An open control group. `close()` it when done; that alone removes nothing."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
@@ -30,15 +30,15 @@ class Directory:
         """For messages. Writing may be possible through the descriptor alone."""
 
     @staticmethod
-    def open(path: Path) -> Directory:
+    def open(path: Path) -> CgroupDir:
         """Opens the group at `path`. OSError if it is not there."""
-        return Directory(os.open(path, _OPEN), path)
+        return CgroupDir(os.open(path, _OPEN), path)
 
-    def open_child(self, name: str) -> Directory:
+    def open_child(self, name: str) -> CgroupDir:
         """Opens a group below this one. OSError if it is not there."""
-        return Directory(os.open(name, _OPEN, dir_fd=self.descriptor), self.path / name)
+        return CgroupDir(os.open(name, _OPEN, dir_fd=self.descriptor), self.path / name)
 
-    def make_child(self, name: str) -> Directory:
+    def make_child(self, name: str) -> CgroupDir:
         """Makes a group below this one and locks it. OSError if it cannot be made.
 
         Before it is locked, somebody clearing up may take it for a leftover and remove it: then it
@@ -152,7 +152,7 @@ class Directory:
         except OSError as error:
             raise _named(error, self.path / file) from None
 
-    def _open_made(self, name: str) -> Directory | None:
+    def _open_made(self, name: str) -> CgroupDir | None:
         try:
             return self.open_child(name)
         except FileNotFoundError:
@@ -164,7 +164,7 @@ class Directory:
                 pass
             raise
 
-    def _is_at(self, name: str, parent: Directory) -> bool:
+    def _is_at(self, name: str, parent: CgroupDir) -> bool:
         try:
             there = os.stat(name, dir_fd=parent.descriptor)
         except FileNotFoundError:

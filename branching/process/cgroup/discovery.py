@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 
 from branching.process.cgroup import systemd
-from branching.process.cgroup.cgroup_dir import Directory
+from branching.process.cgroup.cgroup_dir import CgroupDir
 from branching.process.cgroup.interface import Group, cannot_limit, controllers_for
-from branching.process.cgroup.own_cgroup import UNIFIED, Own, find_own
-from branching.process.cgroup.v1 import KEPT_BY, LegacyGroup
-from branching.process.cgroup.v2 import LEAF, UnifiedGroup
+from branching.process.cgroup.own_cgroup import UNIFIED, OwnCgroup, find_own
+from branching.process.cgroup.v1 import KEPT_BY, V1Group
+from branching.process.cgroup.v2 import LEAF, V2Group
 from branching.process.resource_limits import ResourceLimits
 
 _cleared: set[Path] = set()
@@ -42,8 +42,8 @@ def find(limits: ResourceLimits) -> Group:
     )
 
 
-def _legacy(own: dict[str, Own]) -> LegacyGroup:
-    opened: dict[Own, Directory] = {}
+def _legacy(own: dict[str, OwnCgroup]) -> V1Group:
+    opened: dict[OwnCgroup, CgroupDir] = {}
     try:
         for group in own.values():
             if group not in opened:
@@ -54,10 +54,10 @@ def _legacy(own: dict[str, Own]) -> LegacyGroup:
         for directory in opened.values():
             directory.close()
         raise
-    return LegacyGroup({name: opened[group] for name, group in own.items()})
+    return V1Group({name: opened[group] for name, group in own.items()})
 
 
-def _unified(own: Own) -> UnifiedGroup:
+def _unified(own: OwnCgroup) -> V2Group:
     if own.path.name == LEAF:  # we, or another like us, moved here before
         directory = own.open_parent()
     else:
@@ -71,10 +71,10 @@ def _unified(own: Own) -> UnifiedGroup:
     except BaseException:
         directory.close()
         raise
-    return UnifiedGroup(directory)
+    return V2Group(directory)
 
 
-def _is_delegated(directory: Directory) -> bool:
+def _is_delegated(directory: CgroupDir) -> bool:
     """Whether systemd says that the group is its user's own to divide."""
     for name in ("user.delegate", "trusted.delegate"):
         try:
@@ -85,7 +85,7 @@ def _is_delegated(directory: Directory) -> bool:
     return False
 
 
-def _clear(directory: Directory) -> None:
+def _clear(directory: CgroupDir) -> None:
     if directory.path not in _cleared:
         directory.remove_leftovers()
         _cleared.add(directory.path)

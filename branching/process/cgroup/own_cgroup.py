@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from branching.process.cgroup.cgroup_dir import Directory
+from branching.process.cgroup.cgroup_dir import CgroupDir
 from branching.process.cgroup.remount import open_writable
 
 UNIFIED = ""
@@ -25,7 +25,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own:
+class OwnCgroup:
     """Our own group in one hierarchy."""
 
     mount_point: Path
@@ -34,21 +34,21 @@ class Own:
     is_namespace_root: bool
     """It is all there is to see: the root of a control group namespace, or the true root."""
 
-    def open(self) -> Directory:
+    def open(self) -> CgroupDir:
         """Opens it for writing. OSError where that is not allowed."""
         return self.open_at(self.path)
 
-    def open_parent(self) -> Directory:
+    def open_parent(self) -> CgroupDir:
         """Opens the group above it for writing."""
         return self.open_at(self.path.parent)
 
-    def open_at(self, path: Path) -> Directory:
+    def open_at(self, path: Path) -> CgroupDir:
         if self.is_read_only:
-            return Directory(open_writable(self.mount_point, path), path)
-        return Directory.open(path)
+            return CgroupDir(open_writable(self.mount_point, path), path)
+        return CgroupDir.open(path)
 
 
-def find_own() -> dict[str, Own]:
+def find_own() -> dict[str, OwnCgroup]:
     """Returns our own group for each controller of version 1, and for version 2 as UNIFIED.
 
     What is not mounted, or mounted so that our group is out of sight, is missing.
@@ -59,13 +59,13 @@ def find_own() -> dict[str, Own]:
     )
 
 
-def read_own(memberships: str, mounts: str) -> dict[str, Own]:
+def read_own(memberships: str, mounts: str) -> dict[str, OwnCgroup]:
     """Does the same for the text of the two files; what stands there must exist."""
     named: dict[str, str] = {}
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
         named.update(dict.fromkeys(controllers.split(","), path))
-    found: dict[str, Own] = {}
+    found: dict[str, OwnCgroup] = {}
     for mount in _cgroup_mounts(mounts):
         for controller in mount.controllers:
             own = mount.locate(named.get(controller))
@@ -82,13 +82,13 @@ class _Mount:
     is_read_only: bool
     controllers: list[str]
 
-    def locate(self, group: str | None) -> Own | None:
+    def locate(self, group: str | None) -> OwnCgroup | None:
         if group is None or not PurePosixPath(group).is_relative_to(self.root):
             return None
         path = self.point / PurePosixPath(group).relative_to(self.root)
         if not (path / "cgroup.procs").exists():
             return None
-        return Own(
+        return OwnCgroup(
             mount_point=self.point,
             path=path,
             is_read_only=self.is_read_only,

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from branching.process.cgroup.cgroup_dir import Directory
+from branching.process.cgroup.cgroup_dir import CgroupDir
 from branching.process.cgroup.interface import (
     Setting,
     Usage,
@@ -37,10 +37,10 @@ FREEZE_SECONDS_MAX = 1.0
 _POLL_SECONDS = 0.001
 
 
-class LegacyGroup:
+class V1Group:
     """A group in several hierarchies at once."""
 
-    def __init__(self, directories: Mapping[str, Directory]) -> None:
+    def __init__(self, directories: Mapping[str, CgroupDir]) -> None:
         self._of = dict(directories)
         self._oom_watch: OomWatch | None = None
 
@@ -54,7 +54,7 @@ class LegacyGroup:
 
     def make_child(
         self, name: str, limits: ResourceLimits, below: ResourceLimits | None = None
-    ) -> LegacyGroup:
+    ) -> V1Group:
         for asked in (limits, below or limits):  # what is refused below is refused at once
             if asked.memory_high is not None:
                 raise cannot_limit(
@@ -65,7 +65,7 @@ class LegacyGroup:
             for controller, limit in controllers_for(asked).items():
                 if controller not in self._of:
                     raise cannot_limit(limit, f"the {controller} controller is missing")
-        child = LegacyGroup({})
+        child = V1Group({})
         try:
             for directory in self._directories():
                 made = directory.make_child(name)
@@ -161,7 +161,7 @@ class LegacyGroup:
         for directory in self._directories():
             directory.close()
 
-    def _directories(self) -> list[Directory]:
+    def _directories(self) -> list[CgroupDir]:
         # Controllers that are mounted together (cpu and cpuacct, often) share one.
         return list({id(directory): directory for directory in self._of.values()}.values())
 
@@ -170,7 +170,7 @@ class LegacyGroup:
         return 0 if memory is None else _oom_kills_in(memory)
 
 
-def _oom_kills_in(directory: Directory) -> int:
+def _oom_kills_in(directory: CgroupDir) -> int:
     """Version 1 counts the killed where they were, not in the groups above."""
     kills = directory.read_fields("memory.oom_control").get("oom_kill", 0)
     for name in directory.children():

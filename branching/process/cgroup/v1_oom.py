@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from branching.process.cgroup.cgroup_dir import Directory
+from branching.process.cgroup.cgroup_dir import CgroupDir
 from branching.process.cgroup.remount import started
 
 VICTIM_SECONDS_MAX = 1.0
@@ -26,7 +26,7 @@ class OomWatch:
     """Watches until `stop()`."""
 
     def __init__(
-        self, memory: Directory, oom_kills: Callable[[], int], kill: Callable[[], None]
+        self, memory: CgroupDir, oom_kills: Callable[[], int], kill: Callable[[], None]
     ) -> None:
         self._oom_kills = oom_kills
         self._kill = kill

@@ -18,7 +18,7 @@ import signal
 import time
 from pathlib import Path
 
-from branching.process.cgroup.cgroup_dir import NAME_PREFIX, Directory
+from branching.process.cgroup.cgroup_dir import NAME_PREFIX, CgroupDir
 from branching.process.cgroup.interface import (
     Setting,
     Usage,
@@ -37,10 +37,10 @@ _FREEZE_SECONDS_MAX = 1.0
 _POLL_SECONDS = 0.001
 
 
-class UnifiedGroup:
+class V2Group:
     """A group, or the place that groups are made in."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: CgroupDir) -> None:
         self._directory = directory
 
     @property
@@ -53,10 +53,10 @@ class UnifiedGroup:
 
     def make_child(
         self, name: str, limits: ResourceLimits, below: ResourceLimits | None = None
-    ) -> UnifiedGroup:
+    ) -> V2Group:
         # A group can pass on only what it was given itself.
         self._enable({**controllers_for(below or limits), **controllers_for(limits)})
-        child = UnifiedGroup(self._directory.make_child(name))
+        child = V2Group(self._directory.make_child(name))
         try:
             for setting in child._settings(limits):
                 try:

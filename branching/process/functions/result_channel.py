@@ -47,7 +47,7 @@ class RemoteTraceback(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class CallOutcome:
     """What came home."""
 
     value: object = None
@@ -137,7 +137,7 @@ def new_file() -> int:
     return os.memfd_create("result", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
-def read(descriptor: int, originals: Sequence[object], accept: Sequence[type]) -> Outcome:
+def read(descriptor: int, originals: Sequence[object], accept: Sequence[type]) -> CallOutcome:
     """Returns what was written; nothing was if the function did not get so far.
 
     All processes of the sandbox must be dead.
@@ -147,7 +147,7 @@ def read(descriptor: int, originals: Sequence[object], accept: Sequence[type]) -
         found = os.fstat(descriptor)
         (length,) = _LENGTH.unpack(os.pread(descriptor, _LENGTH.size, 0).ljust(_LENGTH.size, b"\0"))
         if length == 0:
-            return Outcome()
+            return CallOutcome()
         size = found.st_size - _LENGTH.size
         if found.st_blocks * _BLOCK_BYTES < found.st_size or length != size:
             # Holes cost the sandbox nothing, and would cost us memory.
@@ -164,7 +164,7 @@ def read(descriptor: int, originals: Sequence[object], accept: Sequence[type]) -
         )
     except Exception as unread:
         error = ProcessBranchError(f"the target's result cannot be read: {unread}")
-    return Outcome(exception=error)
+    return CallOutcome(exception=error)
 
 
 def _seal(descriptor: int) -> None:
@@ -207,18 +207,18 @@ class _Stream(io.RawIOBase):
         return self._place
 
 
-def _understood(told: Any) -> Outcome:
+def _understood(told: Any) -> CallOutcome:
     kind, *rest = told
     if kind == "value":
-        return Outcome(value=rest[0])
+        return CallOutcome(value=rest[0])
     if kind == "exception":
         cls, args, state, text = rest
-        return Outcome(exception=_made(cls, args, state, str(text)))
+        return CallOutcome(exception=_made(cls, args, state, str(text)))
     message, text = map(str, rest)
     error = ProcessBranchError(message)
     if text:
         error.__cause__ = RemoteTraceback(text)
-    return Outcome(exception=error)
+    return CallOutcome(exception=error)
 
 
 def _made(cls: Any, args: Any, state: Any, text: str) -> BaseException:

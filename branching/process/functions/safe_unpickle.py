@@ -75,10 +75,10 @@ def load(stream: Any, originals: Sequence[object], accept: Sequence[type]) -> An
     """
     if not copyreg._extension_registry:  # type: ignore[attr-defined]
         try:
-            return _Nameless(stream).load()
+            return _PrimitivesUnpickler(stream).load()
         except _NamedError:
             stream.seek(0)
-    return _Careful(stream, originals, accept).load()
+    return _RestrictedUnpickler(stream, originals, accept).load()
 
 
 def fill(thing: Any, state: Any) -> None:
@@ -115,7 +115,7 @@ class _NamedError(Exception):
     """The bytes name something."""
 
 
-class _Nameless(pickle.Unpickler):
+class _PrimitivesUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         raise _NamedError(f"{module}.{name}")
 
@@ -123,7 +123,7 @@ class _Nameless(pickle.Unpickler):
         raise _NamedError(str(number))
 
 
-class _Careful(pickle._Unpickler):
+class _RestrictedUnpickler(pickle._Unpickler):
     stack: list[Any]
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
 

@@ -16,6 +16,6 @@ caller's side. Nothing here knows what a branch is: it is given a directory, and
 
 from __future__ import annotations
 
-from branching.process.sandbox.config import OWN_TMP, Isolation, Sandbox, check_walls
+from branching.process.sandbox.config import OWN_TMP, Isolation, Sandbox, validate_isolation
 
-__all__ = ["OWN_TMP", "Isolation", "Sandbox", "check_walls"]
+__all__ = ["OWN_TMP", "Isolation", "Sandbox", "validate_isolation"]

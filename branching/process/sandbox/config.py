@@ -66,7 +66,7 @@ class Sandbox:
         must be hidden; any other directory is seen at its own path. Raises OSError for one that
         is not there, TypeError and ValueError for globs that are none.
         """
-        check_walls("sandbox", network=network, hide=hide)
+        validate_isolation("sandbox", network=network, hide=hide)
         place = Path(os.path.realpath(view, strict=True))
         if not place.is_dir():
             raise NotADirectoryError(f"{view} is not a directory")
@@ -84,7 +84,7 @@ class Sandbox:
         )
 
 
-def check_walls(isolation: Isolation, *, network: bool, hide: Sequence[str]) -> None:
+def validate_isolation(isolation: Isolation, *, network: bool, hide: Sequence[str]) -> None:
     """Raises TypeError and ValueError for globs that are none, and for walls without a sandbox."""
     if isolation not in ("sandbox", "none"):
         raise ValueError(f'isolation must be "sandbox" or "none", not {isolation!r}')

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from branching.errors import ForkError, NamespaceError, ProcessBranchError
-from branching.process.sandbox.parent_state import Caller
+from branching.process.sandbox.parent_state import ParentState
 
 _USERNS_SWITCHES = {
     "kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
@@ -39,7 +39,7 @@ def named(words: dict[str, Any]) -> ProcessBranchError:
 def _hint(step: str, number: int) -> str:
     without = 'or ask for no sandbox (isolation="none")'
     if number in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EUSERS):
-        is_privileged = Caller.read().is_privileged
+        is_privileged = ParentState.read().is_privileged
         for switch, (bad, fix) in _USERNS_SWITCHES.items():
             try:
                 if Path("/proc/sys", switch).read_text().strip() == bad and not is_privileged:

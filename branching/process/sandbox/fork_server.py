@@ -23,7 +23,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from branching.process.sandbox.prefork import Spare
+    from branching.process.sandbox.prefork import PreforkedInit
 
 IDLE_SECONDS_MAX = 0.5
 """How long it stays without a request and without a running sandbox."""
@@ -97,7 +97,7 @@ class _Inits:
     def __init__(self, own: list[int]) -> None:
         self._own = own
         self._flags = 0
-        self._spare: Spare | None = None
+        self._prefork: PreforkedInit | None = None
         self.running: set[int] = set()
         self.lack_spare = False
         """One is to be made: who has asked for a sandbox will soon ask for another."""
@@ -107,7 +107,7 @@ class _Inits:
         from branching.process.sandbox import prefork
 
         _prepare()
-        ready, self._spare = self._spare, None
+        ready, self._prefork = self._prefork, None
         if ready is not None and ready.flags != flags:
             ready.let_go()
             ready = None
@@ -124,24 +124,24 @@ class _Inits:
 
     def fork_ahead(self) -> None:
         """Makes the spare one, of the kind that was asked for last."""
-        from branching.process.sandbox.prefork import Spare
+        from branching.process.sandbox.prefork import PreforkedInit
 
         self.lack_spare = False
         with suppress(OSError):  # it will be told when one is asked for
-            self._spare = Spare(self._flags, self._own)
+            self._prefork = PreforkedInit(self._flags, self._own)
 
     def forget(self, ended: set[int]) -> None:
         """Takes notice of ends. A spare that died is replaced after the next request."""
         self.running -= ended
-        if self._spare is not None and self._spare.pid in ended:
-            self._spare.let_go()
-            self._spare = None
+        if self._prefork is not None and self._prefork.pid in ended:
+            self._prefork.let_go()
+            self._prefork = None
 
     def dismiss_spare(self) -> None:
         """Ends the spare one, and waits for its end: nothing is to be left of us."""
-        if self._spare is not None:
-            os.kill(self._spare.pid, signal.SIGKILL)
-            os.waitpid(self._spare.pid, 0)
+        if self._prefork is not None:
+            os.kill(self._prefork.pid, signal.SIGKILL)
+            os.waitpid(self._prefork.pid, 0)
 
 
 @cache

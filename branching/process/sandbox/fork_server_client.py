@@ -67,7 +67,7 @@ class _Server:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             its.close()
-        rlimits.give_back(self._process.pid)  # to what it starts, too
+        rlimits.restore_open_files(self._process.pid)  # to what it starts, too
         # It ends by itself; somebody has to take notice, or it would stay as a zombie.
         threading.Thread(target=self._process.wait, name="sandbox server", daemon=True).start()
 

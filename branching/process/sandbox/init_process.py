@@ -39,7 +39,7 @@ from branching.process.sandbox import (
 )
 from branching.process.sandbox.launch_request import Request
 from branching.process.sandbox.masked_files import Watch
-from branching.process.sandbox.rootfs import View, bound_sockets
+from branching.process.sandbox.rootfs import RootFS, bound_sockets
 
 POLL_MILLISECONDS_MAX = 1 << 30
 """The kernel takes a wait as 32 bits. This is 12 days; a longer limit takes several waits."""
@@ -63,7 +63,7 @@ def run(descriptors: list[int]) -> NoReturn:
     try:
         init.prepare()
         pid = init.start()
-        init.attend(pid)
+        init.supervise(pid)
     except OSError as error:
         init.say(
             failed=init.step, errno=error.errno or 0, text=error.strerror or str(error),
@@ -108,7 +108,7 @@ class _Init:
             self.step = "making a network"
             netns.enter()
         owner = request.owner or request.user
-        view = View(sandbox, owner, sockets)
+        view = RootFS(sandbox, owner, sockets)
         try:
             writable = view.build()
         except OSError:
@@ -186,7 +186,7 @@ class _Init:
         fd_passing.send(gate, pre_exec.RUNS, [os.pidfd_open(pid)])
         return pid
 
-    def attend(self, pid: int) -> NoReturn:
+    def supervise(self, pid: int) -> NoReturn:
         poll = select.poll()
         poll.register(self._line, select.POLLIN)
         poll.register(self._woken, select.POLLIN)

@@ -30,7 +30,7 @@ _CREDENTIALS = struct.Struct("=iII")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(struct.calcsize("i"))
 
 
-class Refused(Exception):
+class LaunchRefused(Exception):
     """The program could not be executed. The sandbox is gone."""
 
     def __init__(self, number: int, text: str) -> None:
@@ -39,7 +39,7 @@ class Refused(Exception):
         self.strerror = text
 
 
-class Started:
+class SandboxHandle:
     """A process in its sandbox. It belongs to the thread that started it, but for `kill`."""
 
     def __init__(self, line: socket.socket, init_end: int, *, is_sandboxed: bool) -> None:
@@ -121,12 +121,12 @@ class Started:
 
 def start(
     request: Request, descriptors: Sequence[int], admit: Callable[[int], None] | None = None
-) -> Started:
+) -> SandboxHandle:
     """Starts a process in a new sandbox; returns when its program runs.
 
     `admit` is called with its pid before anything of the user's runs; what it raises ends the
     sandbox. Raises NamespaceError when the sandbox cannot be made, ForkError when there is no
-    process to be had, and Refused when the program cannot be executed.
+    process to be had, and LaunchRefused when the program cannot be executed.
     """
     if not syscalls.is_known_machine():
         raise NamespaceError(
@@ -179,10 +179,10 @@ def _peer(descriptor: int) -> bytes | None:
 
 def _start(
     request: Request, descriptors: Sequence[int], admit: Callable[[int], None] | None
-) -> Started:
+) -> SandboxHandle:
     line, inits_line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     gate, childs_gate = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    started: Started | None = None
+    started: SandboxHandle | None = None
     ends: list[int] = []
     try:
         for ours in (line, gate):
@@ -199,7 +199,7 @@ def _start(
         init, _ = _hear(line, deadline, ends)
         if init is None:
             raise fork_server_client.ServerGone
-        started = Started(line, _only(ends), is_sandboxed=request.is_sandboxed)
+        started = SandboxHandle(line, _only(ends), is_sandboxed=request.is_sandboxed)
         _pass_gate(started, line, gate, deadline, admit)
         return started
     except BaseException:
@@ -214,7 +214,7 @@ def _start(
 
 
 def _pass_gate(
-    started: Started,
+    started: SandboxHandle,
     line: socket.socket,
     gate: socket.socket,
     deadline: float,
@@ -239,7 +239,7 @@ def _pass_gate(
     if refusal:
         number, _, text = refusal.partition(b" ")
         started.await_end(START_SECONDS_MAX)
-        raise Refused(int(number), os.fsdecode(text))
+        raise LaunchRefused(int(number), os.fsdecode(text))
 
 
 def _only(ends: list[int]) -> int:
@@ -313,7 +313,7 @@ def _take(stream: socket.socket, flags: int = 0) -> tuple[bytes, list[tuple[int,
     raise AssertionError("both tries return or raise")
 
 
-def _raise_ended(started: Started) -> None:
+def _raise_ended(started: SandboxHandle) -> None:
     message = b""
     try:
         message, _ = _take(started._line, socket.MSG_DONTWAIT)

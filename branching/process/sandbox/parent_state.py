@@ -14,7 +14,7 @@ _ROW = re.compile(rb"^(CapEff|SigIgn|Umask):\s*([0-9a-f]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Caller:
+class ParentState:
     """This program, at the moment."""
 
     umask: int
@@ -24,14 +24,14 @@ class Caller:
     """We may make namespaces without being root in one of our own first."""
 
     @staticmethod
-    def read() -> Caller:
+    def read() -> ParentState:
         """Looks it up where reading changes nothing: os.umask() can only be read by setting it,
         which other threads would notice.
         """
         with open("/proc/thread-self/status", "rb", buffering=0) as status:
             found = dict(_ROW.findall(status.read()))
         ignored = int(found[b"SigIgn"], 16)
-        return Caller(
+        return ParentState(
             umask=int(found[b"Umask"], 8),
             ignored_signals=tuple(n for n in _heeded() if ignored >> (n - 1) & 1),
             is_privileged=_may_make_namespaces(int(found[b"CapEff"], 16)),

@@ -25,7 +25,7 @@ from branching.process.sandbox.config import Sandbox
 _REQUEST = b"request"
 
 
-class Spare:
+class PreforkedInit:
     """The server's hand on it. It ends when it is let go of, or the server dies."""
 
     def __init__(self, flags: int, ours: Sequence[int]) -> None:

@@ -70,7 +70,7 @@ _MASKED = (
 """As Docker masks them, and what is for root only: a branch of root's is no reason to read it."""
 
 
-class View:
+class RootFS:
     """The file system view of one sandbox, while it is built."""
 
     def __init__(self, sandbox: Sandbox, owner: tuple[int, int], sockets: Sequence[str]) -> None:

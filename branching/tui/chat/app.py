@@ -25,19 +25,19 @@ from textual.widgets import Input, Static
 from branching import _difftool
 from branching.agent.branch_runtime import BranchRuntime
 from branching.errors import BranchingError
-from branching.tui.background_calls import Errands
+from branching.tui.background_calls import BackgroundCalls
 from branching.tui.chat.protocols import Wanted
 from branching.tui.chat.session import ChatSession
 from branching.tui.chat.transcripts import OVERVIEW
 from branching.tui.dialogs import Question
-from branching.tui.diff.diff_screen import SideBySide
-from branching.tui.diff.report_sources import ReportSides
+from branching.tui.diff.diff_screen import DiffScreen
+from branching.tui.diff.report_sources import ReportSource
 from branching.tui.fork_picker import ForkPicker
 from branching.tui.formatting import filled, mark, money, plain, shortened, style, word
 from branching.tui.merge_picker import Acceptance, Choice, MergePicker
 from branching.tui.shutdown import TerminalDriver, leave_on_signals
-from branching.tui.suspend import lent
-from branching.tui.tab_bar import Chip, Strip
+from branching.tui.suspend import suspended_terminal
+from branching.tui.tab_bar import Tab, TabBar
 from branching.tui.transcript_view import TranscriptView
 
 STATES_SECONDS = 0.5
@@ -94,10 +94,10 @@ class Chat(App[None]):
         # The terminal's own colours; none with NO_COLOR.
         super().__init__(driver_class=TerminalDriver, ansi_color=True)
         self.session = session
-        self._reading = Errands("reading")
+        self._reading = BackgroundCalls("reading")
         # Held, not looked up: the timers that draw may still strike while the screen is taken down.
         self._top = Static(id="top")
-        self._chips = Strip(id="chips")
+        self._tabs = TabBar(id="chips")
         self._overview = Static(id="overview")
         self._transcript = TranscriptView("transcript")
         self._live = Static(id="live")
@@ -107,7 +107,7 @@ class Chat(App[None]):
         self._postponed: set[Any] = set()
 
     def compose(self) -> ComposeResult:
-        yield from (self._top, self._chips, self._overview, self._transcript, self._live)
+        yield from (self._top, self._tabs, self._overview, self._transcript, self._live)
         yield self._prompt
 
     def on_mount(self) -> None:
@@ -124,14 +124,14 @@ class Chat(App[None]):
         session.tick()
         if session.tab and session.branch(session.tab) is None:
             session.tab = OVERVIEW
-        facts = ["branching chat", session.voice.name, session.badge]
+        facts = ["branching chat", session.chat_agent.name, session.badge]
         facts += ["working"] if session.conversation.is_in_flight else []
         self._top.update(Text(" " + " · ".join(filter(None, facts))))
         branches = session.branches
-        chips = [Chip("overview", "running" if session.conversation.is_in_flight else "open")]
-        chips += [Chip(_label(branch), branch.status.state) for branch in branches]
+        chips = [Tab("overview", "running" if session.conversation.is_in_flight else "open")]
+        chips += [Tab(_label(branch), branch.status.state) for branch in branches]
         tabs = [OVERVIEW, *(branch.id for branch in branches)]
-        self._chips.show(chips, tabs.index(session.tab))
+        self._tabs.show(chips, tabs.index(session.tab))
         overview = self._overview
         overview.display = bool(branches) and session.tab == OVERVIEW
         if overview.display:
@@ -238,7 +238,7 @@ class Chat(App[None]):
         opening = partial(self._reading.do, _opened, kind, branch)
         try:
             # A command of the user's may be an editor for the terminal; the others have windows.
-            await (lent(self, opening) if kind == "custom" else opening())
+            await (suspended_terminal(self, opening) if kind == "custom" else opening())
         except (OSError, ValueError, RuntimeError) as error:
             self.session.note(f"no editor was opened: {error}", "error")
 
@@ -248,7 +248,7 @@ class Chat(App[None]):
         except (BranchingError, OSError, ValueError) as error:
             self.session.note(str(error), "error")
             return
-        await self.push_screen_wait(SideBySide(ReportSides(report), self._reading))
+        await self.push_screen_wait(DiffScreen(ReportSource(report), self._reading))
 
     @work
     async def action_stop(self) -> None:

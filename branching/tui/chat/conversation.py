@@ -8,7 +8,7 @@ from typing import Any
 
 from branching.agent.approvals import ApprovalRequest, Approvals
 from branching.agent.protocols import Answer
-from branching.tui.chat.protocols import Line, Voice
+from branching.tui.chat.protocols import ChatAgent, Line
 from branching.tui.chat.transcripts import OVERVIEW, Transcripts
 from branching.tui.formatting import failure
 
@@ -17,13 +17,13 @@ class Conversation:
     """One chat's. What a failed or stopped run said is no part of its history."""
 
     def __init__(
-        self, voice: Voice, said: Transcripts, history: Any, on_said: Callable[[str], None]
+        self, chat_agent: ChatAgent, said: Transcripts, history: Any, on_said: Callable[[str], None]
     ) -> None:
         """`on_said` is told each prompt whose run has succeeded."""
         self.history = history
         self.approvals = Approvals(OVERVIEW)
         """What tools of the parent wait for."""
-        self._voice = voice
+        self._chat_agent = chat_agent
         self._said = said
         self._on_said = on_said
         self._run: asyncio.Task[None] | None = None
@@ -37,7 +37,7 @@ class Conversation:
         """Says something to the agent, and returns when its run has ended, whatever came of it."""
         assert self._run is None, "one run at a time"
         self._said.add(OVERVIEW, Line("you", text))
-        self._run = asyncio.create_task(self._attend(text))
+        self._run = asyncio.create_task(self._respond(text))
         await asyncio.wait([self._run])
         self._run = None
 
@@ -52,7 +52,7 @@ class Conversation:
         if self._run is not None:
             await asyncio.wait([self._run])
 
-    async def _attend(self, text: str) -> None:
+    async def _respond(self, text: str) -> None:
         is_told = False
 
         def hear(piece: str) -> None:
@@ -61,7 +61,7 @@ class Conversation:
             self._said.heard(OVERVIEW, piece)
 
         try:
-            reply = await self._voice.say(text, self.history, hear, self._ask)
+            reply = await self._chat_agent.say(text, self.history, hear, self._ask)
         except asyncio.CancelledError:
             self._said.add(OVERVIEW, Line("note", "stopped"))
         except Exception as error:  # of the agent's model: the conversation is as it was

@@ -26,7 +26,7 @@ from branching.fs import Workspace
 FILE = "chat.sqlite"
 
 
-class KeptForks:
+class ForkRegistry:
     """Where one chat keeps its forks."""
 
     def __init__(self, space: Workspace) -> None:
@@ -82,7 +82,7 @@ class Opened:
     complaints: list[str] = field(default_factory=list)
 
 
-async def opened(kept: KeptForks, **options: Any) -> Opened:
+async def opened(kept: ForkRegistry, **options: Any) -> Opened:
     """Returns a coordinator with the fork that an earlier chat left, or with none. `options` are
     those of the class; `place` is the workspace."""
     complaints = [kept.complaint] if kept.complaint else []

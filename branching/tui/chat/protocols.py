@@ -45,7 +45,7 @@ Ask = Callable[[str, str], Awaitable[Answer]]
 """Asks the person whether a tool may be called: its name, its arguments."""
 
 
-class Voice(Protocol):
+class ChatAgent(Protocol):
     """The agent that is talked with, before a fork and after it."""
 
     name: str

@@ -33,7 +33,7 @@ from branching.agent.pydantic_ai import AgentRunner, MessagesCodec, RunnerOption
 from branching.agent.pydantic_ai.workspace import MovingWorkspace
 from branching.errors import BranchingError
 from branching.fs import Workspace
-from branching.tui.chat.fork_registry import KeptForks, opened
+from branching.tui.chat.fork_registry import ForkRegistry, opened
 from branching.tui.chat.protocols import Ask, Hear, Reply
 from branching.tui.chat.session import ChatSession
 from branching.tui.chat.settings import SettingsFile
@@ -110,13 +110,13 @@ async def open_session(
         if name is not None:
             check_model(name)
     judge_model = judge_model or model
-    ears = _Ears()
-    options = RunnerOptions(on_event=ears.on_event, model=model, seen_at=space.seen_at)
+    hooks = _EventHooks()
+    options = RunnerOptions(on_event=hooks.on_event, model=model, seen_at=space.seen_at)
 
     def runner(branch: BranchRuntime) -> AgentRunner:
-        return AgentRunner(agent, branch, options, coordinator=ears.coordinator)
+        return AgentRunner(agent, branch, options, coordinator=hooks.coordinator)
 
-    kept = KeptForks(space)
+    kept = ForkRegistry(space)
     found = await opened(
         kept,
         agent=agent,
@@ -127,12 +127,12 @@ async def open_session(
         judge=Panel(model_judge=lambda name: model_judge(judge_model or agent.model or name)),
         tester=BranchTester(test_command, seen_at=space.seen_at) if test_command else None,
     )
-    coordinator = ears.coordinator = found.coordinator
+    coordinator = hooks.coordinator = found.coordinator
     for branch in coordinator.branches.values():
         branch.runner = runner(branch)  # the one it has was made before the coordinator was there
     session = ChatSession(
         coordinator,
-        AgentVoice(agent, coordinator, space, model),
+        PydanticChatAgent(agent, coordinator, space, model),
         settings=settings or SettingsFile(max_branches=coordinator.max_branches),
         shell=Shell(coordinator, seen_at=space.seen_at),
         history=found.history or [],
@@ -141,11 +141,11 @@ async def open_session(
     )
     for complaint in found.complaints:
         session.note(complaint, "error")
-    ears.session = session
+    hooks.session = session
     return session
 
 
-class AgentVoice:
+class PydanticChatAgent:
     """The parent's runs."""
 
     def __init__(
@@ -207,7 +207,7 @@ class _Asking(AbstractCapability[Any]):
         return results if requests.approvals else None
 
 
-class _Ears:
+class _EventHooks:
     """Hands what branches say to the session, which is made after them, as their coordinator is."""
 
     session: ChatSession

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from branching import __version__
-from branching._threads import finished
+from branching._threads import run_in_thread
 from branching.agent.approvals import ApprovalRequest
 from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.coordinator import ForkCoordinator
@@ -32,10 +32,10 @@ from branching.tui.chat.command_parser import (
     read,
 )
 from branching.tui.chat.conversation import Conversation
-from branching.tui.chat.fork_registry import KeptForks
+from branching.tui.chat.fork_registry import ForkRegistry
 from branching.tui.chat.fork_settings import SETTLING, settle
 from branching.tui.chat.merging import Merging
-from branching.tui.chat.protocols import Line, Voice, Wanted, Who
+from branching.tui.chat.protocols import ChatAgent, Line, Wanted, Who
 from branching.tui.chat.settings import SettingsFile
 from branching.tui.chat.transcripts import OVERVIEW, Transcripts
 from branching.tui.formatting import failure
@@ -50,24 +50,24 @@ class ChatSession:
     def __init__(
         self,
         coordinator: ForkCoordinator,
-        voice: Voice,
+        chat_agent: ChatAgent,
         *,
         settings: SettingsFile,
         shell: Shell,
         history: Any = None,
         log: ForkLog | None = None,
-        kept: KeptForks | None = None,
+        kept: ForkRegistry | None = None,
     ) -> None:
         """`log`, open, is where other processes see what goes on in branches, `kept` where forks
         are kept; both are closed here. A fork that is open already is one that an earlier chat has
         left, and `history` its conversation.
         """
         self.coordinator = coordinator
-        self.voice = voice
+        self.chat_agent = chat_agent
         self.tab = OVERVIEW
         """The open tab: a branch's id, or the overview."""
         self.said = Transcripts()
-        self.conversation = Conversation(voice, self.said, history, self._set_goal)
+        self.conversation = Conversation(chat_agent, self.said, history, self._set_goal)
         """The parent's."""
         self.merging = Merging(coordinator, self._note_merge, self._adopt)
         self.settings = settings.load()
@@ -250,7 +250,7 @@ class ChatSession:
             self.settings = settled
             try:
                 async with self._saving:  # the newest is what stays
-                    await finished(lambda: self._file.save(self.settings))
+                    await run_in_thread(lambda: self._file.save(self.settings))
             except OSError as error:
                 said += f" (for this chat only: {error})"
         self.note(said)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.coordinator import ForkCoordinator
-from branching.agent.run_program import Place, run_program
+from branching.agent.run_program import RunSettings, run_program
 from branching.errors import BranchError
 
 OUTPUT_BYTES_MAX = 64 << 10
@@ -32,7 +32,7 @@ class Shell:
             printed.extend(arrived[: OUTPUT_BYTES_MAX - len(printed)])
 
         environment = {} if branch is None else branch.environment
-        place = Place(directory=directory, seen_at=self._seen_at, environment=environment)
+        place = RunSettings(directory=directory, seen_at=self._seen_at, environment=environment)
         done = await run_program(line, place, stdout=take, stderr=take, timeout=SECONDS_MAX)
         text = printed.decode("utf-8", "replace")
         if len(printed) >= OUTPUT_BYTES_MAX:

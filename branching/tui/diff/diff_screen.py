@@ -12,13 +12,13 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
-from branching.tui.background_calls import Errands
-from branching.tui.diff.diff_view import Columns
+from branching.tui.background_calls import BackgroundCalls
+from branching.tui.diff.diff_view import DiffView
 from branching.tui.diff.line_diff import Comparison
 from branching.tui.formatting import plain
 
 
-class Sides(Protocol):
+class DiffSource(Protocol):
     """What can be shown side by side."""
 
     @property
@@ -40,16 +40,16 @@ FILES_MAX = 1000
 """In the list; nobody looks through more."""
 
 
-class SideBySide(ModalScreen[None]):
+class DiffScreen(ModalScreen[None]):
     """Above the files that differ, below the chosen one in two columns, cut into hunks."""
 
     DEFAULT_CSS = """
-    SideBySide { background: $background; }
-    SideBySide #heading { height: 1; text-style: reverse; text-wrap: nowrap; }
-    SideBySide #files { height: auto; max-height: 5; padding: 0; }
-    SideBySide #files, SideBySide #files:focus { border: none; }
-    SideBySide #files > .option-list--option-highlighted { text-style: reverse; }
-    SideBySide #sides { height: 1fr; border-top: solid $foreground; }
+    DiffScreen { background: $background; }
+    DiffScreen #heading { height: 1; text-style: reverse; text-wrap: nowrap; }
+    DiffScreen #files { height: auto; max-height: 5; padding: 0; }
+    DiffScreen #files, DiffScreen #files:focus { border: none; }
+    DiffScreen #files > .option-list--option-highlighted { text-style: reverse; }
+    DiffScreen #sides { height: 1fr; border-top: solid $foreground; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,d", "dismiss", "back"),
@@ -59,15 +59,17 @@ class SideBySide(ModalScreen[None]):
         Binding("left,h", "file(-1)", "previous file"),
     ]
 
-    def __init__(self, pair: Sides, errands: Errands, path: str | None = None) -> None:
+    def __init__(
+        self, pair: DiffSource, background: BackgroundCalls, path: str | None = None
+    ) -> None:
         super().__init__()
         self._pair = pair
-        self._errands = errands
+        self._background = background
         self._paths = pair.paths[:FILES_MAX]
         if path in pair.paths and path not in self._paths:
             self._paths = (path, *self._paths)
         self._first = self._paths.index(path) if path in self._paths else 0
-        self._columns = Columns("sides")
+        self._columns = DiffView("sides")
         self._comparison: Comparison | None = None
         self._hunk = -1
 
@@ -110,7 +112,7 @@ class SideBySide(ModalScreen[None]):
     @work(exclusive=True)
     async def _read(self, path: str) -> None:
         try:
-            self._comparison = await self._errands.do(self._pair.compared, path)
+            self._comparison = await self._background.do(self._pair.compared, path)
         except (OSError, RuntimeError) as error:
             self._comparison = Comparison(path=path, note=f"[{path} cannot be read: {error}]")
         self._hunk = 0 if self._comparison.hunks else -1

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from branching.fs import Workspace
 from branching.fs.backend import MAIN_ID
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 from branching.tui.diff.line_diff import SIDE_BYTES_MAX, Comparison, compare
 from branching.tui.formatting import letter
-from branching.tui.watch.workspace_monitor import Sight
+from branching.tui.watch.workspace_monitor import BranchView
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class BranchPair:
     """What is compared: a branch with its parent, or with another branch."""
 
     left_name: str
@@ -38,16 +38,16 @@ class Pair:
 
     def compared(self, path: str) -> Comparison:
         """Reads one file on both sides."""
-        left = _content(Tree(self.left, self.owner), self.origins.get(path, path))
-        return compare(path, left, _content(Tree(self.right, self.owner), path))
+        left = _content(ConfinedDir(self.left, self.owner), self.origins.get(path, path))
+        return compare(path, left, _content(ConfinedDir(self.right, self.owner), path))
 
 
-def pair(space: Workspace, sight: Sight, other: Sight | None = None) -> Pair:
+def pair(space: Workspace, view: BranchView, other: BranchView | None = None) -> BranchPair:
     """Brings a branch together with its parent, or with another one.
 
     Raises BranchingError when one of them is gone.
     """
-    branch = space.reopen(sight.name)
+    branch = space.reopen(view.name)
     record = branch.inspect()
     changes = branch.diff()
     origins = {change.path: change.origin for change in changes if change.origin}
@@ -63,9 +63,9 @@ def pair(space: Workspace, sight: Sight, other: Sight | None = None) -> Pair:
         [parent] = [found for found in space.branches() if found.id == record.parent]
         left_name, left = parent.name, parent.path
     paths = {change.path for change in changes if change.kind != "directory"}
-    return Pair(
+    return BranchPair(
         left_name=left_name,
-        right_name=sight.name,
+        right_name=view.name,
         left=left,
         right=record.path,
         owner=space.owner,
@@ -75,7 +75,7 @@ def pair(space: Workspace, sight: Sight, other: Sight | None = None) -> Pair:
     )
 
 
-def _content(tree: Tree, path: str) -> bytes | str | None:
+def _content(tree: ConfinedDir, path: str) -> bytes | str | None:
     try:
         data, size = tree.read(path, limit=SIDE_BYTES_MAX)
     except FileNotFoundError:

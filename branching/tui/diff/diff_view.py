@@ -16,10 +16,10 @@ _NUMBER_WIDTH = 4
 WIDTH_MIN = 20
 
 
-class Columns(ScrollView):
+class DiffView(ScrollView):
     """Shows one comparison at a time; a note of several lines where there are no rows."""
 
-    DEFAULT_CSS = "Columns { overflow-y: scroll; overflow-x: hidden; }"
+    DEFAULT_CSS = "DiffView { overflow-y: scroll; overflow-x: hidden; }"
 
     def __init__(self, name: str) -> None:
         super().__init__(id=name)

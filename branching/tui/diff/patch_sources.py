@@ -12,7 +12,7 @@ _ESCAPE = re.compile(r"\\([0-7]{3}|.)")
 _ESCAPES = {"n": "\n", "t": "\t"}
 
 
-class PatchSides:
+class PatchSource:
     """The files of a patch in the form that `git apply` takes. Only the changed lines are known."""
 
     left_name = "before"

@@ -8,7 +8,7 @@ from branching.tui.diff.line_diff import Comparison, compare
 _LETTERS = {"created": "A", "modified": "M", "deleted": "D"}
 
 
-class ReportSides:
+class ReportSource:
     """The touched paths times the branches that touched them."""
 
     left_name = "at the fork"

@@ -5,9 +5,9 @@
     below       of the chosen branch: what it prints, or which files it changed
     last lines  what was done last, for a while, and the keys that apply now
 
-The screen is drawn from a `Look` at a time; whatever changes something is an errand, and the next
-look shows what came of it. The kinds of errands are apart: a commit that takes its time does not
-hold up a comparison, nor either of them the picture.
+The screen is drawn from one `Snapshot` at a time. Whatever changes something is called in the
+background, and the next snapshot shows the result. Each kind of call has a thread of its own: a
+commit that takes its time holds up neither a comparison nor the screen.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from textual.widgets import ContentSwitcher, OptionList, Static
 
 from branching.errors import BranchingError, ConflictError
 from branching.fs import Workspace
-from branching.tui.actions import Deeds
-from branching.tui.background_calls import Errands
+from branching.tui.actions import BranchActions
+from branching.tui.background_calls import BackgroundCalls
 from branching.tui.dialogs import Line, Question
-from branching.tui.diff.diff_screen import SideBySide, Sides
+from branching.tui.diff.diff_screen import DiffScreen, DiffSource
 from branching.tui.diff.diff_sources import pair
 from branching.tui.formatting import failure, letter, plain
 from branching.tui.shutdown import TerminalDriver, leave_on_signals
 from branching.tui.watch.widgets import BranchTable, Facts, FileList, KeyBar, Printed
-from branching.tui.watch.workspace_monitor import Look, Observer, Output, Sight
+from branching.tui.watch.workspace_monitor import BranchView, Output, Snapshot, WorkspaceMonitor
 
 SHORT_LINES = 16
 """Below this the facts about the chosen branch are left out."""
@@ -106,7 +106,7 @@ class Watch(App[None]):
     class Looked(Message):
         """The observer has looked."""
 
-        def __init__(self, look: Look) -> None:
+        def __init__(self, look: Snapshot) -> None:
             super().__init__()
             self.look = look
 
@@ -121,9 +121,9 @@ class Watch(App[None]):
         # The terminal's own colours; none with NO_COLOR.
         super().__init__(driver_class=TerminalDriver, ansi_color=True)
         self._space = space
-        self._deeds = Deeds(space)
-        self._doing, self._reading = Errands("deeds"), Errands("reading")
-        self._observer = Observer(
+        self._actions = BranchActions(space)
+        self._doing, self._reading = BackgroundCalls("deeds"), BackgroundCalls("reading")
+        self._observer = WorkspaceMonitor(
             space,
             lambda look: self.post_message(self.Looked(look)),
             lambda output: self.post_message(self.Said(output)),
@@ -138,7 +138,7 @@ class Watch(App[None]):
         self._said = Static(id="said")
         self._keys = KeyBar(id="keys")
         self._forget: Timer | None = None
-        self._look = Look()
+        self._snapshot = Snapshot()
         self._chosen = ""
         self._marked = ""
 
@@ -164,7 +164,7 @@ class Watch(App[None]):
     # What is seen.
 
     def on_watch_looked(self, message: Looked) -> None:
-        self._look = message.look
+        self._snapshot = message.look
         self._draw()
 
     def on_watch_said(self, message: Said) -> None:
@@ -185,46 +185,46 @@ class Watch(App[None]):
             self._compare(path)
 
     def _draw(self) -> None:
-        sights = self._look.sights
-        if sights and self._look.find(self._chosen) is None:
-            running = [sight for sight in sights if sight.is_running]
-            self._choose((running or sights)[0].name)
+        views = self._snapshot.views
+        if views and self._snapshot.find(self._chosen) is None:
+            running = [view for view in views if view.is_running]
+            self._choose((running or views)[0].name)
         self._draw_top()
-        names = [sight.name for sight in sights]
+        names = [view.name for view in views]
         chosen = names.index(self._chosen) if self._chosen in names else 0
-        self._table.show(sights, chosen, self._marked)
-        sight = self._look.find(self._chosen)
-        self._facts.show(sight)
-        self._keys.show(self._applicable(sight))
+        self._table.show(views, chosen, self._marked)
+        view = self._snapshot.find(self._chosen)
+        self._facts.show(view)
+        self._keys.show(self._applicable(view))
 
-    def _applicable(self, sight: Sight | None) -> list[tuple[str, str]]:
+    def _applicable(self, view: BranchView | None) -> list[tuple[str, str]]:
         """Lists the keys that do something now, those for help and leaving first."""
         keys = [("?", "keys"), ("q", "quit")]
-        if sight is not None:
-            is_open = sight.record is not None and sight.state != "stale"
-            if sight.record is not None or sight.has_patch:
+        if view is not None:
+            is_open = view.record is not None and view.state != "stale"
+            if view.record is not None or view.has_patch:
                 keys.append(("d", "diff"))
             is_listing = self._views.current == "files"
             keys.append(("o", "output") if is_listing else ("f", "files"))
-            if sight.is_running:
+            if view.is_running:
                 keys.append(("s", "say"))
-                keys.append(("p", "resume" if sight.state == "paused" else "pause"))
+                keys.append(("p", "resume" if view.state == "paused" else "pause"))
                 keys.append(("x", "stop"))
                 keys.append(("k", "keep"))
             elif is_open:
                 keys.append(("c", "commit"))
-            elif sight.record is not None:
+            elif view.record is not None:
                 keys.append(("r", "rebase"))
-            if sight.record is not None:
+            if view.record is not None:
                 keys.append(("a", "abort"))
-        if self._look.commits:
+        if self._snapshot.commits:
             keys.append(("u", "undo"))
         return keys
 
     def _draw_top(self) -> None:
-        look = self._look
-        running = sum(sight.is_running for sight in look.sights)
-        open_ones = sum(sight.record is not None for sight in look.sights)
+        look = self._snapshot
+        running = sum(view.is_running for view in look.views)
+        open_ones = sum(view.record is not None for view in look.views)
         facts = [f"{open_ones} open", f"{running} running", self._space.policy]
         if look.commits:
             facts.append(f"{look.commits} to undo")
@@ -248,32 +248,32 @@ class Watch(App[None]):
             if self._views.current == "files":
                 self._list_files()
 
-    def _sight(self) -> Sight | None:
-        sight = self._look.find(self._chosen)
-        if sight is None:
+    def _view(self) -> BranchView | None:
+        view = self._snapshot.find(self._chosen)
+        if view is None:
             self._say("no branch is chosen")
-        return sight
+        return view
 
-    def _steered_sight(self) -> Sight | None:
+    def _steered_sight(self) -> BranchView | None:
         """Returns the chosen branch, if what runs there can be steered; else says why not."""
-        sight = self._sight()
+        view = self._view()
         try:
-            if sight is not None:
-                self._deeds.check_steered(sight)
+            if view is not None:
+                self._actions.check_steered(view)
         except BranchingError as error:
             self._say(failure(error))
             return None
-        return sight
+        return view
 
     def action_choose(self, step: int) -> None:
-        names = [sight.name for sight in self._look.sights]
+        names = [view.name for view in self._snapshot.views]
         if names:
             here = names.index(self._chosen) if self._chosen in names else 0
             self._choose(names[(here + step) % len(names)])
 
     def action_number(self, number: int) -> None:
-        if number <= len(self._look.sights):
-            self._choose(self._look.sights[number - 1].name)
+        if number <= len(self._snapshot.views):
+            self._choose(self._snapshot.views[number - 1].name)
 
     def action_view(self, name: str) -> None:
         self._views.current = name
@@ -320,11 +320,11 @@ class Watch(App[None]):
     @work(group="files", exclusive=True)
     async def _list_files(self) -> None:
         self._files.clear()
-        sight = self._sight()
-        if sight is None:
+        view = self._view()
+        if view is None:
             return
         try:
-            self._files.show(await self._reading.do(self._deeds.changes, sight))
+            self._files.show(await self._reading.do(self._actions.changes, view))
         except (BranchingError, OSError, RuntimeError) as error:
             self._say(failure(error))
 
@@ -337,73 +337,73 @@ class Watch(App[None]):
         await self._open_comparison(path)
 
     async def _open_comparison(self, path: str | None) -> None:
-        sight = self._sight()
-        if sight is None:
+        view = self._view()
+        if view is None:
             return
-        other = self._look.find(self._marked) if self._marked != sight.name else None
+        other = self._snapshot.find(self._marked) if self._marked != view.name else None
         try:
-            found: Sides
-            if sight.has_patch:
-                found = await self._reading.do(self._deeds.patch, sight)
+            found: DiffSource
+            if view.has_patch:
+                found = await self._reading.do(self._actions.patch, view)
             else:
-                found = await self._reading.do(pair, self._space, sight, other)
+                found = await self._reading.do(pair, self._space, view, other)
         except (BranchingError, OSError, RuntimeError) as error:
             self._say(failure(error))
             return
-        self.push_screen(SideBySide(found, self._reading, path))
+        self.push_screen(DiffScreen(found, self._reading, path))
 
     @work
     async def action_steer(self) -> None:
-        sight = self._steered_sight()
-        if sight is None:
+        view = self._steered_sight()
+        if view is None:
             return
-        text = await self.push_screen_wait(Line(f"say to {sight.name}:"))
+        text = await self.push_screen_wait(Line(f"say to {view.name}:"))
         if text:
-            await self._do_and_say(self._deeds.tell, sight, text)
+            await self._do_and_say(self._actions.tell, view, text)
 
     @work
     async def action_pause(self) -> None:
-        if sight := self._sight():
-            await self._do_and_say(self._deeds.pause, sight)
+        if view := self._view():
+            await self._do_and_say(self._actions.pause, view)
 
     @work
     async def action_keep(self) -> None:
-        if sight := self._sight():
-            await self._do_and_say(self._deeds.keep, sight)
+        if view := self._view():
+            await self._do_and_say(self._actions.keep, view)
 
     @work
     async def action_rebase(self) -> None:
-        if sight := self._sight():
-            await self._do_and_say(self._deeds.rebase, sight)
+        if view := self._view():
+            await self._do_and_say(self._actions.rebase, view)
 
     @work
     async def action_stop(self) -> None:
-        sight = self._steered_sight()
-        if sight is None:
+        view = self._steered_sight()
+        if view is None:
             return
-        lines = [plain(sight.label), "Its call goes on without it and drops its branch at the end."]
-        question = Question(f"Stop what runs in {sight.name}?", lines, [("y", "stop it")])
+        lines = [plain(view.label), "Its call goes on without it and drops its branch at the end."]
+        question = Question(f"Stop what runs in {view.name}?", lines, [("y", "stop it")])
         if await self.push_screen_wait(question):
-            await self._do_and_say(self._deeds.stop, sight)
+            await self._do_and_say(self._actions.stop, view)
 
     @work
     async def action_abort(self) -> None:
-        sight = self._sight()
-        if sight is None:
+        view = self._view()
+        if view is None:
             return
-        lines = [f"{sight.changes or 'unknown'} changes go with it, and the branches inside it."]
-        question = Question(f"Drop {sight.name}?", lines, [("y", "drop it")])
+        lines = [f"{view.changes or 'unknown'} changes go with it, and the branches inside it."]
+        question = Question(f"Drop {view.name}?", lines, [("y", "drop it")])
         if await self.push_screen_wait(question):
-            await self._do_and_say(self._deeds.abort, sight)
+            await self._do_and_say(self._actions.abort, view)
 
     @work
     async def action_commit(self) -> None:
-        sight = self._sight()
-        if sight is None:
+        view = self._view()
+        if view is None:
             return
         answers = [("y", "commit")]
         try:
-            changes = await self._doing.do(self._deeds.preview, sight)
+            changes = await self._doing.do(self._actions.preview, view)
             lines = [f"{letter(change.change)} {change.path}" for change in changes] or [
                 "no changes"
             ]
@@ -416,24 +416,24 @@ class Watch(App[None]):
         except (BranchingError, OSError, RuntimeError) as error:
             self._say(failure(error))
             return
-        if stale := self._becoming_stale(sight):
+        if stale := self._becoming_stale(view):
             lines.append(
                 f"Afterwards these are stale until they are rebased (r): {', '.join(stale)}"
             )
-        answer = await self.push_screen_wait(Question(f"Commit {sight.name}?", lines, answers))
+        answer = await self.push_screen_wait(Question(f"Commit {view.name}?", lines, answers))
         if answer:
             force, skip = answer == "f", answer == "s"
-            await self._do_and_say(self._deeds.commit, sight, force=force, skip=skip)
+            await self._do_and_say(self._actions.commit, view, force=force, skip=skip)
 
-    def _becoming_stale(self, sight: Sight) -> list[str]:
+    def _becoming_stale(self, view: BranchView) -> list[str]:
         """Lists the branches that a commit of this one makes stale."""
-        if self._space.policy != "first-winner" or sight.record is None:
+        if self._space.policy != "first-winner" or view.record is None:
             return []
-        parent = sight.record.parent
+        parent = view.record.parent
         return [
             other.name
-            for other in self._look.sights
-            if other.name != sight.name
+            for other in self._snapshot.views
+            if other.name != view.name
             and other.record is not None
             and other.record.parent == parent
             and other.state != "stale"
@@ -442,7 +442,7 @@ class Watch(App[None]):
     @work
     async def action_undo(self) -> None:
         try:
-            reversal = await self._doing.do(self._deeds.undo, dry_run=True)
+            reversal = await self._doing.do(self._actions.undo, dry_run=True)
             lines = [f"{letter(change.change)} {change.path}" for change in reversal.changes]
             answers = [("y", "undo it")]
             name = reversal.commit.branch
@@ -451,6 +451,6 @@ class Watch(App[None]):
             return
         question = Question(f"Undo the commit of {name}? It will change:", lines, answers)
         if await self.push_screen_wait(question):
-            done = await self._do(self._deeds.undo)
+            done = await self._do(self._actions.undo)
             if done is not None:
                 self._say(f"the commit of {done.commit.branch} is undone")

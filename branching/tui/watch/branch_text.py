@@ -21,7 +21,7 @@ from branching.tui.formatting import (
     style,
     word,
 )
-from branching.tui.watch.workspace_monitor import Sight
+from branching.tui.watch.workspace_monitor import BranchView
 
 NARROW_WIDTH = 60
 """Below this a row has neither time nor cost."""
@@ -52,9 +52,9 @@ class RowLayout:
     has_costs: bool = False
 
     @staticmethod
-    def of(sights: Sequence[Sight], width: int) -> RowLayout:
+    def of(views: Sequence[BranchView], width: int) -> RowLayout:
         """Returns the columns for these branches: a column that would be empty is left out."""
-        entries = [sight.entry for sight in sights if sight.entry is not None]
+        entries = [view.entry for view in views if view.entry is not None]
         return RowLayout(
             width=width,
             has_scores=any(entry.score is not None for entry in entries),
@@ -63,7 +63,7 @@ class RowLayout:
 
 
 def row_text(
-    sight: Sight,
+    view: BranchView,
     layout: RowLayout,
     number: int,
     *,
@@ -75,22 +75,22 @@ def row_text(
 
     The chosen row has no colours of its own: it is drawn in the terminal's two, reversed.
     """
-    entry = sight.entry
-    look = style(sight.state)
+    entry = view.entry
+    look = style(view.state)
     cells: list[tuple[str, str]] = [
         (f"{number if number <= 9 else ' '}{'*' if is_marked else ' '}", "dim"),
-        (f"{mark(sight.state)} {filled(word(sight.state), STATE_WIDTH)} ", look),
+        (f"{mark(view.state)} {filled(word(view.state), STATE_WIDTH)} ", look),
     ]
     if layout.width >= NARROW_WIDTH:
-        cells.append((f"{duration(sight.seconds) if entry else '':>6} ", ""))
-    cells.append((f"{filled(sight.changes, CHANGES_WIDTH)} ", ""))
+        cells.append((f"{duration(view.seconds) if entry else '':>6} ", ""))
+    cells.append((f"{filled(view.changes, CHANGES_WIDTH)} ", ""))
     if layout.has_scores:
         score = "" if entry is None or entry.score is None else f"{entry.score:.2f}"
         cells.append((f"{score:>7} ", ""))
     if layout.has_costs and layout.width >= NARROW_WIDTH:
         cells.append((f"{money(entry.cost_usd) if entry and entry.cost_usd else '':>7} ", ""))
     room = max(8, layout.width - sum(cell_len(text) for text, _ in cells))
-    cells.append((_tried(sight, room), "" if sight.record else "dim"))
+    cells.append((_tried(view, room), "" if view.record else "dim"))
     text = Text(no_wrap=True, overflow="crop")
     for content, of_cell in cells:
         text.append(content, "bold reverse" if is_chosen else of_cell)
@@ -99,54 +99,54 @@ def row_text(
     return text
 
 
-def _tried(sight: Sight, room: int) -> str:
+def _tried(view: BranchView, room: int) -> str:
     """Returns what is tried in a branch, and what it printed last."""
-    what = "  " * min(sight.depth, INDENTS_MAX) + plain(sight.name)
-    if sight.group and sight.entry is not None:
-        what = f"{sight.entry.index} {plain(sight.label)}"
-    said = plain(sight.last_line)
+    what = "  " * min(view.depth, INDENTS_MAX) + plain(view.name)
+    if view.group and view.entry is not None:
+        what = f"{view.entry.index} {plain(view.label)}"
+    said = plain(view.last_line)
     if not said or room < LAST_LINE_ROOM:
         return shortened(what, room)
     half = room // 2
     return f"{filled(shortened(what, half - 2), half)}{shortened(said, room - half)}"
 
 
-def group_text(sights: Sequence[Sight]) -> Text:
+def group_text(views: Sequence[BranchView]) -> Text:
     """Returns the line above the candidates of one call: its name, and how they are."""
-    states = Counter(word(sight.state) for sight in sights)
+    states = Counter(word(view.state) for view in views)
     counted = ", ".join(f"{count} {state}" for state, count in states.items())
-    call = plain(sights[0].group)
-    command = sights[0].entry.command if sights[0].entry else ""
+    call = plain(views[0].group)
+    command = views[0].entry.command if views[0].entry else ""
     name = call if call.startswith(command) else f"{command} {call}"
     return Text(f"{name}: {counted}", "bold", no_wrap=True, overflow="ellipsis")
 
 
-def facts_text(sight: Sight | None) -> Text:
+def facts_text(view: BranchView | None) -> Text:
     """Returns the lines about the chosen branch: name, what is tried in it, its place."""
     facts = Text(no_wrap=True, overflow="ellipsis")
-    if sight is None:
+    if view is None:
         facts.append("No branch is open. Try: branching run -- COMMAND", "dim")
         return facts
-    facts.append(f"{plain(sight.name)}\n", "bold")
-    if sight.state == "lost":
-        facts.append(f"{_lost(sight)}\n", style("lost"))
-    facts.append(plain(sight.label) or _unlabelled(sight))
-    if sight.record is not None and sight.state != "lost":
-        facts.append(f"\n{plain(sight.record.branch_path)}", "dim")
+    facts.append(f"{plain(view.name)}\n", "bold")
+    if view.state == "lost":
+        facts.append(f"{_lost(view)}\n", style("lost"))
+    facts.append(plain(view.label) or _unlabelled(view))
+    if view.record is not None and view.state != "lost":
+        facts.append(f"\n{plain(view.record.branch_path)}", "dim")
     return facts
 
 
-def _unlabelled(sight: Sight) -> str:
-    if sight.name.endswith(PARENT_SUFFIX):
+def _unlabelled(view: BranchView) -> str:
+    if view.name.endswith(PARENT_SUFFIX):
         return "where the parent of a fork goes on; it ends with the fork"
     return "made by a program that keeps no log"
 
 
-def _lost(sight: Sight) -> str:
-    if sight.record is None:
+def _lost(view: BranchView) -> str:
+    if view.record is None:
         return "its program was killed, and the branch is gone"
-    if sight.is_dropped_next:
+    if view.is_dropped_next:
         return "its MCP server was killed, the next drops it: k keep, c commit"
-    if sight.entry is not None and sight.entry.command in _GOES_ON:
-        return f"its program was killed: {_GOES_ON[sight.entry.command]} goes on with it"
+    if view.entry is not None and view.entry.command in _GOES_ON:
+        return f"its program was killed: {_GOES_ON[view.entry.command]} goes on with it"
     return "its program was killed: d what it wrote, c commit, a drop"

@@ -15,7 +15,7 @@ from textual.widgets.option_list import Option
 from branching.fs import Change
 from branching.tui.formatting import coloured
 from branching.tui.watch.branch_text import RowLayout, change_text, facts_text, group_text, row_text
-from branching.tui.watch.workspace_monitor import Output, Sight
+from branching.tui.watch.workspace_monitor import BranchView, Output
 
 GROUP_PREFIX = "/"
 """Of the ids of lines that are no branches: no branch has such a name."""
@@ -30,22 +30,22 @@ class BranchTable(OptionList):
     def on_resize(self) -> None:
         self.call_after_refresh(self.scroll_to_highlight)  # it may be out of sight now
 
-    def show(self, sights: Sequence[Sight], chosen: int, marked: str) -> None:
+    def show(self, views: Sequence[BranchView], chosen: int, marked: str) -> None:
         """Draws what has changed. Posts no message about a choice that it was told."""
-        layout = RowLayout.of(sights, max(20, self.scrollable_content_region.width))
-        groups: dict[str, list[Sight]] = {}
-        for sight in sights:
-            groups.setdefault(sight.group, []).append(sight)
+        layout = RowLayout.of(views, max(20, self.scrollable_content_region.width))
+        groups: dict[str, list[BranchView]] = {}
+        for view in views:
+            groups.setdefault(view.group, []).append(view)
         rows: list[tuple[str, Text]] = []
         last = ""
-        for index, sight in enumerate(sights):
-            if sight.depth == 0 and sight.group != last:
-                last = sight.group
+        for index, view in enumerate(views):
+            if view.depth == 0 and view.group != last:
+                last = view.group
                 if last:
                     rows.append((f"{GROUP_PREFIX}{last}", group_text(groups[last])))
-            is_chosen, is_marked = index == chosen, sight.name == marked
-            text = row_text(sight, layout, index + 1, is_marked=is_marked, is_chosen=is_chosen)
-            rows.append((sight.name, text))
+            is_chosen, is_marked = index == chosen, view.name == marked
+            text = row_text(view, layout, index + 1, is_marked=is_marked, is_chosen=is_chosen)
+            rows.append((view.name, text))
         shown = [self.get_option_at_index(index).id for index in range(self.option_count)]
         with self.prevent(OptionList.OptionHighlighted):
             if shown == [name for name, _ in rows]:
@@ -57,8 +57,8 @@ class BranchTable(OptionList):
                     Option(text, id=name, disabled=name.startswith(GROUP_PREFIX))
                     for name, text in rows
                 )
-            if sights:
-                self.highlighted = self.get_option_index(sights[chosen].name)
+            if views:
+                self.highlighted = self.get_option_index(views[chosen].name)
 
 
 class KeyBar(Static):
@@ -87,9 +87,9 @@ def keys_text(keys: Sequence[tuple[str, str]], width: int) -> Text:
 class Facts(Static):
     """What is known of one branch, in three lines."""
 
-    def show(self, sight: Sight | None) -> None:
+    def show(self, view: BranchView | None) -> None:
         """Draws them."""
-        self.update(facts_text(sight))
+        self.update(facts_text(view))
 
 
 class Printed(RichLog):

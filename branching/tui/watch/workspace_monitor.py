@@ -1,14 +1,13 @@
-"""What there is to be seen in a workspace: its branches, and the candidates whose logs are kept.
+"""Reads the state of a workspace: its branches, and the candidates whose logs are kept.
 
-An Observer looks again and again, in a thread of its own, and hands what it saw to a function. One
-look costs a request to the daemon and a stat for each kept log; logs that have not changed are not
-read again, what changed is asked of branches for a tenth of a second a look, in turn, and of a long
+A WorkspaceMonitor polls in a thread of its own and passes each `Snapshot` to a function. One poll
+costs a request to the daemon and a stat for each kept log. Logs that have not changed are not read
+again; branches are asked in turn what they changed, for a tenth of a second a poll; of a long
 output only the end is read.
 
-Two sources are brought together by the name of the branch: the file system knows which branches
-there are, and the logbook what was tried in them, by which call, and how it went. A branch without
-an entry was made by a program that keeps no log; an entry without a branch tells of one that is
-gone.
+Two sources are joined by the name of the branch: the filesystem knows which branches there are, the
+run log what was tried in them, by which call, and how it went. A branch without an entry was made
+by a program that keeps no log; an entry without a branch is of a branch that is gone.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from pathlib import Path
 
 from branching.errors import BranchingError
 from branching.fs import BranchRecord, DiffSummary, Workspace
-from branching.fs.branch_leases import left
+from branching.fs.branch_leases import orphaned_branches
 from branching.fs.store_files import open_file
-from branching.runlog.control_socket import answers
+from branching.runlog.control_socket import is_alive
 from branching.runlog.run_log import UNDER_WAY, Entry, read_entry
 
 LOOK_SECONDS = 0.5
@@ -44,7 +43,7 @@ ASKING_SECONDS_MAX = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class BranchView:
     """One branch, or what is left of one."""
 
     name: str
@@ -82,10 +81,10 @@ class Sight:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class Snapshot:
     """What was seen at one moment."""
 
-    sights: tuple[Sight, ...] = ()
+    views: tuple[BranchView, ...] = ()
     """The branches as a tree, parents before children; the candidates of a call together, in their
     order, also those that are gone."""
     commits: int = 0
@@ -93,9 +92,9 @@ class Look:
     error: str = ""
     """Why nothing could be seen, and then the rest is what was seen last."""
 
-    def find(self, name: str) -> Sight | None:
+    def find(self, name: str) -> BranchView | None:
         """Returns the branch of that name."""
-        return next((sight for sight in self.sights if sight.name == name), None)
+        return next((view for view in self.views if view.name == name), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +109,13 @@ class Output:
     """False: no output of it is kept."""
 
 
-class Observer:
+class WorkspaceMonitor:
     """Looks at a workspace until it is closed."""
 
     def __init__(
         self,
         space: Workspace,
-        on_look: Callable[[Look], object],
+        on_look: Callable[[Snapshot], object],
         on_output: Callable[[Output], object],
     ) -> None:
         self._space = space
@@ -127,10 +126,10 @@ class Observer:
         self._is_closed = False
         self._chosen = ""
         self._tail: Tail | None = None
-        self._look = Look()
+        self._snapshot = Snapshot()
         self._began = time.time()
         self._entries: dict[str, tuple[int, Entry]] = {}
-        self._doors: dict[str, tuple[float, bool]] = {}
+        self._control_servers: dict[str, tuple[float, bool]] = {}
         self._last_lines: dict[str, tuple[int, str]] = {}
         self._left: set[int] = set()
         self._changes: dict[int, str] = {}
@@ -159,33 +158,33 @@ class Observer:
         while not self._is_closed:
             self._woken.clear()
             try:
-                self._look = self.look()
+                self._snapshot = self.look()
             except (BranchingError, OSError) as error:
-                self._look = replace(self._look, error=str(error))
+                self._snapshot = replace(self._snapshot, error=str(error))
             if not self._is_closed:
-                self._on_look(self._look)
+                self._on_look(self._snapshot)
                 self._follow()
             self._woken.wait(LOOK_SECONDS)
 
-    def look(self) -> Look:
+    def look(self) -> Snapshot:
         """Looks once. Raises BranchingError or OSError when nothing can be seen."""
         records = self._space.branches()
         entries = self._read_entries()
-        self._left = {record.id for record in left(self._space, records)}
+        self._left = {record.id for record in orphaned_branches(self._space, records)}
         self._ask_for_changes(records)
         children: dict[int, list[BranchRecord]] = {}
         for record in records:
             children.setdefault(record.parent, []).append(record)
         known = {record.id for record in records}
         roots = [record for record in records if record.parent not in known]
-        sights = list(self._tree(roots, children, entries, depth=0))
+        views = list(self._tree(roots, children, entries, depth=0))
         names = {record.name for record in records}
         history = [commit for commit in self._space.history() if commit.undone is None]
         committed = {commit.branch: commit.committed for commit in history}
         gone = [
             self._gone(entry, committed) for entry in _worth_showing(entries, names, self._began)
         ]
-        return Look(sights=tuple(_grouped([*sights, *gone])), commits=len(history))
+        return Snapshot(views=tuple(_grouped([*views, *gone])), commits=len(history))
 
     def _tree(
         self,
@@ -193,12 +192,12 @@ class Observer:
         children: dict[int, list[BranchRecord]],
         entries: dict[str, Entry],
         depth: int,
-    ) -> Iterable[Sight]:
+    ) -> Iterable[BranchView]:
         for record in records:
             entry = entries.get(record.name)
             if entry is not None and entry.started < record.created - 1:
                 entry = None  # of another branch that had the name before
-            yield Sight(
+            yield BranchView(
                 name=record.name,
                 depth=depth,
                 state=self._state(record, entry),
@@ -220,13 +219,13 @@ class Observer:
             return entry.state if self._is_attended(entry) else "lost"
         return entry.state
 
-    def _gone(self, entry: Entry, committed: dict[str, float]) -> Sight:
+    def _gone(self, entry: Entry, committed: dict[str, float]) -> BranchView:
         state = entry.state
         if state in UNDER_WAY and not self._is_attended(entry):
             state = "lost"
         elif committed.get(entry.branch, 0.0) >= entry.started:
             state = "won"  # also one that was kept, and committed by hand
-        return Sight(
+        return BranchView(
             name=entry.branch,
             depth=0,
             state=state,
@@ -260,10 +259,10 @@ class Observer:
     def _is_attended(self, entry: Entry) -> bool:
         if not entry.door or self._logs is None:
             return True  # nobody can be asked
-        asked_at, answer = self._doors.get(entry.door, (0.0, True))
+        asked_at, answer = self._control_servers.get(entry.door, (0.0, True))
         if answer and time.monotonic() - asked_at > DOOR_SECONDS:
-            answer = answers(self._logs / entry.door)
-            self._doors[entry.door] = (time.monotonic(), answer)
+            answer = is_alive(self._logs / entry.door)
+            self._control_servers[entry.door] = (time.monotonic(), answer)
         return answer
 
     def _read_entries(self) -> dict[str, Entry]:
@@ -364,18 +363,18 @@ def _worth_showing(entries: dict[str, Entry], open_names: set[str], began: float
     return shown[-FINISHED_MAX:]
 
 
-def _grouped(sights: list[Sight]) -> list[Sight]:
+def _grouped(views: list[BranchView]) -> list[BranchView]:
     """Brings the candidates of each call together, with the branches inside them."""
-    groups: dict[str, list[list[Sight]]] = {}
-    for sight in sights:
-        if sight.depth == 0:
-            key = sight.group or f"branch {sight.name}"
-            groups.setdefault(key, []).append([sight])
+    groups: dict[str, list[list[BranchView]]] = {}
+    for view in views:
+        if view.depth == 0:
+            key = view.group or f"branch {view.name}"
+            groups.setdefault(key, []).append([view])
         else:
-            groups[key][-1].append(sight)
+            groups[key][-1].append(view)
     for blocks in groups.values():
         blocks.sort(key=lambda block: block[0].entry.index if block[0].entry else 0)
-    return [sight for blocks in groups.values() for block in blocks for sight in block]
+    return [view for blocks in groups.values() for block in blocks for view in block]
 
 
 def _seconds(entry: Entry | None) -> float:

@@ -26,7 +26,7 @@ from branching import (
 from branching.agent.pause import Pause
 from branching.agent.pydantic_ai import agent_candidate
 from branching.patterns import Event
-from branching.runlog.run_controller import Helm
+from branching.runlog.run_controller import RunController
 
 from .loopback import Call, Reply, served
 from .scripted import call, model_of, prompts, returned, say, since_prompt, working_agent
@@ -129,7 +129,7 @@ def test_an_agent_at_the_helm_is_paused_told_and_stopped(
     real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `branching watch` does it: pause, a word, resume of the first; stop of the second."""
-    helm = Helm()
+    controller = RunController()
     begun: dict[int, str] = {}
     is_held = threading.Event()
     over = Pause.over
@@ -150,16 +150,16 @@ def test_an_agent_at_the_helm_is_paused_told_and_stopped(
             begun[event.index] = event.branch
 
     def hand() -> None:
-        when_it_runs(lambda: helm.pause(begun[0]))
-        when_it_runs(lambda: helm.stop(begun[1]))
+        when_it_runs(lambda: controller.pause(begun[0]))
+        when_it_runs(lambda: controller.stop(begun[1]))
         assert is_held.wait(60)
-        helm.tell(begun[0], "turn left")
-        helm.pause(begun[0], is_on=False)
+        controller.tell(begun[0], "turn left")
+        controller.pause(begun[0], is_on=False)
 
     agent = working_agent(model_of(model))
     candidates = [agent_candidate(agent, "work"), agent_candidate(agent, "work on")]
     hands = threading.Thread(target=hand)
-    with helm.manned():
+    with controller.activate():
         hands.start()
         outcome = BestOfN(candidates, on_event=note)(real_workspace)
         hands.join()

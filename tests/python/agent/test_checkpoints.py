@@ -135,8 +135,9 @@ def taken_up(workspace: Workspace, place: Workspace | Branch) -> ForkCoordinator
 
 def checkpoint_id(made: ForkCoordinator, label: str) -> str:
     """The first checkpoint with a label that begins so."""
-    assert made.anchors.store is not None
-    return next(one.id for one in made.anchors.store.list_all() if one.label.startswith(label))
+    store = made.checkpoint_manager.store
+    assert store is not None
+    return next(one.id for one in store.list_all() if one.label.startswith(label))
 
 
 TWO_MERGES = """
@@ -151,7 +152,7 @@ TWO_MERGES = """
             history = merged.history_after_merge
         return made
     def target(made):
-        return made.anchors.store.list_all()[0].id
+        return made.checkpoint_manager.store.list_all()[0].id
     session = workspace.branch("session", None, None)
     place = session.__enter__() if IN_BRANCH else workspace
     def dies(owner, name, number, after):
@@ -176,8 +177,8 @@ MOMENTS = [
     (False, "Workspace", "undo", 2, False),
     (False, "Workspace", "undo", 2, True),
     (True, "Workspace", "load", 1, True),
-    (True, "place_module.Place", "create", 1, True),
-    (True, "place_module.Transplant", "make", 2, False),
+    (True, "place_module.ParentWorkspace", "create", 1, True),
+    (True, "place_module.TreeCopier", "make", 2, False),
     (True, "Branch", "commit", 1, False),
     (True, "Branch", "commit", 1, True),
     (True, "Branch", "abort", 1, True),
@@ -278,7 +279,7 @@ def test_killed_between_the_merge_of_the_files_and_its_end(
                     store=made.store,
                     runner=Runners({"a": writing(a="a")}),
                     place=workspace,
-                    checkpoint_store=made.anchors.store,
+                    checkpoint_store=made.checkpoint_manager.store,
                 )
                 assert again.is_resolved
                 assert again.last_merge is not None
@@ -315,7 +316,7 @@ def test_killed_while_the_checkpoint_of_a_fork_is_kept(real: Mounted) -> None:
                 store=made.store,
                 runner=Runners({"a": writing(a="a")}),
                 place=workspace,
-                checkpoint_store=made.anchors.store,
+                checkpoint_store=made.checkpoint_manager.store,
             )
             assert again.is_resolved
             assert workspace.branches() == []

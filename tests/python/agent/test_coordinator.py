@@ -34,7 +34,7 @@ from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkBranchLimitError, ForkDepthLimitError, ForkStateError
 from branching.agent.fork_state import ForkState
 from branching.agent.fork_store import InMemoryForkStateStore
-from branching.agent.parent_workspace import Place
+from branching.agent.parent_workspace import ParentWorkspace
 from branching.agent.types import BranchIsolation, BranchSpec, MergeStrategy
 
 HISTORY = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -231,9 +231,9 @@ class TestFork:
     def test_one_that_cannot_be_made_to_its_end_leaves_no_branch(
         self, real: Mounted, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        create = Place.create
+        create = ParentWorkspace.create
 
-        def runs_out(place: Place, name: str) -> Branch:
+        def runs_out(place: ParentWorkspace, name: str) -> Branch:
             if name.endswith("-b"):
                 raise MountError("no space left")
             return create(place, name)
@@ -241,7 +241,7 @@ class TestFork:
         async def work() -> None:
             with Workspace(real.root) as workspace:
                 made = coordinator(workspace, dict.fromkeys("abc", answers))
-                monkeypatch.setattr(Place, "create", runs_out)
+                monkeypatch.setattr(ParentWorkspace, "create", runs_out)
                 with pytest.raises(MountError):
                     await made.fork(specs("a", "b", "c"))
                 assert workspace.branches() == []
@@ -402,7 +402,7 @@ class TestGoingOn:
             a, b = branch_of(made, "a"), branch_of(made, "b")
             await until(lambda: not b.is_running)
             made.steer(a.id, "to the left")
-            assert runner_of(made, "a").steered == ["to the left"]
+            assert runner_of(made, "a").controlled == ["to the left"]
             with pytest.raises(ForkStateError, match="hears nothing"):
                 made.steer(b.id, "too late")
             await made.aclose()

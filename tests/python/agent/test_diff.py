@@ -23,7 +23,7 @@ from branching.agent.diff import build_diff_report, diff_tool_calls
 from branching.agent.diff.text import DIFF_LINES_MAX, TEXT_BYTES_MAX, unified, with_hunks
 from branching.agent.protocols import ToolCall
 from branching.agent.types import BranchDiffReport, PathDiff
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 
 SEED = "seed.txt"
 Change = Callable[[Path], object]
@@ -315,9 +315,9 @@ def test_every_file_is_read_once_in_each_tree(
     again."""
     (real.base / "gone").write_text("moved\n")
     read: Counter[tuple[Path, str]] = Counter()
-    step = Tree.read
+    step = ConfinedDir.read
 
-    def counted(tree: Tree, path: str, **options: int) -> tuple[bytes, int]:
+    def counted(tree: ConfinedDir, path: str, **options: int) -> tuple[bytes, int]:
         read[tree._directory, path] += 1
         return step(tree, path, **options)
 
@@ -338,7 +338,7 @@ def test_every_file_is_read_once_in_each_tree(
             await made.fork(specs(*labels))
             try:
                 await all_ended(made)
-                monkeypatch.setattr(Tree, "read", counted)
+                monkeypatch.setattr(ConfinedDir, "read", counted)
                 assert len((await made.diff_branches()).paths) == 3
             finally:
                 monkeypatch.undo()

@@ -23,10 +23,10 @@ from support.agents import (
 
 from branching import Workspace
 from branching.agent.branch_files import BranchFiles
-from branching.agent.external_edits import EditWatch, told
+from branching.agent.external_edits import EditWatch, describe_edits
 from branching.agent.materializer import DIRECTORY, directory_name, is_inside
 from branching.fs import Branch
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 
 SEED = "seed.txt"
 
@@ -300,7 +300,9 @@ class TestPerson:
     def test_the_runs_own_changes_are_not_told(self, real: Mounted) -> None:
         def test(files: BranchFiles, branch: Branch) -> None:
             owner = (0, 0)
-            watch = EditWatch(branch, Tree(real.root, owner), Tree(branch.path, owner))
+            watch = EditWatch(
+                branch, ConfinedDir(real.root, owner), ConfinedDir(branch.path, owner)
+            )
             assert watch.edits() == []
             files.write("own", "x")
             watch.mark()
@@ -316,9 +318,9 @@ class TestPerson:
         in_branch(real, test)
 
     def test_it_is_said_in_words(self) -> None:
-        assert told([]) == ""
-        assert told(["a"]).endswith("since your last step:\n- a")
-        assert "… and 10 more" in told([str(number) for number in range(60)])
+        assert describe_edits([]) == ""
+        assert describe_edits(["a"]).endswith("since your last step:\n- a")
+        assert "… and 10 more" in describe_edits([str(number) for number in range(60)])
 
     @pytest.mark.contract("L11")
     def test_a_run_has_a_watch_of_its_own(self, real: Mounted) -> None:

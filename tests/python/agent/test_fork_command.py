@@ -16,7 +16,7 @@ from support.waiting import until_unchanged
 from branching import BranchError, Workspace
 from branching.agent.types import MergeResult
 from branching.cli.fork_command import _whole
-from branching.runlog.control_socket import ask
+from branching.runlog.control_socket import send_request
 from branching.runlog.run_log import Entry, read_entries
 
 
@@ -247,7 +247,7 @@ class Steered:
 
         def answered() -> bool:
             try:
-                ask(self._logs / entry.door, do, entry.branch, text)
+                send_request(self._logs / entry.door, do, entry.branch, text)
             except BranchError:
                 if self.running.process.poll() is not None:
                     raise

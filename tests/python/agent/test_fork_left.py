@@ -16,7 +16,7 @@ from support.forks import branch_with, called, until
 
 from branching import Workspace
 from branching.agent.fork_store import SQLiteForkStateStore
-from branching.runlog.control_socket import answers
+from branching.runlog.control_socket import is_alive
 from branching.runlog.run_log import read_entries
 
 CUT_OFF = "[ -e go ] && touch again || { touch half; sleep 3600; }"
@@ -172,7 +172,7 @@ def test_a_signal_leaves_what_was_taken_up(real: Mounted) -> None:
     logs = real.base / ".branching" / "logs"
     until(
         lambda: any(
-            entry.state == "running" and answers(logs / entry.door) for entry in read_entries(logs)
+            entry.state == "running" and is_alive(logs / entry.door) for entry in read_entries(logs)
         ),
         "it runs again",
     )

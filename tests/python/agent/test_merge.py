@@ -33,11 +33,11 @@ from branching import Branch, BranchStaleError, CommitError, ConflictError, Work
 from branching.agent import process_cleanup
 from branching.agent.branch_runtime import FORK_VARIABLE
 from branching.agent.coordinator import ForkCoordinator
-from branching.agent.copy_paths import Transplant
+from branching.agent.copy_paths import TreeCopier
 from branching.agent.errors import ForkStateError, MergeConflictError
-from branching.agent.parent_workspace import Place
+from branching.agent.parent_workspace import ParentWorkspace
 from branching.agent.types import MergeOptions, MergeResult
-from branching.fs.confined_dir import Tree
+from branching.fs.confined_dir import ConfinedDir
 
 SEED = "seed.txt"
 
@@ -302,7 +302,7 @@ class TestOwn:
 def test_an_edit_right_after_the_fork_has_a_later_time(real: Mounted) -> None:
     """The file system's clock is coarse: `now_ns` waits for its next tick."""
     with Workspace(real.root) as workspace:
-        place = Place(workspace)
+        place = ParentWorkspace(workspace)
         for _ in range(30):
             moment = place.now_ns()
             (real.base / SEED).write_text("edited")
@@ -495,14 +495,14 @@ def test_a_path_that_cannot_be_merged_stops_the_merge_by_default(forked: Forked)
 def test_the_other_paths_are_applied_if_requested(
     forked: Forked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = Transplant.make
+    make = TreeCopier.make
 
-    def failing(self: Transplant, path: str) -> None:
+    def failing(self: TreeCopier, path: str) -> None:
         if path == "bad":
             raise OSError(errno.EDQUOT, "Disk quota exceeded")
         make(self, path)
 
-    monkeypatch.setattr(Transplant, "make", failing)
+    monkeypatch.setattr(TreeCopier, "make", failing)
     files = writing(bad="x", good="y", left="z")
     with pytest.raises(CommitError, match="bad: Disk quota exceeded"):
         forked.merge(files, exclude=("left",))
@@ -687,7 +687,7 @@ class TestThirdAtEveryStep:
     is never lost, and the merge is whole or has not happened. The steps are the calls that the
     merge makes of branches and trees; they are counted once, and each is tried."""
 
-    STEPS = ((Branch, ("diff", "commit", "branch", "abort")), (Tree, ("lstat",)))
+    STEPS = ((Branch, ("diff", "commit", "branch", "abort")), (ConfinedDir, ("lstat",)))
 
     @pytest.mark.contract("F7")
     @pytest.mark.parametrize("kind", ["edit", "delete"])

@@ -232,12 +232,12 @@ class TestKilled:
         fork_id = killed(
             real,
             f"""
-            create, made_so_far = place_module.Place.create, []
+            create, made_so_far = place_module.ParentWorkspace.create, []
             def creating(self, name):
                 if len(made_so_far) == {after}: now()
                 made_so_far.append(create(self, name))
                 return made_so_far[-1]
-            place_module.Place.create = creating
+            place_module.ParentWorkspace.create = creating
             made = coordinator(workspace, dict.fromkeys("ab", forever), store=store)
             asyncio.run(made.fork(specs("a", "b")))
             """,

@@ -101,7 +101,7 @@ class TestCheckpoints:
         async def work() -> None:
             with Workspace(real.root) as workspace:
                 made = await forked(workspace)
-                store = made.anchors.store
+                store = made.checkpoint_manager.store
                 assert store is not None
                 [before] = store.list_all()
                 assert before.label == f"fork:{made.fork_id}"
@@ -152,7 +152,7 @@ class TestCheckpoints:
             merged = await made.merge_or_select(f"pick:{branch_of(made, 'a').id}")
             after = tree(top)
             assert after != before
-            store = made.anchors.store
+            store = made.checkpoint_manager.store
             assert store is not None
             first, second = store.list_all()
             assert await made.rewind(first.id) == PARENT
@@ -186,7 +186,7 @@ class TestCheckpoints:
                 made = await forked(workspace)
                 await made.merge_or_select(f"pick:{branch_of(made, 'a').id}")
                 (real.base / SEED).write_text("third\n")
-                store = made.anchors.store
+                store = made.checkpoint_manager.store
                 assert store is not None
                 with pytest.raises(ConflictError):
                     await made.rewind(store.list_all()[0].id)
@@ -219,7 +219,7 @@ class TestCheckpoints:
                     os.chdir(here)
                 with pytest.warns(UserWarning, match="holds the conversation only"):
                     made = await forked(session)
-                store = made.anchors.store
+                store = made.checkpoint_manager.store
                 assert store is not None
                 assert store.list_all()[0].tree is None
                 with pytest.warns(UserWarning, match="holds the conversation only"):
@@ -304,7 +304,7 @@ class TestOverrideByAnotherProcess:
             async def main():
                 place = workspace
                 if {in_branch}:
-                    place = place_module.Place(workspace).find("session")
+                    place = place_module.ParentWorkspace(workspace).find("session")
                     place = place or workspace.branch("session", None, None).__enter__()
                 scripts = {{name: writing(**{{name: name, "seed.txt": name}}) for name in "ab"}}
                 made = coordinator(place, scripts, store=store, judge=Picking({label!r}))

@@ -262,7 +262,7 @@ def test_extra_instructions_reach_their_branch_only() -> None:
 
 def test_a_running_branch_can_be_steered() -> None:
     """What it is told stands before its next request."""
-    steered = asyncio.Event()
+    controlled = asyncio.Event()
 
     def model(messages: list[ModelMessage]) -> ModelResponse:
         if prompts(messages)[-1] == "turn left":
@@ -273,7 +273,7 @@ def test_a_running_branch_can_be_steered() -> None:
 
     @agent.tool_plain
     async def wait() -> str:
-        await steered.wait()
+        await controlled.wait()
         return "waited"
 
     async def work() -> None:
@@ -283,7 +283,7 @@ def test_a_running_branch_can_be_steered() -> None:
         while branch.partial_history is None:
             await asyncio.sleep(0.01)
         coordinator.steer(branch.id, "turn left")
-        steered.set()
+        controlled.set()
         await ended(coordinator)
         assert branch.final_message == "turned left"
         await coordinator.aclose()

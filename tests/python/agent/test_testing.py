@@ -19,13 +19,13 @@ from branching.agent.project_tests import (
     parse_junit,
     read_junit,
 )
-from branching.agent.run_program import Place
+from branching.agent.run_program import RunSettings
 
 
 def run(place: Path, command: str | Sequence[str], **options: object) -> TestRun:
     async def call() -> TestRun:
         plan = TestPlan(command=command, **options)  # type: ignore[arg-type]
-        return await plan.run(Place(directory=place))
+        return await plan.run(RunSettings(directory=place))
 
     return asyncio.run(call())
 
@@ -69,7 +69,7 @@ def test_a_test_run_that_times_out_has_no_result(place: Path) -> None:
 def test_a_cancelled_test_run_is_killed(place: Path) -> None:
     async def call() -> None:
         plan = TestPlan(command="touch begun; sleep 3600")
-        task = asyncio.ensure_future(plan.run(Place(directory=place)))
+        task = asyncio.ensure_future(plan.run(RunSettings(directory=place)))
         while not (place / "begun").exists():
             await asyncio.sleep(0.02)
         task.cancel()

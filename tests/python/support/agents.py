@@ -41,7 +41,7 @@ class ScriptedRunner:
         self.branch = branch
         self.messages: list[dict[str, Any]] = []
         self.prompts: list[str] = []
-        self.steered: list[str] = []
+        self.controlled: list[str] = []
         self.stops = 0
         self._script = script
 
@@ -52,7 +52,7 @@ class ScriptedRunner:
         return RunOutcome(history=self.messages, final_message=self.messages[-1]["content"])
 
     def steer(self, text: str) -> None:
-        self.steered.append(text)
+        self.controlled.append(text)
 
     async def stop(self) -> None:
         self.stops += 1

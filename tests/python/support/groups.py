@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from branching.process.cgroup import Scope
+from branching.process.cgroup import Cgroup
 from branching.process.cgroup.cgroup_dir import NAME_PREFIX
 from branching.process.cgroup.own_cgroup import UNIFIED, find_own
 from branching.process.cgroup.v2 import LEAF
@@ -20,7 +20,7 @@ def version() -> int:
     return 1 if "memory" in find_own() else 2
 
 
-def start(scope: Scope, code: str, *arguments: object) -> subprocess.Popen[str]:
+def start(scope: Cgroup, code: str, *arguments: object) -> subprocess.Popen[str]:
     """Starts Python code in the scope; it runs once it is in there. `sys` is imported."""
     words = [sys.executable, "-c", f"import sys; sys.stdin.readline()\n{code}"]
     child = subprocess.Popen(
@@ -36,7 +36,7 @@ def start(scope: Scope, code: str, *arguments: object) -> subprocess.Popen[str]:
     return child
 
 
-def run(scope: Scope, code: str, *arguments: object) -> tuple[int, str]:
+def run(scope: Cgroup, code: str, *arguments: object) -> tuple[int, str]:
     """Does the same, waits for its end, and returns exit code and output."""
     child = start(scope, code, *arguments)
     output, _ = child.communicate(timeout=END_SECONDS_MAX)

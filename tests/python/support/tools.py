@@ -18,7 +18,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.session import ClientRequestContext
 from mcp.server.mcpserver import MCPServer
 
-from branching.mcp import Desk, Rules, make_server
+from branching.mcp import Rules, WorkspaceSession, make_server
 
 SECONDS_MAX = 200.0
 
@@ -85,9 +85,9 @@ async def connected(
         yield Agent(client)
 
 
-def served(workspace: Any, **rules: Any) -> MCPServer[Desk]:
+def served(workspace: Any, **rules: Any) -> MCPServer[WorkspaceSession]:
     """Returns a server in this process."""
-    return make_server(Desk(workspace, None, Rules(**rules)))
+    return make_server(WorkspaceSession(workspace, None, Rules(**rules)))
 
 
 def over_stdio(

@@ -36,7 +36,7 @@ def turn(history: Any, prompt: str, said: str) -> list[dict[str, str]]:
 class Script:
     """The agents' behaviour: words of their prompts are commands. It outlives the agents."""
 
-    steered: list[tuple[str, str]] = field(default_factory=list)
+    controlled: list[tuple[str, str]] = field(default_factory=list)
     """Messages sent to running branches, with the branches' labels."""
     models: dict[str, str | None] = field(default_factory=dict)
     goes_on: set[str] = field(default_factory=set)
@@ -83,7 +83,7 @@ class ScriptedRunner:
         return RunOutcome(history=turn(history, prompt, said), final_message=said)
 
     def steer(self, text: str) -> None:
-        self._script.steered.append((self._branch.spec.label, text))
+        self._script.controlled.append((self._branch.spec.label, text))
 
     async def stop(self) -> None:
         pass

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from branching import BranchError
-from branching.runlog.control_socket import ask
+from branching.runlog.control_socket import send_request
 from branching.runlog.run_log import Entry, read_entries
 
 from .chat_harness import ChatHarness, enter, in_chat, one, two
@@ -108,19 +108,19 @@ def test_a_fork_is_seen_and_steered_from_another_process(harness: ChatHarness) -
         assert first.branch in {record.name for record in harness.space.branches()}
         door = logs / first.door
         runner = harness.session.branches[0].runner
-        await asyncio.to_thread(ask, door, "pause", first.branch)
+        await asyncio.to_thread(send_request, door, "pause", first.branch)
         await until(pilot, lambda: entries()["one"].state == "paused", "it is paused")
         await until_shown(pilot, "paused")
         assert harness.session.branches[0].pause.is_on
-        await asyncio.to_thread(ask, door, "resume", first.branch)
+        await asyncio.to_thread(send_request, door, "resume", first.branch)
         await until(pilot, lambda: entries()["one"].state == "running", "it goes on")
         harness.session.branches[0].runner = None
         with pytest.raises(BranchError, match="cannot be paused"):
-            await asyncio.to_thread(ask, door, "pause", first.branch)
+            await asyncio.to_thread(send_request, door, "pause", first.branch)
         harness.session.branches[0].runner = runner
-        await asyncio.to_thread(ask, door, "tell", first.branch, "try the cache")
-        assert harness.script.steered == [("one", "try the cache")]
-        await asyncio.to_thread(ask, door, "stop", first.branch)
+        await asyncio.to_thread(send_request, door, "tell", first.branch, "try the cache")
+        assert harness.script.controlled == [("one", "try the cache")]
+        await asyncio.to_thread(send_request, door, "stop", first.branch)
         await until(pilot, lambda: entries()["one"].state == "terminated", "it is stopped")
         assert "one hears wait" in (logs / f"{first.branch}.log").read_text()
         assert await harness.session.merging.pick(harness.session.branches[1].id)

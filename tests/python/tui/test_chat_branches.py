@@ -80,14 +80,14 @@ async def test_a_message_goes_to_its_branch_alone_or_is_rejected(
     await enter(pilot, f">>{by_id} by its id")
     await until_shown(pilot, "said to one: by its id")
     expected = [("one", "try the cache"), ("one more", "and this"), ("one", "by its id")]
-    assert harness.script.steered == expected
+    assert harness.script.controlled == expected
     await enter(pilot, ">>three hello")
     await until_shown(pilot, "! no branch is called 'three'; there are: one, one more, two")
     await enter(pilot, ">>one")
     await until_shown(pilot, "! >>one says nothing")
     await enter(pilot, ">>two hello")
     await until_shown(pilot, "! two is done and hears nothing")
-    assert harness.script.steered == expected
+    assert harness.script.controlled == expected
 
 
 @pytest.mark.contract("K9")

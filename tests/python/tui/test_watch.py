@@ -18,7 +18,7 @@ from textual.pilot import Pilot
 
 from branching import Workspace
 from branching.fs import BranchRecord
-from branching.fs.branch_leases import drop_left
+from branching.fs.branch_leases import drop_orphaned
 from branching.tui.watch import app as watch_module
 from branching.tui.watch.app import Watch
 
@@ -274,15 +274,15 @@ def test_what_a_killed_server_of_tools_has_left_is_said_and_can_be_kept(
         await until_shown(pilot, "1 ○ open", "2 ? lost", "mine is open, and stays so")
 
     piloted(app, act)
-    assert [record.name for record in drop_left(space)] == ["others"]
+    assert [record.name for record in drop_orphaned(space)] == ["others"]
 
 
 def left_behind(space: Workspace, *names: str) -> None:
     """Claims branches in a process that is killed then."""
     script = (
         "import os, signal, sys; from branching import Workspace;"
-        "from branching.fs.branch_leases import Claims;"
-        "space = Workspace(sys.argv[1]); claims = Claims(space);"
+        "from branching.fs.branch_leases import BranchLeases;"
+        "space = Workspace(sys.argv[1]); claims = BranchLeases(space);"
         "[claims.add(each) for each in space.branches() if each.name in sys.argv[2:]];"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from branching.tui.background_calls import WAITING_MAX, Errands
+from branching.tui.background_calls import WAITING_MAX, BackgroundCalls
 from branching.tui.diff.diff_view import row_text
 from branching.tui.diff.line_diff import LINES_MAX, compare
 from branching.tui.formatting import coloured, duration, filled, money, plain, shortened
-from branching.tui.tab_bar import Chip, chips_text
+from branching.tui.tab_bar import Tab, chips_text
 from branching.tui.watch import workspace_monitor
 from branching.tui.watch.workspace_monitor import OUTPUT_BYTES_MAX, OUTPUT_LINES_MAX, Tail
 
@@ -155,11 +155,11 @@ class TestTail:
 class TestErrands:
     def test_values_and_errors_come_back_in_order(self) -> None:
         async def run() -> None:
-            errands = Errands("test")
-            values = await asyncio.gather(*(errands.do(abs, -n) for n in range(3)))
+            background = BackgroundCalls("test")
+            values = await asyncio.gather(*(background.do(abs, -n) for n in range(3)))
             assert values == [0, 1, 2]
             with pytest.raises(ZeroDivisionError):
-                await errands.do(lambda: 1 / 0)
+                await background.do(lambda: 1 / 0)
 
         asyncio.run(run())
 
@@ -171,14 +171,14 @@ class TestErrands:
             goes_on.wait()
 
         async def run() -> None:
-            errands = Errands("test")
-            hanging = asyncio.ensure_future(errands.do(hang))
+            background = BackgroundCalls("test")
+            hanging = asyncio.ensure_future(background.do(hang))
             while not begun.is_set():
                 await asyncio.sleep(0)
-            waiting = [asyncio.ensure_future(errands.do(int)) for _ in range(WAITING_MAX)]
+            waiting = [asyncio.ensure_future(background.do(int)) for _ in range(WAITING_MAX)]
             await asyncio.sleep(0)
             with pytest.raises(RuntimeError, match="wait already"):
-                await errands.do(int)
+                await background.do(int)
             for future in (hanging, *waiting):
                 future.cancel()
 
@@ -187,9 +187,9 @@ class TestErrands:
 
 
 def test_the_chosen_chip_is_always_in_sight() -> None:
-    chips = [Chip(f"branch-{n}", "running") for n in range(20)]
+    tabs = [Tab(f"branch-{n}", "running") for n in range(20)]
     for chosen in range(20):
-        text = chips_text(chips, chosen, 40).plain
+        text = chips_text(tabs, chosen, 40).plain
         assert f" branch-{chosen} " in text[:40], chosen
 
 
