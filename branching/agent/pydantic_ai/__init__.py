@@ -23,6 +23,7 @@ except ImportError as error:
 
 from branching.agent.branch_files import BranchFiles as BranchOverlay
 from branching.agent.confidence import compute_confidence
+from branching.agent.judge_verdict import JudgeVerdict
 from branching.agent.pydantic_ai.candidate import agent_candidate
 from branching.agent.pydantic_ai.capability import LiveForkCapability, coordinator_of, forking
 from branching.agent.pydantic_ai.codec import (
@@ -31,7 +32,7 @@ from branching.agent.pydantic_ai.codec import (
     count_stuck_loop_hits,
 )
 from branching.agent.pydantic_ai.deps import branch_deps as clone_for_branch
-from branching.agent.pydantic_ai.judge import JudgeAgent, JudgeVerdict, model_judge
+from branching.agent.pydantic_ai.judge import JudgeAgent, model_judge
 from branching.agent.pydantic_ai.pricing import Price, listed_price
 from branching.agent.pydantic_ai.runner import AgentRunner, RunnerOptions, current_branch
 from branching.agent.pydantic_ai.workspace import BranchWorkspace

@@ -47,6 +47,7 @@ from branching.agent.branch_runtime import BranchRuntime, Tester
 from branching.agent.budget import UnknownPrice
 from branching.agent.confidence import Confidence
 from branching.agent.coordinator import ForkCoordinator
+from branching.agent.fork_tools import INSTRUCTIONS, SEQUENTIAL, ForkTools
 from branching.agent.judge import Panel, SingleJudge
 from branching.agent.project_tests import TIMEOUT_SECONDS, BranchTester
 from branching.agent.protocols import CheckpointStore, ForkStateStore, Judge
@@ -61,18 +62,9 @@ from branching.agent.pydantic_ai.runner import (
     current_branch,
     current_coordinator,
 )
-from branching.agent.pydantic_ai.tools import ForkTools
 from branching.agent.pydantic_ai.workspace import PROVIDER, MovingWorkspace
 from branching.agent.types import MergeResult
 from branching.fs import Branch, Workspace
-
-INSTRUCTIONS = """\
-## Forking
-
-You can split this run into branches that try different ways from here, with fork_run. Branches run
-on their own: poll them with inspect_branches, compare them with diff_branches and fork_cost, stop
-one with terminate_branch. Resolve the fork with merge_or_select before your turn ends: the winner's
-files and conversation become yours."""
 
 
 @dataclass
@@ -144,7 +136,11 @@ class LiveForkCapability(AbstractCapability[Any]):
         return INSTRUCTIONS
 
     def get_toolset(self) -> FunctionToolset[Any]:
-        return ForkTools(self).toolset()
+        toolset: FunctionToolset[Any] = FunctionToolset(id="live-fork")
+        for tool in ForkTools(self).functions():
+            name = tool.__name__
+            toolset.add_function(tool, takes_ctx=False, name=name, sequential=name in SEQUENTIAL)
+        return toolset
 
     def get_workspace(
         self, ctx: RunContext[Any], *, ref: WorkspaceRef | None

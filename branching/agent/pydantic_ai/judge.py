@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pydantic import BaseModel, Field
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelResponse
 from pydantic_ai.models import Model, infer_model
 
 from branching.agent.judge import JudgeCase, Opinion, SingleJudge, evaluate
+from branching.agent.judge_verdict import JudgeVerdict
 from branching.agent.pydantic_ai.pricing import Price, listed_price, used
 from branching.agent.types import BranchDiffReport, BranchOutcome, Usage, Verdict
-
-
-class JudgeVerdict(BaseModel):
-    """What a judge decided."""
-
-    winner_branch_id: str
-    confidence: float = Field(ge=0.0, le=1.0)
-    reasoning: str = ""
-    rejected_with_reasons: dict[str, str] = Field(default_factory=dict)
-    """By branch id."""
-    caveats: list[str] = Field(default_factory=list)
-
 
 OnVerdict = Callable[[JudgeVerdict], None]
 """Is told the verdict as it is written: each time as far as it has come."""

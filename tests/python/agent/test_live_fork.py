@@ -16,9 +16,9 @@ from branching import Workspace
 from branching.agent.checkpoint import InMemoryCheckpointStore
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError
+from branching.agent.fork_tools import NO_BRANCHES, NOT_ENABLED, ForkTools
 from branching.agent.project_tests import TIMEOUT_SECONDS
 from branching.agent.pydantic_ai import LiveForkCapability, coordinator_of, forking
-from branching.agent.pydantic_ai.tools import NO_BRANCHES, NOT_ENABLED, ForkTools
 from branching.agent.types import MergeStrategy
 
 from .scripted import call, model_of, prompts, returned, say, since_prompt, working_agent

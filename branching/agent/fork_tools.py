@@ -1,4 +1,4 @@
-"""The seven tools with which an agent forks itself.
+"""The seven tools with which an agent forks itself, for the adapter of any agent framework.
 
     fork_run          fork this run into branches
     inspect_branches  how they stand
@@ -10,6 +10,9 @@
 
 They answer in text, or with a report; an error is an answer, too, for a tool that raises would end
 the run. In a branch they act on a fork of the branch's own, one level down.
+
+`BranchRequest` is a pydantic model because every framework that has an adapter makes the schemas of
+tools with pydantic.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from pydantic import BaseModel, Field
-from pydantic_ai.toolsets import FunctionToolset
 
 from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.coordinator import ForkCoordinator
@@ -37,8 +39,18 @@ from branching.agent.types import (
 )
 from branching.errors import BranchingError
 
+INSTRUCTIONS = """\
+## Forking
+
+You can split this run into branches that try different ways from here, with fork_run. Branches run
+on their own: poll them with inspect_branches, compare them with diff_branches and fork_cost, stop
+one with terminate_branch. Resolve the fork with merge_or_select before your turn ends: the winner's
+files and conversation become yours."""
 NOT_ENABLED = "Forking is not enabled for this run."
 NO_BRANCHES = "No active branches."
+SEQUENTIAL = ("fork_run", "merge_or_select")
+"""A fork freezes the files and a merge replaces them: other calls of the same answer must run
+before or after these tools, never beside them."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -104,15 +116,9 @@ class ForkTools:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def toolset(self) -> FunctionToolset[Any]:
-        """Returns them as pydantic-ai takes them.
-
-        A fork freezes the files, and a merge replaces them: other calls of the same answer run
-        before or after these two, never beside them.
-        """
-        alone = (self.fork_run, self.merge_or_select)
-        toolset: FunctionToolset[Any] = FunctionToolset(id="live-fork")
-        for tool in (
+    def functions(self) -> list[Callable[..., Awaitable[Any]]]:
+        """Returns the seven tools as functions that answer errors in words."""
+        tools: tuple[Callable[..., Awaitable[Any]], ...] = (
             self.fork_run,
             self.inspect_branches,
             self.diff_branches,
@@ -120,11 +126,8 @@ class ForkTools:
             self.merge_or_select,
             self.terminate_branch,
             self.delete_file,
-        ):
-            toolset.add_function(
-                answered(tool), takes_ctx=False, name=tool.__name__, sequential=tool in alone
-            )
-        return toolset
+        )
+        return [answered(tool) for tool in tools]
 
     async def fork_run(
         self,
