@@ -1,8 +1,7 @@
-"""What is mounted where, as this process sees it.
+"""Reads the mount table of this process, /proc/self/mountinfo (proc_pid_mountinfo(5)).
 
-The kernel's table (`/proc/self/mountinfo`) is read afresh for each question: mounts come and go,
-and reading it costs less than being wrong. Nothing but `mounts_around` touches a mounted file
-system, so a dead mount cannot hang us.
+The table is read anew for each question: mounts come and go, and reading costs less than being
+wrong. Only `mounts_around` touches a mounted filesystem, so a dead mount blocks nothing else.
 """
 
 from __future__ import annotations
@@ -10,59 +9,99 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 MOUNT_TABLE = Path("/proc/self/mountinfo")
+LINES_CACHED_MAX = 4096
+"""Of parsed lines: from one reading to the next hardly any changes."""
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """One mounted file system: where it is seen, its type, and what it says it was made from."""
+    """One line of the table, without its ids, which differ between copies of a table."""
 
-    point: Path
+    device: str = ""
+    """The filesystem, as major:minor."""
+    root: str = "/"
+    """Which directory of the filesystem is mounted."""
+    point: str
+    options: frozenset[str] = frozenset()
+    """Of the mount: ro, nosuid, relatime, …"""
     fstype: str
     source: str
-    root: str = "/"
-    """Which directory of the file system is seen there."""
+    super_options: str = ""
+    """Of the filesystem, as it wrote them."""
+
+    @property
+    def directory(self) -> Path:
+        """The mount point."""
+        return Path(self.point)
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the mount is read-only; the filesystem may be so besides."""
+        return "ro" in self.options
+
+
+def read_table() -> list[Mount]:
+    """Returns all mounts, the oldest first, with those that others hide."""
+    return [parse(line) for line in MOUNT_TABLE.read_bytes().splitlines()]
 
 
 def read_mounts() -> list[Mount]:
-    """Lists the visible mounts; one that hides an older one at the same place stands for it."""
-    visible: dict[Path, Mount] = {}
-    for line in MOUNT_TABLE.read_bytes().splitlines():
-        mount = _parse(line)
+    """Returns the visible mounts: of several at one mount point the youngest."""
+    visible: dict[str, Mount] = {}
+    for mount in read_table():
         visible.pop(mount.point, None)
         visible[mount.point] = mount
     return list(visible.values())
 
 
 def mounts_around(path: Path) -> list[Mount]:
-    """Lists the mounts that `path` lies in, the deepest first. `path` need not exist."""
+    """Returns the mounts that `path` lies in, the deepest first. `path` need not exist."""
     # realpath needs no permission beyond the path's own and swallows a dead mount's ENOTCONN.
     return _around(os.path.realpath(path))
 
 
 def mounts_named(path: Path) -> list[Mount]:
-    """Does the same by the path's names alone: no symbolic link is followed, no file system is
-    asked."""
+    """Returns the mounts around an absolute path by its text alone: nothing is looked up."""
     return _around(os.path.abspath(path))  # noqa: PTH100  (`absolute` leaves `..`)
+
+
+def parse(line: bytes) -> Mount:
+    """Parses one line: `36 35 98:0 /root /point rw [optional …] - fstype source super-options`."""
+    return _parse(line.split(b" ", 2)[2].rstrip(b"\n"))
+
+
+def ids(table: int) -> set[int]:
+    """Returns the ids of the mounts that an open mount table has now."""
+    os.lseek(table, 0, os.SEEK_SET)
+    with open(table, "rb", closefd=False) as lines:
+        return {int(line.split(b" ", 1)[0]) for line in lines}
 
 
 def _around(path: str) -> list[Mount]:
     place = Path(path)
     around = [mount for mount in read_mounts() if place.is_relative_to(mount.point)]
-    return sorted(around, key=lambda mount: len(mount.point.parts), reverse=True)
+    return sorted(around, key=lambda mount: len(mount.directory.parts), reverse=True)
 
 
+@lru_cache(maxsize=LINES_CACHED_MAX)
 def _parse(line: bytes) -> Mount:
-    # 36 35 98:0 /root /point rw,noatime [optional fields] - fstype source options
     fields, _, tail = line.partition(b" - ")
-    fstype, source = tail.split(b" ")[:2]
-    root, point = fields.split(b" ")[3:5]
+    device, root, point, options = fields.split(b" ")[:4]
+    fstype, source, super_options = tail.split(b" ", 2)
     return Mount(
-        point=Path(_text(point)), fstype=_text(fstype), source=_text(source), root=_text(root)
+        device=device.decode(),
+        root=_text(root),
+        point=_text(point),
+        options=frozenset(options.decode().split(",")),
+        fstype=_text(fstype),
+        source=_text(source),
+        super_options=_text(super_options),
     )
 
 

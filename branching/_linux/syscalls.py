@@ -1,12 +1,14 @@
 """The system calls that Python does not offer, each as a function that raises OSError.
 
 The C library is called with the interpreter's lock held (PyDLL): none of these calls waits, and
-`clone` must come back in the child with the lock in a state that the child can use.
+`clone` must come back in the child with the lock in a state that the child can use. Only `openat2`,
+which may wait for a FUSE daemon, releases it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import struct
@@ -33,6 +35,10 @@ KEPT_FLAGS = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_N
 KEPT_FLAGS |= os.ST_RELATIME
 """A bind remount sets all flags anew. The kernel gives the same bits to mount as statvfs shows."""
 
+RESOLVE_NO_LINKS = 0x02 | 0x04
+"""RESOLVE_NO_MAGICLINKS and RESOLVE_NO_SYMLINKS."""
+RESOLVE_BENEATH = 0x08
+
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
@@ -47,7 +53,9 @@ _SYSCALLS = {
     "x86_64": {"clone": 56, "capset": 126, "pivot_root": 155, "keyctl": 250, "seccomp": 317},
     "aarch64": {"clone": 220, "capset": 91, "pivot_root": 41, "keyctl": 219, "seccomp": 277},
 }
-_OPEN_TREE, _MOVE_MOUNT = 428, 429
+_OPEN_TREE, _MOVE_MOUNT, _OPENAT2 = 428, 429, 437
+_OPENAT2_TRIES_MAX = 64
+"""The kernel gives up (EAGAIN) when something on the way is renamed meanwhile."""
 _OPEN_TREE_CLONE = 0x1
 _MOVE_MOUNT_F_EMPTY_PATH = 0x4
 _AT_EMPTY_PATH, _AT_FDCWD = 0x1000, -100
@@ -58,6 +66,8 @@ _LANDLOCK_RULE_PATH_BENEATH = 1
 
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_waiting_libc = ctypes.CDLL(None, use_errno=True)
+_waiting_libc.syscall.restype = ctypes.c_long
 _libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
@@ -131,6 +141,41 @@ def attach_mount(descriptor: int, target: str) -> None:
 def unmount(target: str) -> None:
     """Takes a mount away at once, with all below it, whoever still uses it."""
     _check("umount2", _libc.umount2(os.fsencode(target), MNT_DETACH | UMOUNT_NOFOLLOW))
+
+
+def openat2(
+    directory: int | None,
+    path: os.PathLike[str] | str,
+    flags: int,
+    *,
+    mode: int = 0,
+    resolve: int = RESOLVE_NO_LINKS,
+) -> int:
+    """Opens a path by openat2(2), relative to `directory`. The error's filename is the path."""
+    name = os.fsencode(path)
+    if b"\0" in name:
+        raise OSError(errno.EINVAL, "not a path", str(path))
+    how = struct.pack("=QQQ", flags, mode, resolve)
+    at = _AT_FDCWD if directory is None else directory
+    for _ in range(_OPENAT2_TRIES_MAX):
+        file = int(_waiting_libc.syscall(_OPENAT2, at, name, how, len(how)))
+        if file >= 0:
+            return file
+        if (code := ctypes.get_errno()) not in (errno.EAGAIN, errno.EINTR):
+            raise OSError(code, os.strerror(code), str(path))
+    raise OSError(errno.EAGAIN, "its directories are renamed all the time", str(path))
+
+
+def set_filesystem_ids(uid: int, gid: int) -> tuple[int, int]:
+    """Sets the ids that files are accessed as, of this thread alone; returns the earlier ones.
+
+    The group comes first when root becomes another user, the user first on the way back: a user
+    other than root may not change its group. The kernel reports no failure.
+    """
+    calls = {"gid": (_libc.setfsgid, gid), "uid": (_libc.setfsuid, uid)}
+    order = ("uid", "gid") if uid == 0 else ("gid", "uid")
+    before = {name: int(calls[name][0](ctypes.c_uint32(calls[name][1]))) for name in order}
+    return before["uid"], before["gid"]
 
 
 def prctl(option: int, *arguments: int) -> None:

@@ -315,7 +315,7 @@ def _mounts_of(base: Path) -> Iterator[Path]:
     daemon that does not answer hinders work in its own directory alone.
     """
     mounts = [mount for mount in read_mounts() if BranchFS.serves(mount)]
-    points = [mount.point for mount in mounts]
+    points = [mount.directory for mount in mounts]
     for mount in mounts:
         is_named = mount.source.startswith("/")
         if is_named and not _is_same(Path(mount.source), base, points):
@@ -331,7 +331,7 @@ def _mounts_of(base: Path) -> Iterator[Path]:
         except (MountError, OSError):
             continue  # a dead mount, or another user's
         if is_same:
-            yield mount.point
+            yield mount.directory
 
 
 def _is_same(source: Path, base: Path, points: list[Path]) -> bool:

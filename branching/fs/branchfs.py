@@ -62,7 +62,7 @@ class BranchFS:
     """One BranchFS mount, spoken to over its control socket."""
 
     def __init__(self, mount: Mount) -> None:
-        self._control, info = answered(mount.point, lambda: _introduced(mount.point))
+        self._control, info = answered(mount.directory, lambda: _introduced(mount.directory))
         self._root = Path(str(info["mountpoint"]))
         self.seen_at = self._root
         self._base = Path(str(info["base"]))
@@ -254,7 +254,7 @@ def read_control_path(root: Path | int) -> str:
     the file system that is mounted elsewhere, the attribute may be set by whoever owns it.
     """
     point = root if isinstance(root, Path) else Path(f"/proc/self/fd/{root}").readlink()
-    found = [mount for mount in read_mounts() if mount.point == point]
+    found = [mount for mount in read_mounts() if mount.directory == point]
     if not any(BranchFS.serves(mount) and mount.root == "/" for mount in found):
         raise OSError(errno.ENODATA, "no BranchFS is mounted there", str(point))
     return os.fsdecode(os.getxattr(root, CONTROL_XATTR))
@@ -328,7 +328,7 @@ def _control_path(root: Path) -> str:
 
 def _base_of(root: Path) -> str:
     """Returns the base of the mount at `root` for a shell, as the table of mounts names it."""
-    sources = [mount.source for mount in read_mounts() if mount.point == root]
+    sources = [mount.source for mount in read_mounts() if mount.directory == root]
     return shlex.quote(sources[-1]) if sources and sources[-1].startswith("/") else "BASE"
 
 

@@ -11,7 +11,6 @@ All of it blocks; each call opens what it needs and leaves nothing open.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import secrets
@@ -22,14 +21,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from branching.fs.store_files import RESOLVE_BENEATH, RESOLVE_NO_LINKS, openat2
+from branching._linux import syscalls
 
 NAME_BYTES_MAX = 255
 _KEPT_XATTRS = ("user.", "system.posix_acl_access")
 """Attributes that a new content leaves as they are; capabilities of programs are not among them."""
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,17 +201,16 @@ class ConfinedDir:
             yield
             return
         # These two are the thread's own, and take root's power over files away with them.
-        group = _libc.setfsgid(ctypes.c_uint32(gid))
-        user = _libc.setfsuid(ctypes.c_uint32(uid))
+        before = syscalls.set_filesystem_ids(uid, gid)
         try:
             yield
         finally:
-            _libc.setfsuid(ctypes.c_uint32(user))
-            _libc.setfsgid(ctypes.c_uint32(group))
+            syscalls.set_filesystem_ids(*before)
 
 
 def _openat2(directory: int, path: str, flags: int) -> int:
-    return openat2(directory, path, flags, resolve=RESOLVE_NO_LINKS | RESOLVE_BENEATH)
+    resolve = syscalls.RESOLVE_NO_LINKS | syscalls.RESOLVE_BENEATH
+    return syscalls.openat2(directory, path, flags, resolve=resolve)
 
 
 def _replace(directory: int, name: str, data: bytes, is_executable: bool | None, path: str) -> bool:

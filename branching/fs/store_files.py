@@ -9,24 +9,14 @@ its daemon reports it, or below a directory that was resolved.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
-import struct
 from pathlib import Path
 
-RESOLVE_NO_LINKS = 0x02 | 0x04
-"""RESOLVE_NO_MAGICLINKS and RESOLVE_NO_SYMLINKS."""
-RESOLVE_BENEATH = 0x08
-_OPENAT2 = 437  # on all machines but Alpha
-_AT_FDCWD = -100
-_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_TRIES_MAX = 64
-"""The kernel gives up (EAGAIN) when something on the way is renamed meanwhile."""
+from branching._linux.syscalls import openat2
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
+_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def open_file(path: Path | str, flags: int = os.O_RDONLY, *, directory: int | None = None) -> int:
@@ -79,26 +69,3 @@ def is_name(text: str) -> bool:
 def _refused(path: Path | str, why: str) -> OSError:
     hint = "remove it: BranchFS does not create it there"
     return OSError(errno.EPERM, f"refused, {why}; {hint}", str(path))
-
-
-def openat2(
-    directory: int | None,
-    path: Path | str,
-    flags: int,
-    *,
-    mode: int = 0,
-    resolve: int = RESOLVE_NO_LINKS,
-) -> int:
-    """Opens a path by openat2(2); a relative one in `directory`. OSError names the path."""
-    name = os.fsencode(path)
-    if b"\0" in name:
-        raise OSError(errno.EINVAL, "not a path", str(path))
-    how = struct.pack("=QQQ", flags, mode, resolve)
-    at = _AT_FDCWD if directory is None else directory
-    for _ in range(_TRIES_MAX):
-        file = int(_libc.syscall(_OPENAT2, at, name, how, len(how)))
-        if file >= 0:
-            return file
-        if (code := ctypes.get_errno()) not in (errno.EAGAIN, errno.EINTR):
-            raise OSError(code, os.strerror(code), str(path))
-    raise OSError(errno.EAGAIN, "its directories are renamed all the time", str(path))

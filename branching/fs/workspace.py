@@ -372,7 +372,7 @@ def find_mount(path: Path) -> Mount | None:
     """
     for mount in mounts_named(path):
         if any(backend.serves(mount) for backend in _BACKENDS):
-            answered(mount.point, lambda: os.path.realpath(path))
+            answered(mount.directory, lambda: os.path.realpath(path))
             break
     for mount in mounts_around(path):
         if any(backend.serves(mount) for backend in _BACKENDS):

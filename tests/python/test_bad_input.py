@@ -310,7 +310,7 @@ def test_a_daemon_that_dies_leaves_no_mount_of_ours(
     with Workspace.open(base) as space:
         os.kill(daemon_of(space.path), signal.SIGKILL)
     assert space.path.name.startswith(PREFIX)
-    assert space.path not in [mount.point for mount in read_mounts()]
+    assert space.path not in [mount.directory for mount in read_mounts()]
     assert not space.path.exists()
 
 

@@ -47,7 +47,7 @@ def project(place: Path) -> Path:
 def mounts() -> list[Path]:
     """The mounts of this test's temporary directory, but for those inside of sandboxes."""
     here = Path(tempfile.gettempdir())
-    return [mount.point for mount in read_mounts() if mount.point.is_relative_to(here)]
+    return [mount.directory for mount in read_mounts() if mount.directory.is_relative_to(here)]
 
 
 def processes_with(mark: str) -> list[int]:

@@ -41,7 +41,7 @@ def base(place: Path) -> Path:
 
 def mounts_of_ours() -> list[Path]:
     """Those in this run's own temporary directory: others mount in theirs."""
-    points = [mount.point for mount in read_mounts() if mount.point.name.startswith(PREFIX)]
+    points = [mount.directory for mount in read_mounts() if mount.directory.name.startswith(PREFIX)]
     return [point for point in points if point.parent == Path(tempfile.gettempdir())]
 
 
@@ -265,7 +265,7 @@ class TestNoAnswer:
         done = branching(base, "run", "-q", "--", "sh", "-c", "echo x >made")
         assert done.code == 0, done.err
         assert (base / "made").exists()
-        assert stopped in [mount.point for mount in read_mounts()]
+        assert stopped in [mount.directory for mount in read_mounts()]
 
     def test_its_own_directory_and_mount_name_it(
         self, stopped: Path, monkeypatch: pytest.MonkeyPatch

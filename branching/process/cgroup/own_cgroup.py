@@ -10,18 +10,16 @@ So our own group is the mount point there. In a control group namespace both pat
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from branching._linux.mountinfo import Mount, read_table
 from branching.process.cgroup.cgroup_dir import CgroupDir
 from branching.process.cgroup.remount import open_writable
 
 UNIFIED = ""
 """Stands for version 2 where a controller of version 1 has its name."""
-
-_ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,63 +51,37 @@ def find_own() -> dict[str, OwnCgroup]:
 
     What is not mounted, or mounted so that our group is out of sight, is missing.
     """
-    return read_own(
-        Path("/proc/self/cgroup").read_text(errors="surrogateescape"),
-        Path("/proc/self/mountinfo").read_text(errors="surrogateescape"),
-    )
+    return read_own(Path("/proc/self/cgroup").read_text(errors="surrogateescape"), read_table())
 
 
-def read_own(memberships: str, mounts: str) -> dict[str, OwnCgroup]:
-    """Does the same for the text of the two files; what stands there must exist."""
+def read_own(memberships: str, mounts: Iterable[Mount]) -> dict[str, OwnCgroup]:
+    """Does the same for the text of /proc/self/cgroup and these mounts, which must exist."""
     named: dict[str, str] = {}
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
         named.update(dict.fromkeys(controllers.split(","), path))
     found: dict[str, OwnCgroup] = {}
-    for mount in _cgroup_mounts(mounts):
-        for controller in mount.controllers:
-            own = mount.locate(named.get(controller))
+    for mount in mounts:
+        if mount.fstype not in ("cgroup", "cgroup2"):
+            continue
+        is_unified = mount.fstype == "cgroup2"
+        for controller in [UNIFIED] if is_unified else mount.super_options.split(","):
+            own = _locate(mount, named.get(controller))
             # Of two mounts of one hierarchy the writable one serves better.
             if own is not None and (controller not in found or found[controller].is_read_only):
                 found[controller] = own
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Mount:
-    root: str
-    point: Path
-    is_read_only: bool
-    controllers: list[str]
-
-    def locate(self, group: str | None) -> OwnCgroup | None:
-        if group is None or not PurePosixPath(group).is_relative_to(self.root):
-            return None
-        path = self.point / PurePosixPath(group).relative_to(self.root)
-        if not (path / "cgroup.procs").exists():
-            return None
-        return OwnCgroup(
-            mount_point=self.point,
-            path=path,
-            is_read_only=self.is_read_only,
-            is_namespace_root=group == "/",
-        )
-
-
-def _cgroup_mounts(table: str) -> Iterator[_Mount]:
-    for line in table.splitlines():
-        words = line.split(" ")
-        end = words.index("-")
-        fstype, super_options = words[end + 1], words[end + 3]
-        if fstype not in ("cgroup", "cgroup2"):
-            continue
-        yield _Mount(
-            root=_unescaped(words[3]),
-            point=Path(_unescaped(words[4])),
-            is_read_only="ro" in words[5].split(","),
-            controllers=[UNIFIED] if fstype == "cgroup2" else super_options.split(","),
-        )
-
-
-def _unescaped(word: str) -> str:
-    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), word)
+def _locate(mount: Mount, group: str | None) -> OwnCgroup | None:
+    if group is None or not PurePosixPath(group).is_relative_to(mount.root):
+        return None
+    path = mount.directory / PurePosixPath(group).relative_to(mount.root)
+    if not (path / "cgroup.procs").exists():
+        return None
+    return OwnCgroup(
+        mount_point=mount.directory,
+        path=path,
+        is_read_only=mount.is_read_only,
+        is_namespace_root=group == "/",
+    )

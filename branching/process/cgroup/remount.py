@@ -9,19 +9,12 @@ the writable mount. No path does.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import threading
 from pathlib import Path
 
-_CLONE_NEWNS = 0x00020000
-_MS_REMOUNT = 0x20
-_MS_BIND = 0x1000
-_MS_REC = 0x4000
-_MS_PRIVATE = 1 << 18
-_KEPT_FLAGS = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_RELATIME
-"""A bind remount sets all flags anew. The kernel gives the same bits to mount as statvfs shows."""
+from branching._linux import syscalls
 
 
 def open_writable(mount_point: Path, directory: Path) -> int:
@@ -34,11 +27,11 @@ def open_writable(mount_point: Path, directory: Path) -> int:
 
     def work() -> None:
         try:
-            _call("unshare", _CLONE_NEWNS)  # this thread's own from here on
-            _call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
-            point = os.fsencode(mount_point)
-            flags = os.statvfs(mount_point).f_flag & _KEPT_FLAGS
-            _call("mount", None, point, None, _MS_REMOUNT | _MS_BIND | flags, None)
+            syscalls.unshare(syscalls.CLONE_NEWNS)  # of this thread alone
+            syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+            flags = os.statvfs(mount_point).f_flag & syscalls.KEPT_FLAGS
+            flags |= syscalls.MS_REMOUNT | syscalls.MS_BIND
+            syscalls.mount(None, str(mount_point), None, flags)
             opened.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError as error:
             failures.append(error)
@@ -59,10 +52,3 @@ def started(thread: threading.Thread) -> None:
         thread.start()
     except RuntimeError as error:
         raise OSError(errno.EAGAIN, f"{error}") from error
-
-
-def _call(name: str, *arguments: object) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*arguments) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")

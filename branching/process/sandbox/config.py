@@ -105,7 +105,7 @@ def _mount_of(place: Path) -> tuple[Path | None, tuple[Path, ...]]:
         except OSError:
             continue
         mount = mount_table.rooted_at(str(directory))
-        if mount is not None and mount.answers:
+        if mount is not None and mount_table.answers(mount):
             return directory, tuple(Path(os.fsdecode(path)) for path in told.split(b"\0") if path)
     return None, ()
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from branching.process.sandbox import mount_table
+from branching._linux import mountinfo
 
 _VANISHED = "it is listed, and gone when it is to be hidden: somebody changes it meanwhile"
 _TICK_NANOSECONDS = 20_000_000
@@ -113,7 +113,7 @@ class Watch:
     def __init__(self, before: set[int]) -> None:
         """The covers are all that is mounted now and was not `before`."""
         self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-        self._covers = mount_table.ids(self._table) - before
+        self._covers = mountinfo.ids(self._table) - before
 
     def fileno(self) -> int:
         """A descriptor that polls POLLPRI when the mount table has changed."""
@@ -121,7 +121,7 @@ class Watch:
 
     def is_whole(self) -> bool:
         """Whether all covers are there."""
-        return self._covers <= mount_table.ids(self._table)
+        return self._covers <= mountinfo.ids(self._table)
 
 
 def _other_names(top: str, places: Collection[str]) -> list[str]:

@@ -1,24 +1,17 @@
-"""The mount table of this process's namespace, and what is done to all of it.
+"""Changes the mount table of a sandbox, and finds what is mounted where in it.
 
-Unlike `branching._linux.mountinfo`, which reads the table, this changes it. It is
-a copy that belongs to one sandbox alone.
+`branching._linux.mountinfo` reads the table. This one is a copy that belongs to one sandbox alone.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
 
 from branching._linux import syscalls
+from branching._linux.mountinfo import MOUNT_TABLE, Mount, parse
 
-_LINE = re.compile(rb"\d+ \d+ (\S+) (\S+) (\S+) (\S+)(?: \S+)*? - (\S+) (\S*)")
-"""36 35 98:0 /root /point rw,noatime [shared:1 …] - fstype source …: what is the same in each copy
-of a table."""
-_ESCAPED = re.compile(rb"\\([0-7]{3})")
 _FLAGS = {
     "nosuid": syscalls.MS_NOSUID,
     "nodev": syscalls.MS_NODEV,
@@ -27,40 +20,27 @@ _FLAGS = {
     "nodiratime": os.ST_NODIRATIME,
     "relatime": os.ST_RELATIME,
 }
-_SOURCES = (b"branchfs", b"branchfs-branch")
-LINES_KEPT_MAX = 4096
-"""Of mount tables: from one sandbox to the next hardly any changes."""
+_SOURCES = ("branchfs", "branchfs-branch")
 _OUT_OF_REACH = (errno.EINVAL, errno.ENOENT, errno.EACCES, errno.ENOTCONN, errno.ENOTDIR)
 """What a mount that lies hidden under another, or whose server is dead, answers."""
 
 
-@dataclass(frozen=True)
-class Mount:
-    """One line of the table."""
-
-    device: str
-    """The file system, as major:minor."""
-    root: str
-    """Which directory of the file system is mounted."""
-    point: str
-    flags: int
-    is_read_only: bool
-    has_branches: bool
-    """It is a BranchFS, or a branch of one that the kernel's overlayfs presents."""
-    source: str | None
-    """The source of a BranchFS, which is its base directory; None for all other mounts."""
-
-    @property
-    def answers(self) -> bool:
-        """It is the root of a BranchFS, whose attributes are the daemon's answers. All other
-        directories may have the same attributes, set by their owners."""
-        return self.source is not None and self.root == "/"
+def has_branches(mount: Mount) -> bool:
+    """Whether it is a BranchFS, or a branch of one that the kernel's overlayfs presents."""
+    return is_branchfs(mount) or mount.source in _SOURCES
 
 
-def read() -> list[Mount]:
-    """Lists the mounts of this process, the oldest first. It reads /proc."""
-    with open("/proc/self/mountinfo", "rb") as table:
-        return [_mount(*_fields(line)) for line in table]
+def is_branchfs(mount: Mount) -> bool:
+    """Whether a BranchFS daemon serves it; its source is the base directory then."""
+    return mount.fstype == "fuse.branchfs"
+
+
+def answers(mount: Mount) -> bool:
+    """Whether it is the root of a BranchFS, whose attributes are the daemon's answers.
+
+    All other directories may have the same attributes, set by their owners.
+    """
+    return is_branchfs(mount) and mount.root == "/"
 
 
 def rooted_at(directory: str) -> Mount | None:
@@ -75,19 +55,12 @@ def rooted_at(directory: str) -> Mount | None:
             number = next(line for line in facts if line.startswith(b"mnt_id:")).split()[1]
     finally:
         os.close(descriptor)
-    with open("/proc/self/mountinfo", "rb") as table:
+    with MOUNT_TABLE.open("rb") as table:
         for line in table:
             if line.startswith(number + b" "):
-                mount = _mount(*_fields(line))
+                mount = parse(line)
                 return mount if mount.point == directory else None
     return None
-
-
-def ids(table: int) -> set[int]:
-    """Returns the mounts that there are now in an open mount table."""
-    os.lseek(table, 0, os.SEEK_SET)
-    with open(table, "rb", closefd=False) as lines:
-        return {int(line.split(b" ", 1)[0]) for line in lines}
 
 
 def take_own() -> None:
@@ -113,7 +86,8 @@ def make_read_only(mounts: list[Mount]) -> None:
     for mount in mounts:
         if mount.is_read_only:
             continue
-        flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | mount.flags
+        flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY
+        flags |= sum(_FLAGS.get(option, 0) for option in mount.options)
         try:
             syscalls.mount(None, mount.point, None, flags)
         except OSError as error:
@@ -158,29 +132,3 @@ def _below(path: str, directory: str) -> str:
 def is_beneath(path: str, directory: str) -> bool:
     """Whether a path is the directory's or lies below it."""
     return directory in ("/", path) or path.startswith(f"{directory}/")
-
-
-def _fields(line: bytes) -> tuple[bytes, ...]:
-    found = _LINE.match(line)
-    assert found is not None, f"no line of a mount table: {line!r}"
-    return found.groups()
-
-
-@lru_cache(maxsize=LINES_KEPT_MAX)
-def _mount(
-    device: bytes, root: bytes, point: bytes, flags: bytes, fstype: bytes, source: bytes
-) -> Mount:
-    options = flags.decode().split(",")
-    return Mount(
-        device=device.decode(),
-        root=_text(root),
-        point=_text(point),
-        flags=sum(_FLAGS.get(option, 0) for option in options),
-        is_read_only="ro" in options,
-        has_branches=fstype == b"fuse.branchfs" or source in _SOURCES,
-        source=_text(source) if fstype == b"fuse.branchfs" else None,
-    )
-
-
-def _text(word: bytes) -> str:
-    return os.fsdecode(_ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), word))

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from branching._linux import fd_passing, syscalls
-from branching.process.sandbox import init_process, mount_table, privileges, rootfs
+from branching._linux import fd_passing, mountinfo, syscalls
+from branching.process.sandbox import init_process, privileges, rootfs
 from branching.process.sandbox.config import Sandbox
 
 _REQUEST = b"request"
@@ -101,7 +101,7 @@ def _rehearse(*, is_sandboxed: bool) -> None:
     with one, other:
         socket.send_fds(one, [b"hello"], [0])
     if is_sandboxed:
-        mount_table.read()
+        mountinfo.read_table()
         rootfs.bound_sockets()
         with suppress(OSError):  # it will be tried again, and told
             privileges.give_up_first()

@@ -30,7 +30,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from branching._linux import syscalls
+from branching._linux import mountinfo, syscalls
 from branching.process.sandbox import masked_files, mount_table
 from branching.process.sandbox.config import PRIVATE_XATTR, Sandbox
 
@@ -78,7 +78,7 @@ class RootFS:
         self._at = str(sandbox.at)
         self._owner = owner
         self._sockets = sockets
-        self._table: list[mount_table.Mount] = []
+        self._table: list[mountinfo.Mount] = []
         self._covers: list[str] = []
         self.step = ""
         """What is being done, for the message when it fails."""
@@ -143,18 +143,18 @@ class RootFS:
         if self._sandbox.mount is not None:
             # Before the table is read: the lines of many branches would take milliseconds.
             paths += self._unmount(str(self._sandbox.mount))
-        table = mount_table.read()
+        table = mountinfo.read_table()
         for mount in table:
-            if mount.source is not None:
+            if mount_table.is_branchfs(mount):
                 is_needed = any(mount_table.is_beneath(path, mount.point) for path in needed)
                 told = _private_paths(mount, is_needed=is_needed)[1:]
                 paths += filter(_is_store_or_socket, told)
-        workspaces = mount_table.outermost(mount for mount in table if mount.has_branches)
+        workspaces = mount_table.outermost(filter(mount_table.has_branches, table))
         for mount in workspaces:
             paths += self._unmount(mount.point)
-        self._table = mount_table.read() if workspaces else table
+        self._table = mountinfo.read_table() if workspaces else table
         paths += [mount.point for mount in self._table if _is_socket(mount)]
-        left = mount_table.outermost(mount for mount in self._table if mount.has_branches)
+        left = mount_table.outermost(filter(mount_table.has_branches, self._table))
         paths += [mount.point for mount in left]
         for path in paths:
             for place in mount_table.places_of(path, self._table):
@@ -285,8 +285,8 @@ class RootFS:
     def _hide(self) -> None:
         if not self._sandbox.hide:
             return
-        with open("/proc/self/mountinfo", "rb") as table:
-            before = mount_table.ids(table.fileno())
+        with mountinfo.MOUNT_TABLE.open("rb") as table:
+            before = mountinfo.ids(table.fileno())
         for place in masked_files.find(self._at, self._sandbox.hide):
             if os.path.isdir(place):
                 syscalls.mount("tmpfs", place, "tmpfs", _SEALED, "mode=000,size=64k")
@@ -363,7 +363,7 @@ def _open_exactly(top: str, path: str) -> int:
     return descriptor
 
 
-def _is_socket(mount: mount_table.Mount) -> bool:
+def _is_socket(mount: mountinfo.Mount) -> bool:
     """Whether a single file was mounted and it is a socket: a container is given one so."""
     try:
         return mount.root != "/" and stat.S_ISSOCK(os.lstat(mount.point).st_mode)
@@ -371,14 +371,14 @@ def _is_socket(mount: mount_table.Mount) -> bool:
         return False
 
 
-def _private_paths(mount: mount_table.Mount, *, is_needed: bool) -> list[str]:
+def _private_paths(mount: mountinfo.Mount, *, is_needed: bool) -> list[str]:
     """Returns the private paths of a BranchFS: base, store and socket.
 
     The daemon of another workspace may not answer. What waits for it cannot be interrupted, only
     killed, so that is a process of its own. After `_ANSWER_SECONDS_MAX` the store is taken to be in
     its default place.
     """
-    if not mount.answers:
+    if not mount_table.answers(mount):
         return []
     if is_needed:
         found = _asked(mount.point)
@@ -450,7 +450,7 @@ def _is_mounted_read_only(path: str) -> bool:
     """Returns whether the mount around `path` is read-only, other than its file system alone."""
     if not os.statvfs(path).f_flag & os.ST_RDONLY:
         return False
-    return mount_table.around(path, mount_table.read()).is_read_only
+    return mount_table.around(path, mountinfo.read_table()).is_read_only
 
 
 def _is_out_of_reach(place: str) -> bool:
