@@ -6,11 +6,7 @@ import io
 import os
 import sys
 
-COMPLETE_VARIABLE = "_BRANCHING_COMPLETE"
-"""Set by a shell that wants to know what could come next."""
-
-EXIT_OURS = 125
-"""Our own failure, as Docker and coreutils have it; every other code has a meaning of its own."""
+from branching._exit_codes import EXIT_OURS
 
 
 def main() -> None:
@@ -31,6 +27,8 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(EXIT_OURS)
+    from branching.cli.completion import COMPLETE_VARIABLE
+
     if COMPLETE_VARIABLE in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from branching.cli.exit_codes import handle_errors
+from branching.cli.error_handling import handle_errors
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
 from branching.cli.output import print_json
 from branching.cli.workspace import opened_workspace

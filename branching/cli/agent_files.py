@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from branching.cli.caller import host_directory
-from branching.cli.exit_codes import UsageFault
+from branching.cli.error_handling import UsageFault
 from branching.errors import BranchingError
 
 SERVER_NAME = "branching"

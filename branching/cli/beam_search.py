@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, handle_errors
+from branching.cli.error_handling import UsageFault, handle_errors
 from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import CandidatesOption, DepthOption, EvaluateOption, ExpandOption
 from branching.cli.output import finish_ranked

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, handle_errors
+from branching.cli.error_handling import UsageFault, handle_errors
 from branching.cli.options import WorkspaceOption
 from branching.cli.watch import check_terminal
 from branching.cli.workspace import opened_workspace

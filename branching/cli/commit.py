@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, handle_errors
+from branching.cli.error_handling import UsageFault, handle_errors
 from branching.cli.options import (
     BranchArgument,
     DropRestOption,

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from branching.cli import COMPLETE_VARIABLE
+COMPLETE_VARIABLE = "_BRANCHING_COMPLETE"
+"""A shell sets it that asks how a command line could go on."""
 
 
 class Shell(str, Enum):

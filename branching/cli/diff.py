@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, handle_errors
+from branching.cli.error_handling import UsageFault, handle_errors
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
 from branching.cli.output import change_facts, change_lines, print_json
 from branching.cli.workspace import opened_workspace

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from branching.cli.exit_codes import UsageFault
+from branching.cli.error_handling import UsageFault
 from branching.errors import BranchingError
 
 if TYPE_CHECKING:

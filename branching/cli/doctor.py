@@ -21,7 +21,8 @@ from typing import Literal
 
 import typer
 
-from branching.cli.exit_codes import EXIT_NOTHING_SUCCEEDED, handle_errors
+from branching._exit_codes import EXIT_NOTHING_SUCCEEDED
+from branching.cli.error_handling import handle_errors
 from branching.cli.options import JsonOption
 from branching.cli.output import print_json
 from branching.cli.signals import defer_signals

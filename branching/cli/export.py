@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, handle_errors
+from branching.cli.error_handling import UsageFault, handle_errors
 from branching.cli.options import STANDARD_STREAM, BranchArgument, WorkspaceOption
 from branching.cli.workspace import opened_workspace
 

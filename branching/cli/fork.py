@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from branching._exit_codes import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT
 from branching.cli.budget_options import BudgetOptions
 from branching.cli.caller import for_caller
-from branching.cli.exit_codes import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT, UsageFault, handle_errors
+from branching.cli.error_handling import UsageFault, handle_errors
 from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import (
     CandidatesOption,

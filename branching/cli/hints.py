@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from branching._exit_codes import EXIT_NOT_FOUND
 from branching.cli.caller import host_directory
 
-EXIT_NOT_FOUND = 127
 EXIT_GIT_FATAL = 128
 READ_ONLY_WORDS = ("Read-only file system", "EROFS", "os error 30")
 """What a program prints that was refused a write: by the C library, by Node.js, by Rust."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, handle_errors, note
+from branching.cli.error_handling import UsageFault, handle_errors, note
 from branching.cli.options import STANDARD_STREAM, JsonOption, WorkspaceOption
 from branching.cli.output import print_json
 from branching.cli.workspace import opened_workspace

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from branching._sanitize import line_for, visible
-from branching.cli.exit_codes import UsageFault, handle_errors
+from branching.cli.error_handling import UsageFault, handle_errors
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.output import print_json
 from branching.cli.workspace import opened_workspace

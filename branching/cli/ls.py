@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from branching.cli.caller import for_caller
-from branching.cli.exit_codes import handle_errors
+from branching.cli.error_handling import handle_errors
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.output import print_json
 from branching.cli.workspace import opened_workspace

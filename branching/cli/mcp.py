@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from branching.cli.agent_files import AGENTS, Scope
-from branching.cli.exit_codes import UsageFault, handle_errors, note
+from branching.cli.error_handling import UsageFault, handle_errors, note
 from branching.cli.limit_options import LimitOptions
 from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import WorkspaceOption, parse_duration

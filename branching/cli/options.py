@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from branching.cli.exit_codes import UsageFault
+from branching.cli.error_handling import UsageFault
 
 STANDARD_STREAM = Path("-")
 """A file's name that means standard input or output."""

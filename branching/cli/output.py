@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+from branching._exit_codes import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT
 from branching._sanitize import line_for
-from branching.cli.exit_codes import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT, JSON_VERSION, note
+from branching.cli.error_handling import JSON_VERSION, note
 from branching.errors import BranchingError
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from branching.cli.exit_codes import EXIT_TIMEOUT, UsageFault, handle_errors, note
+from branching._exit_codes import EXIT_TIMEOUT
+from branching.cli.error_handling import UsageFault, handle_errors, note
 from branching.cli.hints import advice
 from branching.cli.limit_options import LimitOptions
 from branching.cli.option_groups import expand_option_groups

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from branching.cli.caller import for_caller
-from branching.cli.exit_codes import handle_errors
+from branching.cli.error_handling import handle_errors
 from branching.cli.options import WorkspaceOption
 from branching.cli.workspace import owned_workspace
 

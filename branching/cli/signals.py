@@ -24,7 +24,7 @@ from types import FrameType
 from typing import TypeVar
 
 from branching._cancellation import STOP_GRACE_SECONDS, CancelScope
-from branching.cli.exit_codes import Interrupted
+from branching.cli.error_handling import Interrupted
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from branching.cli.exit_codes import UsageFault, handle_errors
+from branching.cli.error_handling import UsageFault, handle_errors
 from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import CandidatesOption
 from branching.cli.output import finish, result_facts, result_lines

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from branching.cli.exit_codes import UsageFault, handle_errors
+from branching.cli.error_handling import UsageFault, handle_errors
 from branching.cli.options import WorkspaceOption
 from branching.cli.workspace import opened_workspace
 

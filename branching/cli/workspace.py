@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from branching.cli.exit_codes import note
+from branching.cli.error_handling import note
 from branching.cli.signals import defer_signals
 from branching.errors import MountError
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from branching._exit_codes import EXIT_CANNOT_EXECUTE
 from branching._standard_streams import NUMBERS, is_stream, open_closed
 from branching._threads import run_in_thread
 from branching.errors import NamespaceError, ProcessBranchError
@@ -29,7 +30,7 @@ from branching.process import enforce
 from branching.process.environment import environment_for
 from branching.process.functions import function_pickle, result_channel
 from branching.process.pipes import Pipes, Sink
-from branching.process.process_result import EXIT_CANNOT_EXECUTE, Ended
+from branching.process.process_result import Ended
 from branching.process.resource_limits import ResourceLimits
 from branching.process.run_as import Owner
 from branching.process.sandbox import Isolation, Sandbox, validate_isolation

@@ -19,17 +19,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from branching._exit_codes import EXIT_CANNOT_EXECUTE, EXIT_KILLED, EXIT_NOT_FOUND
 from branching._standard_streams import NUMBERS, is_stream, open_closed
 from branching.errors import ForkError
 from branching.process.cgroup import Cgroup
 from branching.process.job_control import JobControl
 from branching.process.pipes import Pipes, Sink
-from branching.process.process_result import (
-    EXIT_CANNOT_EXECUTE,
-    EXIT_KILLED,
-    EXIT_NOT_FOUND,
-    Ended,
-)
+from branching.process.process_result import Ended
 from branching.process.run_as import Owner
 from branching.process.sandbox import Sandbox
 from branching.process.sandbox.launcher import LaunchRefused

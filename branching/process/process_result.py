@@ -6,10 +6,8 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-EXIT_CANNOT_EXECUTE = 126
-EXIT_NOT_FOUND = 127
-EXIT_SIGNAL_BASE = 128
-EXIT_KILLED = EXIT_SIGNAL_BASE + signal.SIGKILL
+from branching._exit_codes import EXIT_SIGNAL_BASE
+
 REAP_SECONDS_MAX = 10.0
 """SIGKILL works at once unless the kernel itself is stuck; then waiting longer does not help."""
 

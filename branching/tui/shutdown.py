@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from textual.drivers.linux_driver import LinuxDriver
 
-EXIT_SIGNAL_BASE = 128
+from branching._exit_codes import EXIT_SIGNAL_BASE
 
 
 class TerminalDriver(LinuxDriver):

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from branching._cancellation import STOP_GRACE_SECONDS, CancelScope
-from branching.cli.exit_codes import Interrupted
+from branching.cli.error_handling import Interrupted
 from branching.cli.signals import defer_signals, run_interruptible
 
 SECONDS_MAX = 60

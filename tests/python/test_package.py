@@ -25,6 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "_cancellation": set(),
     "_difftool": set(),
+    "_exit_codes": set(),
     "_lazy": set(),
     "_linux": set(),
     "_sanitize": set(),
@@ -32,23 +33,31 @@ ARROWS: dict[str, set[str]] = {
     "_standard_streams": set(),
     "_threads": set(),
     "fs": {"_lazy", "_linux", "_signals", "_standard_streams", "_threads", "errors"},
-    "process": {"_lazy", "_linux", "_standard_streams", "_threads", "errors"},
+    "process": {"_exit_codes", "_lazy", "_linux", "_standard_streams", "_threads", "errors"},
     "runlog": {"_lazy", "errors", "fs", "process"},
     "patterns": {
         *("_cancellation", "_lazy", "_signals", "_threads"),
         *("errors", "fs", "process", "runlog"),
     },
     "agent": {
-        *("_cancellation", "_lazy", "_standard_streams", "_threads"),
+        *("_exit_codes", "_cancellation", "_lazy", "_standard_streams", "_threads"),
         *("errors", "fs", "process", "runlog", "patterns"),
     },
     "mcp": {"_cancellation", "_threads", "errors", "fs", "process", "runlog", "patterns"},
     "tui": {
-        *("_difftool", "_sanitize", "_threads"),
+        *("_exit_codes", "_difftool", "_sanitize", "_threads"),
         *("errors", "fs", "process", "runlog", "patterns", "agent"),
     },
     "cli": {
-        *("_cancellation", "_difftool", "_linux", "_sanitize", "_standard_streams", "_threads"),
+        *(
+            "_exit_codes",
+            "_cancellation",
+            "_difftool",
+            "_linux",
+            "_sanitize",
+            "_standard_streams",
+            "_threads",
+        ),
         *("errors", "fs", "process", "runlog", "patterns", "agent", "mcp", "tui"),
     },
 }
@@ -120,7 +129,7 @@ def test_the_version_is_the_distributions() -> None:
         (
             "from branching import BranchContext",
             {
-                *("_lazy", "_linux", "_standard_streams", "_threads"),
+                *("_exit_codes", "_lazy", "_linux", "_standard_streams", "_threads"),
                 *("errors", "process"),
             },
         ),
@@ -252,6 +261,39 @@ def test_no_file_of_the_core_of_agents_needs_itself() -> None:
     assert "branching.agent.coordinator" in list(TopologicalSorter(graph).static_order())
 
 
+def _imported(node: ast.AST, modules: set[str]) -> set[str]:
+    """Returns which of the modules an import statement loads."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names} & modules
+    if not isinstance(node, ast.ImportFrom) or node.module is None:
+        return set()
+    inner = {f"{node.module}.{alias.name}" for alias in node.names}
+    return (inner & modules) or ({node.module} & modules)
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Imports inside functions count; those that only type checkers see do not."""
+    files = {
+        ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts): file
+        for file in PACKAGE.rglob("*.py")
+    }
+    files = {name.removesuffix(".__init__"): file for name, file in files.items()}
+    graph: dict[str, set[str]] = {}
+    for name, file in files.items():
+        tree = ast.parse(file.read_text())
+        for_types = {
+            part
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            for part in ast.walk(node)
+        }
+        graph[name] = set()
+        for node in ast.walk(tree):
+            if node not in for_types:
+                graph[name] |= _imported(node, set(files)) - {name}
+    assert len(list(TopologicalSorter(graph).static_order())) > 150
+
+
 @pytest.mark.contract("0.7", "1.1", "1.2", "1.3", "1.4", "1.8")
 def test_the_metadata_is_as_published() -> None:
     found = metadata.metadata("branching-workspaces")
@@ -315,5 +357,5 @@ def test_a_key_struck_while_the_command_loads_ends_it_without_a_traceback() -> N
 def test_the_command_line_loads_no_layer_before_a_command_runs() -> None:
     """What is not needed for `--help` costs everybody who waits for it."""
     assert layers_after("from branching.cli.app import app") <= {
-        *("_cancellation", "_sanitize", "cli", "errors"),
+        *("_cancellation", "_exit_codes", "_sanitize", "cli", "errors"),
     }

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from branching._exit_codes import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, EXIT_SIGNAL_BASE
 from branching.agent.sandbox.wire import (
     BODY_BYTES_MAX,
     BadFrame,
@@ -29,9 +30,6 @@ from branching.agent.sandbox.wire import (
 )
 
 Answer = tuple[dict[str, Any], bytes]
-EXIT_CANNOT_EXECUTE = 126
-EXIT_NOT_FOUND = 127
-EXIT_SIGNAL_BASE = 128
 _READ_BYTES = 1 << 16
 POLL_MILLISECONDS_MAX = 1 << 30
 """The kernel takes a wait as 32 bits; after this one, 12 days, a loop waits again."""

@@ -29,6 +29,7 @@ import termios
 import time
 from typing import Any, NoReturn
 
+from branching._exit_codes import EXIT_CANNOT_EXECUTE, EXIT_KILLED
 from branching._linux import fd_passing, syscalls
 from branching.process.sandbox import (
     descendants,
@@ -45,7 +46,6 @@ POLL_MILLISECONDS_MAX = 1 << 30
 """The kernel takes a wait as 32 bits. This is 12 days; a longer limit takes several waits."""
 TIMEOUT_GRACE_SECONDS = 1.0
 """Between SIGTERM and the end when the time is over."""
-EXIT_KILLED = 137
 _SIGNALS = {b"T": signal.SIGTERM, b"C": signal.SIGCONT, b"S": signal.SIGSTOP}
 """What each word of the caller's is to all others in here."""
 
@@ -182,7 +182,7 @@ class _Init:
         except OSError as error:
             gate.send(pre_exec.HERE)
             gate.send(pre_exec.refusal(error))
-            self.end(pre_exec.EXIT_CANNOT_EXECUTE)
+            self.end(EXIT_CANNOT_EXECUTE)
         fd_passing.send(gate, pre_exec.RUNS, [os.pidfd_open(pid)])
         return pid
 

@@ -15,10 +15,10 @@ import socket
 from functools import cache
 from typing import NoReturn
 
+from branching._exit_codes import EXIT_CANNOT_EXECUTE
 from branching._linux import syscalls
 from branching.process.sandbox.launch_request import Request
 
-EXIT_CANNOT_EXECUTE = 126
 HERE = b"here"
 """What is said at the gate by a process that is ready; anything else is why it is not."""
 RUNS = b"runs"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from branching._exit_codes import EXIT_KILLED
 from branching._linux import fd_passing, mountinfo, syscalls
 from branching.process.sandbox import init_process, privileges, rootfs
 from branching.process.sandbox.config import Sandbox
@@ -79,7 +80,7 @@ def _fork(flags: int, ours: Sequence[int], become: Callable[[], object]) -> int:
             os.close(descriptor)
         become()
     finally:
-        os._exit(init_process.EXIT_KILLED)
+        os._exit(EXIT_KILLED)
 
 
 def _wait(its: socket.socket, *, is_sandboxed: bool) -> None:

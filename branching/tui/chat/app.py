@@ -23,6 +23,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Input, Static
 
 from branching import _difftool
+from branching._exit_codes import EXIT_OURS
 from branching.agent.branch_runtime import BranchRuntime
 from branching.errors import BranchingError
 from branching.tui.background_calls import BackgroundCalls
@@ -304,7 +305,7 @@ class Chat(App[None]):
         try:
             await self.session.close(leaves=leaves)
         except (BranchingError, OSError) as error:
-            self.exit(return_code=125, message=f"error: {error}")
+            self.exit(return_code=EXIT_OURS, message=f"error: {error}")
             return
         self.exit(return_code=code)
 

@@ -15,18 +15,13 @@ from contextlib import contextmanager
 
 import typer
 
+from branching._exit_codes import EXIT_OURS, EXIT_SIGNAL_BASE, EXIT_USAGE
 from branching._sanitize import line_for
-from branching.cli import EXIT_OURS
 from branching.cli.caller import for_caller
 from branching.errors import BranchingError
 
 JSON_VERSION = 1
 """Of every document that is printed. A field may be added without a new number."""
-
-EXIT_USAGE = 2
-EXIT_NOTHING_SUCCEEDED = 1
-EXIT_TIMEOUT = 124
-EXIT_SIGNAL_BASE = 128
 
 
 class UsageFault(Exception):
