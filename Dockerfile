@@ -32,7 +32,7 @@ COPY branching branching
 COPY skills skills
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --no-index -w dist . && \
     pip --python /opt/branching/bin/python install --no-compile --no-deps --no-index dist/*.whl
-COPY docker/entrypoint docker/enter docker/probe programs/
+COPY docker/entrypoint docker/exec-command docker/probe programs/
 # All that is ours as it will lie in the image, in one directory and of one time: the same sources give the same layer.
 # Compiled modules must not look at the time of their source, then; what pip compiled for itself does (-f).
 # git refuses a repository of another owner, such as --root meets: in a file, as a command may set git's variables itself.
@@ -41,7 +41,7 @@ RUN /opt/branching/bin/python -m compileall -q -f --invalidation-mode unchecked-
     mkdir -p /image/etc /image/usr/local/bin /image/opt /image/src /image/store /image/workspace && \
     printf '[safe]\n\tdirectory = *\n' >/image/etc/gitconfig && \
     install branchfs/target/release/branchfs /image/usr/local/bin && \
-    for name in entrypoint enter probe; do install "programs/$name" "/image/usr/local/bin/branching-$name"; done && \
+    for name in entrypoint exec-command probe; do install "programs/$name" "/image/usr/local/bin/branching-$name"; done && \
     ln -s /opt/branching/bin/branching /image/usr/local/bin/branching && \
     cp -a /opt/branching /image/opt && \
     find /image -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +

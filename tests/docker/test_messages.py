@@ -72,7 +72,7 @@ def of_wrapper() -> set[str]:
 
 def of_image() -> set[str]:
     """Returns the messages of the image's own programs."""
-    text = "".join((ROOT / "docker" / name).read_text() for name in ("entrypoint", "enter"))
+    text = "".join((ROOT / "docker" / name).read_text() for name in ("entrypoint", "exec-command"))
     text = text.replace("$base", "/src").replace("$shown", "/src")
     found = {first or second for first, second in OF_SHELL.findall(text)}
     return {VARIABLE.sub(ANYTHING, message) for message in found} - {ANYTHING}

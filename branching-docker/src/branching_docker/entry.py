@@ -16,7 +16,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps in enums
 import os
 
-from branching_docker.names import ENTER_PROGRAM, EXEC
+from branching_docker.names import EXEC_PROGRAM, EXEC
 
 TYPE_CHECKING = False  # see endpoint
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PASSED_ON = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT)
 IGNORED_BY_PYTHON = (_signal.SIGPIPE, _signal.SIGXFSZ)
-WATCHER = 'read -r _ || "$0" exec "$1" branching-enter --signal "$2" 15'
+WATCHER = 'read -r _ || "$0" exec "$1" branching-exec-command --signal "$2" 15'
 READ_BYTES = 1 << 16
 # How the output may look is the host terminal's affair; docker passes on none of these by itself.
 PRESENTATION_VARIABLES = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM")
@@ -43,7 +43,7 @@ def enter_argv(
 ) -> list[str]:
     """Returns the command that runs these words in a warm container."""
     terminal = ["--tty"] if tty else []
-    return [docker, "exec", "--interactive", *terminal, *options, container, ENTER_PROGRAM, token, *inside]
+    return [docker, "exec", "--interactive", *terminal, *options, container, EXEC_PROGRAM, token, *inside]
 
 
 def presentation(environ: Mapping[str, str], *, tty: bool) -> list[str]:
@@ -75,7 +75,7 @@ def enter(
 
     def pass_on(number: int, _frame: object = None) -> None:
         came.add(number)
-        inside = [docker, "exec", container, ENTER_PROGRAM, "--signal", token, str(number)]
+        inside = [docker, "exec", container, EXEC_PROGRAM, "--signal", token, str(number)]
         null = [(os.POSIX_SPAWN_OPEN, descriptor, "/dev/null", os.O_RDWR, 0) for descriptor in (0, 1, 2)]
         # A session of its own: a terminal that goes takes its session's processes along.
         os.posix_spawn(docker, inside, environ, file_actions=null, setsid=True)
@@ -89,7 +89,7 @@ def enter(
     os.posix_spawn(watcher[0], watcher, environ, file_actions=[(os.POSIX_SPAWN_DUP2, reading, 0), *quiet], setsid=True)
     code = None
     if at is not None and not tty and "--env-file" not in options:
-        words = [ENTER_PROGRAM, token, *inside]
+        words = [EXEC_PROGRAM, token, *inside]
         code = by_socket(words, container=container, environ=environ, options=options, at=at, pass_on=pass_on)
     if code is None:
         argv = enter_argv(inside, docker=docker, container=container, token=token, tty=tty, options=options)
