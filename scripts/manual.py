@@ -36,7 +36,7 @@ def manuals() -> dict[Path, str]:
     """Returns the whole text of each reference."""
     # They read the table, which is written before.
     from branching_docker.cli import app as wrapper
-    from branching_docker.words import PASSED_ON
+    from branching_docker.commands import PASSED_ON
 
     # What the wrapper passes on is in the other reference.
     own = [str(name) for command in wrapper.registered_commands if (name := told(command)) not in PASSED_ON]

@@ -25,8 +25,8 @@ from docker.errors import DockerException
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.labels import LABEL_SESSION_ID, SESSION_ID
 
-from branching_docker.names import WORKSPACE_LABEL
-from tree import Project
+from branching_docker.constants import WORKSPACE_LABEL
+from project_snapshot import Project
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

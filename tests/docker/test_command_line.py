@@ -15,13 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 from branching.cli.app import app as branching
-from branching_docker import __version__, api
+from branching_docker import __version__
 from branching_docker.cli import app
+from branching_docker.commands import PASSED_ON
+from branching_docker.constants import OURS
+from branching_docker.engine import unreachable
 from branching_docker.errors import EngineError
 from branching_docker.host_files import HOST_FILES
 from branching_docker.inner import commands
-from branching_docker.names import OURS
-from branching_docker.words import PASSED_ON
 from conftest import ROOT, WRAPPER
 
 
@@ -200,7 +201,7 @@ def test_an_unknown_context_is_named(tmp_path: Path) -> None:
 
 
 def test_a_forbidden_socket_says_how_to_be_allowed() -> None:
-    told = api.unreachable(PermissionError(13, "Permission denied"), "/var/run/docker.sock")
+    told = unreachable(PermissionError(13, "Permission denied"), "/var/run/docker.sock")
     assert isinstance(told, EngineError)
     assert told.message.startswith("you may not talk to Docker")
     assert "usermod -aG docker" in told.hint
@@ -219,7 +220,7 @@ def test_the_watcher_acts_when_its_pipe_closes_and_not_before(tmp_path: Path, mo
     fake.write_text(f'#!/bin/sh\necho "$@" >>{shlex.quote(str(notes))}\n')
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    watch = "import os, time; from branching_docker.engine import watch; "
+    watch = "import os, time; from branching_docker.container_run import watch; "
     watch += "watch('it', image='that', command='docker', environ=os.environ); "
     client = subprocess.Popen(
         [sys.executable, "-c", f"{watch} print('watched', flush=True); time.sleep(60)"], stdout=-1
@@ -252,11 +253,11 @@ rm -r {journal}/7; echo "the commit of x was finished"
     fake.chmod(0o755)
     watch = f"""
 import os, pathlib
-from branching_docker.engine import watch
-from branching_docker.facts import EngineFacts
+from branching_docker.container_run import watch
+from branching_docker.engine_info import EngineInfo
 from branching_docker.recovery import plan_recovery
 from branching_docker.settings import Settings
-plan = plan_recovery(pathlib.Path({str(journal.parents[1])!r}), settings=Settings(), facts=EngineFacts())
+plan = plan_recovery(pathlib.Path({str(journal.parents[1])!r}), settings=Settings(), info=EngineInfo())
 watch("it", image="that", command={str(fake)!r}, environ=os.environ, recovery=plan)
 """
     # Standard error is open until the watcher has nothing to say any more.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from branching_docker.names import WARM_LABEL, WORKSPACE_LABEL
+from branching_docker.constants import WARM_LABEL, WORKSPACE_LABEL
 from conftest import WRAPPER, containers, found_below
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import docker
 
-    from tree import Project
+    from project_snapshot import Project
 
 ROUNDS = int(os.environ.get("BRANCHING_CRASH_ROUNDS", "3"))
 SECONDS_MAX = 180

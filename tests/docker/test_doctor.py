@@ -13,7 +13,7 @@ from branching_docker.doctor import Finding, judge_container, judge_engine, judg
 from conftest import WRAPPER
 
 if TYPE_CHECKING:
-    from tree import Project
+    from project_snapshot import Project
 
 
 def docker_facts(info: dict[str, Any] | None = None, version: dict[str, Any] | None = None) -> dict[str, Any]:

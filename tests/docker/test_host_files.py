@@ -14,15 +14,15 @@ from typer.main import get_command
 
 from branching.cli.app import app as branching
 from branching_docker.errors import WorkspaceError
+from branching_docker.fast_path import NAMES_HOST_FILES
 from branching_docker.host_files import HOST_FILES, taken
-from branching_docker.quick import NAMES_HOST_FILES
 from conftest import WRAPPER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tree import Project
+    from project_snapshot import Project
 
     Run = Callable[..., subprocess.CompletedProcess[bytes]]
 

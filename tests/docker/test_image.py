@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import docker
     from docker.models.containers import Container
 
-    from tree import Project
+    from project_snapshot import Project
 
 DEVICES = ["/dev/fuse"]
 CAPABILITIES = ["SYS_ADMIN"]

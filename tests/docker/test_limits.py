@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import docker
 
-    from tree import Project
+    from project_snapshot import Project
 
 DEVICE = "/dev/fuse"
 DOCUMENTED = ["--cap-add", "SYS_ADMIN", "--security-opt", "apparmor:unconfined"]

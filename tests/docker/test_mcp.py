@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mcp.client.session import ClientRequestContext
 
-    from tree import Project
+    from project_snapshot import Project
 
 SECONDS_MAX = 200
 pytestmark = pytest.mark.timeout(900)

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from branching_docker.constants import SETTINGS_FILE
+from branching_docker.engine_info import EngineInfo, docker_info, podman_info
 from branching_docker.errors import WorkspaceError
-from branching_docker.facts import EngineFacts, docker_facts, podman_facts
-from branching_docker.names import SETTINGS_FILE
+from branching_docker.fingerprint import config_fingerprint, directory_identity
 from branching_docker.plan import (
     ContainerPlan,
     bind,
     checked_workspace,
-    enter_options,
+    exec_options,
     is_settled,
     kept_settings,
     plan_run,
@@ -27,7 +28,6 @@ from branching_docker.plan import (
     refused_changes,
 )
 from branching_docker.settings import Settings
-from branching_docker.stamp import identity, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,12 @@ def plan(directory: Path, *arguments: str, **options: object) -> ContainerPlan:
 def test_the_whole_command_is_what_the_documentation_says(tmp_path: Path) -> None:
     assert plan(tmp_path, "run", "--", "make", "test").argv() == [
         *("docker", "run", "--rm", "--init", "--interactive", "--name", "branching-1"),
-        *("--label", f"branching.workspace={tmp_path}", "--label", f"branching.directory={identity(str(tmp_path))}"),
+        *(
+            "--label",
+            f"branching.workspace={tmp_path}",
+            "--label",
+            f"branching.directory={directory_identity(str(tmp_path))}",
+        ),
         *FLAGS,
         *("--mount", f"type=bind,src={tmp_path},dst=/src"),
         *("--env", f"BRANCHING_HOST_WORKSPACE={tmp_path}"),
@@ -99,27 +104,27 @@ def test_each_setting_is_dockers_own_option(tmp_path: Path, settings: dict[str, 
     assert any(options[start : start + len(words)] == words for start in range(len(options)))
 
 
-PODMAN = podman_facts(platform="linux", has_selinux=False)
-SELINUX = docker_facts({"SecurityOptions": ["name=seccomp,profile=default", "name=selinux"]}, platform="linux")
-MACOS = docker_facts({"OperatingSystem": "OrbStack"}, platform="darwin")
-DESKTOP = docker_facts({"OperatingSystem": "Docker Desktop"}, platform="linux")
-PODMAN_MACHINE = podman_facts(platform="darwin", has_selinux=False)
+PODMAN = podman_info(platform="linux", has_selinux=False)
+SELINUX = docker_info({"SecurityOptions": ["name=seccomp,profile=default", "name=selinux"]}, platform="linux")
+MACOS = docker_info({"OperatingSystem": "OrbStack"}, platform="darwin")
+DESKTOP = docker_info({"OperatingSystem": "Docker Desktop"}, platform="linux")
+PODMAN_MACHINE = podman_info(platform="darwin", has_selinux=False)
 LABELS = ["--security-opt", "label=disable"]
 MASKS = ["--security-opt", "systempaths=unconfined"]
 MASKS_OF_PODMAN = ["--security-opt", "unmask=ALL"]
 
 
 @pytest.mark.parametrize(
-    ("facts", "settings", "start", "security", "has_volume"),
+    ("info", "settings", "start", "security", "has_volume"),
     [
-        (docker_facts({}, platform="linux"), {}, ["docker", "run", "--rm", "--init"], [], False),
+        (docker_info({}, platform="linux"), {}, ["docker", "run", "--rm", "--init"], [], False),
         (PODMAN, {}, ["podman", "run", "--rm", "--interactive"], [], False),
         (PODMAN, {"user": "1000"}, ["podman", "run", "--rm"], MASKS_OF_PODMAN, False),
         (SELINUX, {}, ["docker", "run", "--rm", "--init"], LABELS, False),
         (SELINUX, {"user": "1000:1000"}, ["docker"], [*LABELS, *MASKS], False),
-        (docker_facts({}, platform="linux"), {"user": "1000"}, ["docker"], MASKS, False),
-        (docker_facts({}, platform="linux"), {"user": "0:0"}, ["docker"], [], False),
-        (docker_facts({}, platform="linux"), {"store": "auto"}, ["docker"], [], True),
+        (docker_info({}, platform="linux"), {"user": "1000"}, ["docker"], MASKS, False),
+        (docker_info({}, platform="linux"), {"user": "0:0"}, ["docker"], [], False),
+        (docker_info({}, platform="linux"), {"store": "auto"}, ["docker"], [], True),
         (MACOS, {}, ["docker", "run", "--rm", "--init"], [], True),
         (MACOS, {"store": "mine"}, ["docker"], [], True),
         (DESKTOP, {}, ["docker"], [], True),
@@ -132,7 +137,7 @@ MASKS_OF_PODMAN = ["--security-opt", "unmask=ALL"]
 )
 def test_a_plan_fits_its_engine(
     tmp_path: Path,
-    facts: EngineFacts,
+    info: EngineInfo,
     settings: dict[str, Any],
     start: list[str],
     security: list[str],
@@ -140,15 +145,15 @@ def test_a_plan_fits_its_engine(
 ) -> None:
     """Run, warm and probe alike; a volume for the store has the directory's name, or the one that was asked for."""
     asked = Settings(**settings)
-    run = plan(tmp_path, "run", settings=asked, facts=facts).argv()
-    warm = plan_warm(workspace=tmp_path, settings=asked, facts=facts).argv()
-    probe = probe_argv(asked, tmp_path, docker=facts.kind, facts=facts)
+    run = plan(tmp_path, "run", settings=asked, info=info).argv()
+    warm = plan_warm(workspace=tmp_path, settings=asked, info=info).argv()
+    probe = probe_argv(asked, tmp_path, docker=info.kind, info=info)
     assert run[: len(start)] == start
     options = ["--security-opt", "apparmor:unconfined", *security]
     for argv in (run, warm, probe):
         assert [word for place in places(argv, "--security-opt") for word in argv[place : place + 2]] == options
-        assert ("--init" in argv) == (facts.kind == "docker")
-    assert ("--sig-proxy=false" in warm, "--sig-proxy=false" in run) == (facts.kind == "podman", False)
+        assert ("--init" in argv) == (info.kind == "docker")
+    assert ("--sig-proxy=false" in warm, "--sig-proxy=false" in run) == (info.kind == "podman", False)
     stores = [
         argv[place + 1] for argv in (run, warm) for place in places(argv, "--mount") if "volume" in argv[place + 1]
     ]
@@ -238,19 +243,19 @@ def test_what_is_read_anew_for_each_command_is_not_settled(settings: Settings, e
     assert is_settled(settings) == expected
 
 
-def test_a_stamp_is_of_the_files_and_of_their_state(tmp_path: Path) -> None:
+def test_a_fingerprint_is_of_the_files_and_of_their_state(tmp_path: Path) -> None:
     project, user = tmp_path / "project", tmp_path / "user"
     environ = {"XDG_CONFIG_HOME": str(user)}
-    seen = [stamp(str(project), environ)]
+    seen = [config_fingerprint(str(project), environ)]
     for place, text in ((project, ""), (user, ""), (project, "a"), (user, "a")):
         place.mkdir(exist_ok=True)
         (place / SETTINGS_FILE).write_text(text)
-        seen.append(stamp(str(project), environ))
+        seen.append(config_fingerprint(str(project), environ))
     (project / SETTINGS_FILE).unlink()
-    seen.append(stamp(str(project), environ))
+    seen.append(config_fingerprint(str(project), environ))
     assert seen[0] == ""
     assert len(set(seen)) == len(seen)
-    assert stamp(str(project), environ) == seen[-1]
+    assert config_fingerprint(str(project), environ) == seen[-1]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +280,7 @@ def test_a_command_may_not_ask_a_warm_container_for_what_it_is_not(
 def test_what_holds_for_one_command_goes_with_it() -> None:
     settings = Settings(env=("A=1",), env_file=("f",), user="7", root=True, network="none")
     words = ["--user", "7", "--env-file", "f", "--env", "A=1", "--env", "BRANCHING_ROOT=1"]
-    assert enter_options(settings) == words
+    assert exec_options(settings) == words
 
 
 @pytest.mark.parametrize("tty", [True, False])

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from branching_docker.names import WORKSPACE_LABEL
+from branching_docker.constants import WORKSPACE_LABEL
 from conftest import WRAPPER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tree import Project
+    from project_snapshot import Project
 
 RUN_SECONDS = 180
 LOAD_SECONDS_MAX = 900

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from branching_docker.store import digest
+from branching_docker.store_volume import digest
 from conftest import WRAPPER, containers
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import docker
 
-    from tree import Project
+    from project_snapshot import Project
 
 SECONDS_MAX = 300
 ROUNDS = 3

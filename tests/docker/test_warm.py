@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from branching_docker.names import WARM_LABEL, WORKSPACE_LABEL
+from branching_docker.constants import WARM_LABEL, WORKSPACE_LABEL
 from conftest import WRAPPER, labelled
+from project_snapshot import Project
 from terminal import read_until
-from tree import Project
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import docker
 
-    from tree import Project
+    from project_snapshot import Project
 
     Wrapper = Callable[..., subprocess.CompletedProcess[str]]
 

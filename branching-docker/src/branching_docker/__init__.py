@@ -1,21 +1,24 @@
 """Runs the `branching` command on a directory of the host, inside a container.
 
-errors      what can go wrong, each with its hint
-names       what the host, the engine and the image call the same
-facts       what a plan must know of the engine
-stamp       which configuration files there are
-settings    flags, environment and configuration files to one set of settings
-store       where a directory's branches are
-plan        pure: settings to a frozen container plan, and the exact docker command
-endpoint    which engine is meant
-api         questions to Docker over its socket
-engine      Docker or Podman: what is there, and the deeds that are its command's
-warm        a container that stays, one for a directory
-entry       a command in a warm container
-attach      its streams, over the engine's socket
-quick       the short way there
-doctor      what stands between a user and a command that works
-cli         the command line
+errors             what can go wrong, each with its hint
+constants          names that the host, the engine and the image share
+engine_info        what a plan must know about the engine
+fingerprint        fingerprints of the configuration files and the directory
+settings           flags, environment and configuration files to one set of settings
+docker_context     the engine that the docker command would use
+engine             Docker or Podman: queries, life cycle, build and pull
+store_volume       the volume that holds a directory's branches
+plan               pure: settings to a frozen container plan, and the exact docker command
+recovery           settles a commit whose container was killed
+container_run      an attached run, with the watcher that ends its container
+warm_container     a container that stays, one for a directory
+warm_exec          a command in a warm container
+engine_api         its streams over the engine's socket, without the SDK
+fast_path          the same for a plain command line, without Typer
+image              whether the image is there, its version, its build
+doctor             checks the engine, the image and the directory
+options, commands  the global options, and the names of commands
+cli                the command line
 """
 
 __version__ = "0.2.0"

@@ -16,9 +16,9 @@ def main() -> None:
     while (opened := os.open("/dev/null", os.O_RDWR)) <= 2:  # a stream that we were not given must not become another
         os.set_inheritable(opened, True)
     os.close(opened)
-    from branching_docker.quick import quick
+    from branching_docker.fast_path import try_fast_path
 
-    if (code := quick(sys.argv[1:], os.environ)) is not None:
+    if (code := try_fast_path(sys.argv[1:], os.environ)) is not None:
         os._exit(code)  # all is said and written; to take the interpreter apart would cost milliseconds
     from branching_docker.cli import app
 

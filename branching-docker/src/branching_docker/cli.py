@@ -1,6 +1,7 @@
 """The commands: one function each.
 
-Options are in `front`, words in `words`, decisions in `plan`, deeds in `engine` and `warm`.
+Global options are in `options`, the names of commands in `commands`, decisions in `plan`. `engine`, `container_run`,
+`warm_container` and `warm_exec` carry them out.
 """
 
 from __future__ import annotations
@@ -17,27 +18,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from branching_docker import container_run, image, recovery, warm_container
+from branching_docker.commands import PASSED_ON, CommandGroup, PassthroughCommand
+from branching_docker.constants import COMMAND_VARIABLE, EXEC, RECOVER, command_name
+from branching_docker.doctor import examine
+from branching_docker.engine_api import CONTAINER_KILLED
+from branching_docker.engine_info import EngineInfo
 from branching_docker.errors import SettingsError, WorkspaceError, WrapperError
-from branching_docker.facts import EngineFacts
-from branching_docker.front import Given, connect, front
+from branching_docker.fingerprint import config_fingerprint
 from branching_docker.host_files import taken
-from branching_docker.image import require_image
 from branching_docker.inner import commands, wants_help
-from branching_docker.names import COMMAND_VARIABLE, EXEC, RECOVER, command_name
-from branching_docker.plan import checked_workspace, enter_options, is_settled, plan_run, plan_warm, refused_changes
-from branching_docker.stamp import stamp
-from branching_docker.store import go_on
-from branching_docker.words import PASSED_ON, Untouched, Words
+from branching_docker.options import GlobalOptions, connect, global_options
+from branching_docker.plan import checked_workspace, exec_options, is_settled, plan_run, plan_warm, refused_changes
+from branching_docker.store_volume import resolve_store
+from branching_docker.warm_exec import container_words, run_in_container
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from branching_docker.engine import Engine, Found
+    from branching_docker.engine import Engine, WorkspaceContainer
     from branching_docker.settings import Settings
 
 EXAMPLE = "Example: branching-docker -w . speculate -c './fix-a && make test' -c './fix-b && make test'"
 app = typer.Typer(
-    cls=Words,
+    cls=CommandGroup,
     invoke_without_command=True,
     add_completion=False,  # `completion` is a command
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -46,12 +50,12 @@ app = typer.Typer(
     help="Runs `branching` on a directory, in a container: what wins is written back, the rest is dropped.",
     epilog=EXAMPLE,
 )
-app.callback()(front)
+app.callback()(global_options)
 
 
 @contextmanager
-def reported() -> Iterator[None]:
-    """Turns a failure of ours into its lines on standard error and its exit code."""
+def handle_errors() -> Iterator[None]:
+    """Reports a WrapperError on standard error, and exits with its code."""
     try:
         yield
     except WrapperError as error:
@@ -60,56 +64,54 @@ def reported() -> Iterator[None]:
         raise typer.Exit(error.exit_code) from error
 
 
-def foreseen(settings: Settings, workspace: Path) -> tuple[Settings, EngineFacts]:
-    """Returns what a plan needs, as of an ordinary engine where there is none: a dry run needs none."""
+def dry_run_settings(settings: Settings, workspace: Path) -> tuple[Settings, EngineInfo]:
+    """Returns what a dry run's plan needs, without an engine that of an ordinary one."""
     try:
-        at = connect(settings)
-        facts = at.facts()
-        return go_on(settings, workspace, at, facts), facts
+        engine = connect(settings)
+        info = engine.info()
+        return resolve_store(settings, workspace, engine, info), info
     except WrapperError:
-        return settings, EngineFacts(kind=settings.engine or "docker")
+        return settings, EngineInfo(kind=settings.engine or "docker")
 
 
-def place_of_branches(settings: Settings, workspace: Path, at: Engine) -> tuple[Settings, EngineFacts]:
-    """Returns what a plan needs; says where it goes on with branches though nobody said where they are."""
-    facts = at.facts()
-    settled = go_on(settings, workspace, at, facts)
+def plan_settings(settings: Settings, workspace: Path, engine: Engine) -> tuple[Settings, EngineInfo]:
+    """Returns what a plan needs; reports a volume with branches that no setting names."""
+    info = engine.info()
+    settled = resolve_store(settings, workspace, engine, info)
     if settled.store != settings.store:
         say(
             f'the branches of {workspace} have their place in the volume "{settled.store}": '
             f"going on there, as with --store {settled.store}."
         )
-    return settled, facts
+    return settled, info
 
 
 def say(text: str) -> None:
-    """Tells what was done beside what was asked."""
+    """Reports on standard error."""
     typer.echo(f"branching-docker: {text}", err=True)
 
 
-def at_work(workspace: Path, at: Engine) -> list[Found]:
-    """Returns the containers at work, and says what was removed that only stood in the way."""
-    from branching_docker import warm
-
-    return warm.at_work(workspace, at, environ=os.environ, say=say)
+def find_warm(workspace: Path, engine: Engine) -> WorkspaceContainer | None:
+    """Returns the workspace's warm container; reports containers that were removed because they had not started."""
+    return warm_container.find_warm(workspace, warm_container.active_containers(workspace, engine, say=say))
 
 
-def pass_on(
+def forward(
     context: typer.Context, arguments: Annotated[list[str] | None, typer.Argument(metavar="...")] = None
 ) -> None:
     """Runs one of `branching`'s own commands, in the workspace's warm container or in one of its own."""
-    given: Given = context.obj
+    options: GlobalOptions = context.obj
     words = [str(context.command.name), *(arguments or [])]
     if wants_help(words[0], words[1:]):
         typer.echo(commands()[words[0]]["help"])
         return
-    if words == ["ls"] and given.workspace is None:
-        with reported():
-            list_containers(given)
+    if words == ["ls"] and options.workspace is None:
+        with handle_errors():
+            list_containers(options)
         return
-    with reported():
-        workspace = given.place(words[0])
-        settings = given.settings(workspace)
+    with handle_errors():
+        workspace = options.checked_workspace(words[0])
+        settings = options.settings(workspace)
         if settings.root and (owner := workspace.stat().st_uid) != 0:
             say(
                 f"--root: commands run as root without capabilities, and {workspace} belongs to user {owner}: they can "
@@ -126,89 +128,82 @@ def pass_on(
             tty=os.isatty(0) and os.isatty(1) and not call.has_stream,
             variables=tuple(call.variables),
         )
-        if given.is_dry_run:
-            settings, facts = foreseen(settings, workspace)
-            typer.echo(" ".join([shlex.join(plan(settings=settings, facts=facts).argv()), *call.shown()]))
+        if options.is_dry_run:
+            settings, info = dry_run_settings(settings, workspace)
+            typer.echo(" ".join([shlex.join(plan(settings=settings, info=info).argv()), *call.shown()]))
             return
-        from branching_docker import engine, warm
-
-        at = connect(settings)
-        found = warm.find_warm(workspace, at_work(workspace, at))
-        if found is not None:
+        engine = connect(settings)
+        container = find_warm(workspace, engine)
+        if container is not None:
             variables = (f"{COMMAND_VARIABLE}={command_name(str(workspace))}", *call.variables)
-            way = Way(given=given, settings=settings, at=at, found=found, environ=environ, variables=variables)
-            raise typer.Exit(call.run(partial(enter, call.words, way)))
-        require_image(at, settings)
-        settings, facts = place_of_branches(settings, workspace, at)
+            target = WarmTarget(options, settings, engine, container, environ, variables)
+            raise typer.Exit(call.run(partial(exec_warm, call.words, target)))
+        image.require_image(engine, settings)
+        settings, info = plan_settings(settings, workspace, engine)
         if sys.stdout:  # our own standard streams may have been closed
             sys.stdout.flush()
-        settled = plan(settings=settings, facts=facts)
+        settled = plan(settings=settings, info=info)
         if not call.has_stream:
-            engine.become(settled, at, environ=environ)
-        raise typer.Exit(call.run(partial(engine.run, settled, at, environ=environ)))
+            container_run.exec_docker(settled, engine, environ=environ)
+        raise typer.Exit(call.run(partial(container_run.run, settled, engine, environ=environ)))
 
 
 for name, summary in PASSED_ON.items():
-    app.command(name, cls=Untouched, add_help_option=False, short_help=summary, help=summary)(pass_on)
+    app.command(name, cls=PassthroughCommand, add_help_option=False, short_help=summary, help=summary)(forward)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """The way of one command into a warm container."""
+@dataclass(frozen=True)
+class WarmTarget:
+    """A warm container, and what a command in it is given."""
 
-    given: Given
+    options: GlobalOptions
     settings: Settings
-    at: Engine
-    found: Found
+    engine: Engine
+    container: WorkspaceContainer
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     variables: tuple[str, ...] = ()
     """More of the command's environment; a name alone has the value of `environ`."""
 
 
-def enter(words: list[str], way: Way) -> int:
+def exec_warm(words: list[str], target: WarmTarget) -> int:
     """Runs a command in the warm container, and returns its exit code."""
-    from branching_docker import entry
-    from branching_docker.attach import GONE
-
-    found, at = way.found, way.at
-    refused = refused_changes(found.warm_settings or "{}", way.given.flags)
+    container, engine = target.container, target.engine
+    refused = refused_changes(container.warm_settings or "{}", target.options.flags)
     if refused:
         raise WorkspaceError(
-            f"the warm container of {found.workspace} was made without {' '.join(refused)}.",
+            f"the warm container of {container.workspace} was made without {' '.join(refused)}.",
             hint="leave that away, or end the container first: branching-docker -w DIR down",
         )
-    inside = entry.inner_words(words)
+    inside = container_words(words)
     if inside is None:
         raise typer.BadParameter("which command? exec -- CMD...", param_hint="CMD")
-    code = entry.enter(
+    code = run_in_container(
         inside,
-        docker=at.command,
-        container=found.identifier,
-        environ=way.environ,
-        options=enter_options(way.settings, *way.variables),
-        at=at.socket_path,
+        docker=engine.command,
+        container=container.identifier,
+        environ=target.environ,
+        options=exec_options(target.settings, *target.variables),
+        at=engine.socket_path,
     )
-    if code == GONE:
-        settle(Path(found.workspace), way.settings, at)
+    if code == CONTAINER_KILLED:
+        settle(Path(container.workspace), target.settings, engine)
     return code
 
 
-def settle(workspace: Path, settings: Settings, at: Engine) -> None:
-    """Recovers a directory whose container was killed in the middle of a commit, and says what was done."""
-    from branching_docker import recovery, warm
-
+def settle(workspace: Path, settings: Settings, engine: Engine) -> None:
+    """Recovers a directory whose container was killed in the middle of a commit, and reports the result."""
     # A container that was killed a moment ago may still count as running; in one that runs on, a commit ends by itself.
-    deadline = time.monotonic() + warm.FREE_SECONDS_MAX
-    while recovery.is_interrupted(workspace) and warm.find_warm(workspace, at_work(workspace, at)) is not None:
+    deadline = time.monotonic() + warm_container.FREE_SECONDS_MAX
+    while recovery.is_interrupted(workspace) and find_warm(workspace, engine) is not None:
         if time.monotonic() > deadline:
             return
-        time.sleep(warm.POLL_SECONDS)
+        time.sleep(warm_container.POLL_SECONDS)
     if not recovery.is_interrupted(workspace):
         return
-    require_image(at, settings)
-    settings, facts = place_of_branches(settings, workspace, at)
-    plan = recovery.plan_recovery(workspace, settings=settings, facts=facts)
-    done = recovery.recover(plan, docker=at.command, environ=os.environ)
+    image.require_image(engine, settings)
+    settings, info = plan_settings(settings, workspace, engine)
+    plan = recovery.plan_recovery(workspace, settings=settings, info=info)
+    done = recovery.recover(plan, docker=engine.command, environ=os.environ)
     if done != recovery.NOTHING:
         say(f"the container was killed in a commit: {done}.")
 
@@ -219,13 +214,11 @@ def recover(context: typer.Context) -> None:
 
     Every command on DIR does this by itself when it starts.
     """
-    from branching_docker.recovery import is_interrupted
-
-    given: Given = context.obj
-    with reported():
-        workspace = given.place(RECOVER)
-        settings = given.settings(workspace)
-        if not is_interrupted(workspace):
+    options: GlobalOptions = context.obj
+    with handle_errors():
+        workspace = options.checked_workspace(RECOVER)
+        settings = options.settings(workspace)
+        if not recovery.is_interrupted(workspace):
             say(f"{workspace}: nothing to recover.")
             return
         settle(workspace, settings, connect(settings))
@@ -237,12 +230,12 @@ def up(context: typer.Context) -> None:
 
     It ends by `down`, or when it was idle for --idle.
     """
-    given: Given = context.obj
-    with reported():
-        workspace = given.place("up")
-        # Before the files are read: what changes them meanwhile changes the stamp.
-        files = stamp(str(workspace), os.environ) if given.flags["env"] is None else ""
-        settings = given.settings(workspace)
+    options: GlobalOptions = context.obj
+    with handle_errors():
+        workspace = options.checked_workspace("up")
+        # Before the files are read: what changes them meanwhile changes the fingerprint.
+        files = config_fingerprint(str(workspace), os.environ) if options.flags["env"] is None else ""
+        settings = options.settings(workspace)
         files = files if is_settled(settings) else ""
         settings = replace(settings, root=False)
         if settings.user:
@@ -250,79 +243,71 @@ def up(context: typer.Context) -> None:
                 "a warm container cannot have --user: docker exec would not come into its user namespace.",
                 hint="leave it away: commands run as the owner of the directory",
             )
-        if given.is_dry_run:
-            settings, facts = foreseen(settings, workspace)
-            plan = plan_warm(workspace=workspace, settings=settings, facts=facts, stamp=files)
+        if options.is_dry_run:
+            settings, info = dry_run_settings(settings, workspace)
+            plan = plan_warm(workspace=workspace, settings=settings, info=info, fingerprint=files)
             typer.echo(shlex.join(plan.argv()))
             return
-        from branching_docker import warm
-
-        at = connect(settings)
-        found = warm.find_warm(workspace, at_work(workspace, at))
-        if found is not None:
-            refused = refused_changes(found.warm_settings or "{}", given.flags)
+        engine = connect(settings)
+        container = find_warm(workspace, engine)
+        if container is not None:
+            refused = refused_changes(container.warm_settings or "{}", options.flags)
             if refused:
                 raise WorkspaceError(
-                    f"{found.name} is up, but was made without {' '.join(refused)}.",
+                    f"{container.name} is up, but was made without {' '.join(refused)}.",
                     hint="end it first: branching-docker -w DIR down",
                 )
         else:
-            require_image(at, settings)
-            settings, facts = place_of_branches(settings, workspace, at)
-            plan = plan_warm(workspace=workspace, settings=settings, facts=facts, stamp=files)
-            name = warm.up_or_share(plan, at, environ=os.environ, say=say)
-        typer.echo(found.name if found else name)
+            image.require_image(engine, settings)
+            settings, info = plan_settings(settings, workspace, engine)
+            plan = plan_warm(workspace=workspace, settings=settings, info=info, fingerprint=files)
+            name = warm_container.up_or_share(plan, engine, environ=os.environ, say=say)
+        typer.echo(container.name if container else name)
 
 
-@app.command(EXEC, cls=Untouched, add_help_option=False)
+@app.command(EXEC, cls=PassthroughCommand, add_help_option=False)
 def execute(
     context: typer.Context, command: Annotated[list[str] | None, typer.Argument(metavar="-- CMD...")] = None
 ) -> None:
     """Run any command in DIR's warm container, as DIR's owner. It sees what is committed; changes are not branched."""
-    given: Given = context.obj
+    options: GlobalOptions = context.obj
     if (command or [])[:1] in (["-h"], ["--help"]):
         typer.echo(context.get_help())
         return
-    with reported():
-        workspace = given.place(EXEC)
-        settings = given.settings(workspace)
-        from branching_docker import warm
-
-        at = connect(settings)
-        found = warm.find_warm(workspace, at_work(workspace, at))
-        if found is None:
+    with handle_errors():
+        workspace = options.checked_workspace(EXEC)
+        settings = options.settings(workspace)
+        engine = connect(settings)
+        container = find_warm(workspace, engine)
+        if container is None:
             raise WorkspaceError(
                 f"no warm container works on {workspace}.", hint="start one first: branching-docker -w DIR up"
             )
-        way = Way(given=given, settings=settings, at=at, found=found)
-        raise typer.Exit(enter([EXEC, *(command or [])], way))
+        target = WarmTarget(options, settings, engine, container)
+        raise typer.Exit(exec_warm([EXEC, *(command or [])], target))
 
 
 @app.command()
 def down(context: typer.Context) -> None:
     """End DIR's warm container. Commands in it are ended first; kept branches stay."""
-    given: Given = context.obj
-    with reported():
-        from branching_docker import warm
-
-        if given.workspace is None:
-            given.place("down")
-        workspace = warm.real(Path(given.workspace or ""))
-        at = connect(given.settings())
-        for one in at.containers():
+    options: GlobalOptions = context.obj
+    with handle_errors():
+        if options.workspace is None:
+            options.checked_workspace("down")
+        workspace = warm_container.realpath(Path(options.workspace or ""))
+        engine = connect(options.settings())
+        for one in engine.containers():
             if one.workspace == str(workspace) and one.warm_settings is not None:
-                warm.down(one, docker=at.command, environ=os.environ)
+                warm_container.down(one, engine)
                 typer.echo(one.name)
                 return
         say(f"no warm container works on {workspace}.")
 
 
-def list_containers(given: Given) -> None:
+def list_containers(options: GlobalOptions) -> None:
     """Prints the containers at work."""
-    from branching_docker import warm
-
-    found = connect(given.settings()).containers()
-    for line in warm.describe([one for one in found if not one.has_ended]):
+    found = connect(options.settings()).containers()
+    for line in warm_container.describe([one for one in found if not one.has_ended]):
         typer.echo(line)
 
 
@@ -335,21 +320,17 @@ def build(
     ] = None,
 ) -> None:
     """Build the image."""
-    with reported():
-        from branching_docker import engine
-
+    with handle_errors():
         settings = context.obj.settings()
-        engine.build(connect(settings), engine.build_context(source), settings.image, environ=os.environ)
+        image.build(connect(settings), image.build_context(source), settings.image, environ=os.environ)
 
 
 @app.command()
 def pull(context: typer.Context) -> None:
     """Pull the image from its registry."""
-    with reported():
-        from branching_docker import engine
-
+    with handle_errors():
         settings = context.obj.settings()
-        engine.pull(connect(settings), settings.image, environ=os.environ)
+        connect(settings).pull(settings.image)
 
 
 @app.command()
@@ -358,12 +339,10 @@ def doctor(context: typer.Context) -> None:
 
     Each line is ok, or says what to do. Exit code: 0 everything that is needed works, 1 something is missing.
     """
-    given: Given = context.obj
-    with reported():
-        from branching_docker.doctor import examine
-
-        workspace = None if given.workspace is None else checked_workspace(given.workspace)
-        settings = given.settings(workspace)
+    options: GlobalOptions = context.obj
+    with handle_errors():
+        workspace = None if options.workspace is None else checked_workspace(options.workspace)
+        settings = options.settings(workspace)
         found = examine(settings, lambda: connect(settings), workspace, environ=os.environ)
     for finding in found:
         for line in finding.lines():

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from branching_docker import __version__
+from branching_docker.constants import PROBE_WORD, VERSION_LABEL
 from branching_docker.engine import Docker
+from branching_docker.engine_info import security_options
 from branching_docker.errors import WrapperError
-from branching_docker.names import PROBE_WORD, VERSION_LABEL
+from branching_docker.plan import probe_argv
 from branching_docker.recovery import is_interrupted
 
 if TYPE_CHECKING:
@@ -84,11 +86,9 @@ def engine_facts(engine: Engine) -> dict[str, Any]:
     """Asks Docker about itself."""
     if not isinstance(engine, Docker):
         return {"name": "podman", "command": engine.command}
-    from branching_docker import api
-
-    version = api.get("/version", at=engine.at)
-    info = api.get("/info", at=engine.at)
-    return {"name": "docker", "command": engine.command, "at": engine.at, "version": version, "info": info}
+    with engine.connected() as client:
+        version, info = client.version(), client.info()
+    return {"name": "docker", "command": engine.command, "at": engine.socket_path, "version": version, "info": info}
 
 
 def judge_engine(facts: Mapping[str, Any]) -> list[Finding]:
@@ -105,7 +105,7 @@ def judge_engine(facts: Mapping[str, Any]) -> list[Finding]:
         hint = "switch Docker Desktop to Linux containers"
         return [Finding(name="engine", state="missing", detail=f"{named} runs no Linux containers", hint=hint)]
     found = [Finding(name="engine", state="ok", detail=named)]
-    security = [str(option).removeprefix("name=").split(",")[0] for option in info.get("SecurityOptions") or ()]
+    security = security_options(info)
     if "rootless" in security or "userns" in security:
         kind = "rootless" if "rootless" in security else "with remapped users"
         detail = f"the engine is {kind}: not tried; /dev/fuse must be open to your user"
@@ -146,11 +146,9 @@ def judge_image(image: str, labels: Mapping[str, str] | None) -> Finding:
 
 def probe(settings: Settings, engine: Engine, workspace: Path | None, *, environ: Mapping[str, str]) -> list[Finding]:
     """Runs a container with the flags of every command, and passes on what it finds."""
-    from branching_docker.plan import probe_argv
-
     try:
         done = subprocess.run(
-            probe_argv(settings, workspace, docker=engine.command, facts=engine.facts()),
+            probe_argv(settings, workspace, docker=engine.command, info=engine.info()),
             capture_output=True,
             text=True,
             env=environ,
@@ -163,7 +161,7 @@ def probe(settings: Settings, engine: Engine, workspace: Path | None, *, environ
         return [Finding(name="container", state="missing", detail=detail, hint="docker ps; docker logs NAME")]
     except ValueError:
         said = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
-        hint = f"{engine.facts().kind} run --rm {settings.image} {PROBE_WORD}"
+        hint = f"{engine.info().kind} run --rm {settings.image} {PROBE_WORD}"
         return [Finding(name="container", state="missing", detail=said[0], hint=hint)]
     return judge_container(told, workspace)
 

@@ -1,33 +1,22 @@
-"""The image: whether it is there, and of which version."""
+"""The image: whether it is there, of which version, and how it is built."""
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from branching_docker import __version__
-from branching_docker.errors import ImageError, WrapperError
-from branching_docker.front import connect
-from branching_docker.names import VERSION_LABEL
+from branching_docker.constants import VERSION_LABEL
+from branching_docker.errors import ImageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from branching_docker.engine import Engine
-    from branching_docker.front import Given
     from branching_docker.settings import Settings
-
-
-def show_versions(given: Given) -> None:
-    """Prints our version, and the image's where there is one to ask."""
-    typer.echo(f"branching-docker {__version__}")
-    try:
-        settings = given.settings()
-        labels = connect(settings).image_labels(settings.image)
-    except WrapperError:
-        return  # without an engine there is no image either
-    if labels is not None:
-        typer.echo(f"image {settings.image} {labels.get(VERSION_LABEL, 'of unknown version')}")
-        warn_of_version(settings.image, labels)
 
 
 def warn_of_version(image: str, labels: dict[str, str]) -> None:
@@ -41,9 +30,9 @@ def warn_of_version(image: str, labels: dict[str, str]) -> None:
         )
 
 
-def require_image(at: Engine, settings: Settings) -> None:
+def require_image(engine: Engine, settings: Settings) -> None:
     """Returns if the engine has the image, or may pull it; warns of one that is not of our version."""
-    labels = at.image_labels(settings.image)
+    labels = engine.image_labels(settings.image)
     if labels is not None:
         warn_of_version(settings.image, labels)
     elif settings.pull == "never":
@@ -51,3 +40,33 @@ def require_image(at: Engine, settings: Settings) -> None:
             f'the image "{settings.image}" is not on this machine.',
             hint=f"branching-docker build, or docker pull {settings.image}, or name another by BRANCHING_IMAGE",
         )
+
+
+def build_context(source: Path | None) -> Path:
+    """Returns where to build from: the tree that was named, that we stand in, or that came with the wheel."""
+    here, packaged = Path.cwd(), Path(__file__).parent / "context"
+    if source is not None:
+        return source.absolute()
+    return here if (here / "branchfs" / "Cargo.toml").is_file() or not packaged.is_dir() else packaged
+
+
+def build(engine: Engine, source: Path, image: str, *, environ: Mapping[str, str]) -> None:
+    """Builds the image from a source tree, on the base image that the tree's own script finds or makes.
+
+    Raises:
+        EngineError: the engine does not answer.
+        ImageError: the image was not built; an earlier image of that name stays.
+    """
+    if not (source / "Dockerfile").is_file():
+        raise ImageError(f"{source} holds no Dockerfile.", hint="give the source tree: branching-docker build DIR")
+    base = subprocess.run(
+        [source / "scripts" / "base-image"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**environ, "CONTAINER_ENGINE": engine.command},
+        check=False,
+    )
+    if base.returncode != 0:
+        raise ImageError("there is no base image to build on (its reason is above).", hint="follow the hint above")
+    engine.build(source, image, {"BASE_IMAGE": base.stdout.strip(), "BRANCHING_NAME": image})
+    engine.drop_superseded(image)

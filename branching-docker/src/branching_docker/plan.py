@@ -33,18 +33,14 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from branching_docker.entry import presentation
-from branching_docker.errors import WorkspaceError
-from branching_docker.facts import EngineFacts
-from branching_docker.git_links import repository
-from branching_docker.names import (
+from branching_docker.constants import (
     BASE_IN_CONTAINER,
     COMMAND_VARIABLE,
     DIRECTORY_LABEL,
+    FINGERPRINT_LABEL,
     HOST_VARIABLE,
     PROBE_WORD,
     ROOT_VARIABLE,
-    STAMP_LABEL,
     STORE_IN_CONTAINER,
     STORE_VARIABLE,
     WARM_LABEL,
@@ -52,9 +48,13 @@ from branching_docker.names import (
     WORKSPACE_LABEL,
     command_name,
 )
+from branching_docker.engine_info import EngineInfo
+from branching_docker.errors import WorkspaceError
+from branching_docker.fingerprint import directory_identity
+from branching_docker.git_links import repository
 from branching_docker.settings import Settings, idle_seconds
-from branching_docker.stamp import identity
-from branching_docker.store import digest, store_volume
+from branching_docker.store_volume import digest, store_volume
+from branching_docker.warm_exec import presentation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,11 +73,11 @@ class ContainerPlan:
     name: str
     arguments: tuple[str, ...]
     settings: Settings = field(default_factory=Settings)
-    facts: EngineFacts = field(default_factory=EngineFacts)
+    info: EngineInfo = field(default_factory=EngineInfo)
     tty: bool = False
     environment: tuple[str, ...] = ()
     is_warm: bool = False
-    stamp: str = ""
+    fingerprint: str = ""
     """Of a warm one that has all that its configuration files set: which files."""
     repository: Path | None = None
     """Of a directory that is a git worktree or submodule: its repository, which lies outside of it."""
@@ -90,25 +90,25 @@ class ContainerPlan:
     def argv(self) -> list[str]:
         """Returns the docker command, ready to run or to paste."""
         settings = self.settings
-        command = [self.facts.kind, "run", "--rm", *init(self.facts)]
+        command = [self.info.kind, "run", "--rm", *init(self.info)]
         if not self.is_warm:
             command.append("--interactive")
-        elif self.facts.kind == "podman":
+        elif self.info.kind == "podman":
             command.append("--sig-proxy=false")
         if self.tty:
             command.append("--tty")
         command += ["--name", self.name, "--label", f"{WORKSPACE_LABEL}={self.workspace}"]
-        command += ["--label", f"{DIRECTORY_LABEL}={identity(str(self.workspace))}"]
+        command += ["--label", f"{DIRECTORY_LABEL}={directory_identity(str(self.workspace))}"]
         if self.is_warm:
             command += ["--label", f"{WARM_LABEL}={kept_settings(settings)}"]
-        if self.stamp:
-            command += ["--label", f"{STAMP_LABEL}={self.stamp}"]
-        command += privileges(settings, self.facts)
+        if self.fingerprint:
+            command += ["--label", f"{FINGERPRINT_LABEL}={self.fingerprint}"]
+        command += privileges(settings, self.info)
         command += ["--mount", bind(self.workspace, BASE_IN_CONTAINER)]
         if self.repository is not None:
             command += ["--mount", csv_line(*bind_fields(self.repository, str(self.repository)), "readonly")]
         command += ["--env", f"{HOST_VARIABLE}={self.workspace}"]
-        if volume := store_volume(self.workspace, settings, self.facts):
+        if volume := store_volume(self.workspace, settings, self.info):
             # Inside, every directory is /src: whose branches they are, and in which volume, their path says.
             place = f"{STORE_IN_CONTAINER}/{volume}"
             label = f"volume-label={WORKSPACE_LABEL}={self.workspace}"
@@ -132,7 +132,7 @@ def plan_run(
     name: str,
     environ: Mapping[str, str],
     settings: Settings | None = None,
-    facts: EngineFacts | None = None,
+    info: EngineInfo | None = None,
     tty: bool = False,
     variables: Sequence[str] = (),
 ) -> ContainerPlan:
@@ -147,7 +147,7 @@ def plan_run(
         name=settings.name or name,
         arguments=tuple(arguments),
         settings=settings,
-        facts=facts or EngineFacts(),
+        info=info or EngineInfo(),
         tty=tty,
         environment=(
             *driver_environment(settings),
@@ -161,7 +161,7 @@ def plan_run(
 
 
 def plan_warm(
-    *, workspace: Path, settings: Settings, facts: EngineFacts | None = None, stamp: str = ""
+    *, workspace: Path, settings: Settings, info: EngineInfo | None = None, fingerprint: str = ""
 ) -> ContainerPlan:
     """Decides on the container that stays for later commands on a checked directory.
 
@@ -173,10 +173,10 @@ def plan_warm(
         name=settings.name or f"branching-warm-{digest(workspace)}",
         arguments=(WARM_WORD, str(idle_seconds(settings.idle))),
         settings=settings,
-        facts=facts or EngineFacts(),
+        info=info or EngineInfo(),
         environment=driver_environment(settings),
         is_warm=True,
-        stamp=stamp,
+        fingerprint=fingerprint,
         repository=repository(workspace),
     )
 
@@ -189,30 +189,30 @@ def is_settled(settings: Settings) -> bool:
     return not settings.root and not settings.env_file and all("=" in assignment for assignment in settings.env)
 
 
-def init(facts: EngineFacts) -> list[str]:
+def init(info: EngineInfo) -> list[str]:
     """Returns the option for a first process that passes signals on."""
-    return [] if facts.kind == "podman" else ["--init"]
+    return [] if info.kind == "podman" else ["--init"]
 
 
-def privileges(settings: Settings, facts: EngineFacts) -> list[str]:
+def privileges(settings: Settings, info: EngineInfo) -> list[str]:
     """Returns the options without which nothing can be mounted in a container."""
     overlay = ["--cap-add", "DAC_READ_SEARCH"] if settings.driver != "fuse" else []
     security = ["apparmor:unconfined"]
-    if facts.has_selinux:
+    if info.has_selinux:
         security.append("label=disable")
     if settings.user and settings.user.partition(":")[0] not in ("0", "root"):
-        security.append("unmask=ALL" if facts.kind == "podman" else "systempaths=unconfined")
+        security.append("unmask=ALL" if info.kind == "podman" else "systempaths=unconfined")
     lifted = [word for value in security for word in ("--security-opt", value)]
     return ["--device", "/dev/fuse", "--cap-add", "SYS_ADMIN", *overlay, *lifted]
 
 
-def probe_argv(settings: Settings, workspace: Path | None, *, docker: str, facts: EngineFacts) -> list[str]:
+def probe_argv(settings: Settings, workspace: Path | None, *, docker: str, info: EngineInfo) -> list[str]:
     """Returns the command of a container that tells about itself, and about the directory if one is given."""
     place = ["--mount", bind(workspace, BASE_IN_CONTAINER)] if workspace else []
-    return [docker, "run", "--rm", *init(facts), *privileges(settings, facts), *place, settings.image, PROBE_WORD]
+    return [docker, "run", "--rm", *init(info), *privileges(settings, info), *place, settings.image, PROBE_WORD]
 
 
-def enter_options(settings: Settings, *variables: str) -> list[str]:
+def exec_options(settings: Settings, *variables: str) -> list[str]:
     """Returns docker exec's options for one command in a warm container, with more variables of its environment."""
     user = ["--user", settings.user] if settings.user else []
     return [*user, *environment_options(settings, [*root_environment(settings), *variables])]

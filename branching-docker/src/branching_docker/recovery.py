@@ -4,7 +4,7 @@ A commit is applied file by file. A container that is killed meanwhile (docker k
 engine) leaves old and new files, and an entry in the directory's journal. A short container, which mounts nothing, then
 finishes the commit or takes it back. It is started by whoever notices first:
 
-    run and the like    the watcher of the container (`engine`), when the client has ended
+    run and the like    the watcher of the container (`container_run`), when the client has ended
     in a warm one       the command that was in it, when its exit code says that the container is gone
     otherwise           the next command on the directory, when it mounts; or `branching-docker -w DIR recover`
 """
@@ -16,15 +16,15 @@ import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from branching_docker.constants import JOURNAL, RECOVER_WORD
 from branching_docker.errors import EngineError
-from branching_docker.names import JOURNAL, RECOVER_WORD
 from branching_docker.plan import ContainerPlan, plan_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from branching_docker.facts import EngineFacts
+    from branching_docker.engine_info import EngineInfo
     from branching_docker.settings import Settings
 
 
@@ -41,11 +41,11 @@ def is_interrupted(workspace: Path) -> bool:
         return False
 
 
-def plan_recovery(workspace: Path, *, settings: Settings, facts: EngineFacts) -> ContainerPlan:
+def plan_recovery(workspace: Path, *, settings: Settings, info: EngineInfo) -> ContainerPlan:
     """Plans the container that recovers: as any other on the directory, without what only a command needs."""
     settings = replace(settings, name=None, publish=(), volume=(), env=(), env_file=(), network="none")
     name = f"branching-recovery-{os.urandom(4).hex()}"
-    return plan_run([RECOVER_WORD], workspace=workspace, name=name, environ={}, settings=settings, facts=facts)
+    return plan_run([RECOVER_WORD], workspace=workspace, name=name, environ={}, settings=settings, info=info)
 
 
 def recover(plan: ContainerPlan, *, docker: str, environ: Mapping[str, str]) -> str:

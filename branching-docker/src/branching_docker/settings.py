@@ -26,8 +26,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from branching_docker.constants import SETTINGS_FILE
 from branching_docker.errors import SettingsError
-from branching_docker.names import SETTINGS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,15 +1,15 @@
-"""A warm container: one for a directory, found by its label, in which commands begin at once.
+"""A warm container: one for a directory, found by its label, in which commands start without a container's start.
 
-It has the directory mounted and branched once; commands enter it by `docker exec` and share that. It ends when it is
-told to, or when it has been idle for long enough: its entry point counts.
+The directory is mounted and branched in it once, and commands enter it by `docker exec`. It ends by `down`, or after an
+idle time that its entry point measures.
 
-Two containers on one directory would be two file systems over one store, and the second is refused, by us with the
-name of the first, and by BranchFS's lock if both began at the same moment. So is one above or below another's
-directory: each would see, and commit, the other's store.
+Two containers on one directory would be two file systems over one store. The second is refused: here, with the name of
+the first, or by BranchFS's lock if both started at the same moment. A container above or below another's directory is
+refused too, because each would see, and commit, the other's store.
 
-A container that was made and whose client was killed before it started it stays so for ever, and one that has ended may
-stay where the engine was killed with it. Neither works on anything: who comes next waits a while, for it may be in the
-middle of its start or of its end, and then removes it.
+A container whose client was killed between creating and starting it is never started. One that has ended may remain if
+the engine was killed at that moment. Neither works on anything. The next command waits, because the container may be
+in the middle of its start or end, and then removes it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from branching_docker.constants import READY
 from branching_docker.errors import EngineError, WorkspaceError
-from branching_docker.names import READY
-from branching_docker.stamp import identity
+from branching_docker.fingerprint import directory_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from branching_docker.engine import Engine, Found
+    from branching_docker.engine import Engine, WorkspaceContainer
     from branching_docker.plan import ContainerPlan
 
-STOP_SECONDS = 60
 GONE_SECONDS_MAX = 120.0
 BEGIN_SECONDS_MAX = 20.0
 """From when a container is made until it has started: a tenth of a second where nothing else goes on."""
@@ -42,11 +41,19 @@ FREE_SECONDS_MAX = 5.0
 POLL_SECONDS = 0.05
 
 
-def at_work(workspace: Path, engine: Engine, *, environ: Mapping[str, str], say: Callable[[str], None]) -> list[Found]:
-    """Returns the containers that have begun and not ended; what is neither, and in our way, is waited for and removed.
+def active_containers(workspace: Path, engine: Engine, *, say: Callable[[str], None]) -> list[WorkspaceContainer]:
+    """Returns the containers that have started and not ended.
 
-    A run's on the same files may be about to end, and is waited for, too. `say` is told of what was removed. Raises
-    EngineError where that cannot be.
+    First it waits for those that keep the workspace from being used and are in neither state, and removes them if that
+    takes too long. It also waits a little for a run on the same files that may be about to end.
+
+    Args:
+        workspace: The directory to be used.
+        engine: The engine with the containers.
+        say: Called with a sentence for each removed container.
+
+    Raises:
+        EngineError: a container cannot be removed.
     """
     began = time.monotonic()
     while True:
@@ -56,37 +63,37 @@ def at_work(workspace: Path, engine: Engine, *, environ: Mapping[str, str], say:
         if not stuck and (waited > FREE_SECONDS_MAX or not is_shared_by_a_run(workspace, found)):
             return [one for one in found if not one.has_ended]
         for one in stuck:
-            if is_overdue(one, waited) and remove(one, docker=engine.command, environ=environ):
-                what = "was never started" if one.is_unbegun else "has ended"
+            if is_overdue(one, waited) and engine.remove(one.identifier):
+                what = "was never started" if one.is_created else "has ended"
                 say(f"removed the container {one.name}, which {what}: what should have done it was killed.")
             elif waited > GONE_SECONDS_MAX:
                 raise not_removed(one)
         time.sleep(POLL_SECONDS)
 
 
-def is_overdue(one: Found, waited: float) -> bool:
+def is_overdue(one: WorkspaceContainer, waited: float) -> bool:
     """Tells whether a start or an end, for which we have waited so many seconds, will not come any more."""
     if one.has_ended:
         return waited > END_SECONDS_MAX
     # What is older than that has been waited for by others. Clocks may be wrong: ours alone decides in the end.
-    return max(waited, time.time() - one.made) > BEGIN_SECONDS_MAX
+    return max(waited, time.time() - one.created) > BEGIN_SECONDS_MAX
 
 
-def is_in_the_way(one: Found, workspace: Path) -> bool:
+def is_in_the_way(one: WorkspaceContainer, workspace: Path) -> bool:
     """Tells whether a container that nothing runs in keeps the workspace from being worked on."""
-    if one.is_unbegun:
+    if one.is_created:
         return is_shared(workspace, one)
     # Only a warm one's name is asked for again.
     return one.has_ended and one.workspace == str(workspace) and one.warm_settings is not None
 
 
-def is_shared(workspace: Path, one: Found) -> bool:
+def is_shared(workspace: Path, one: WorkspaceContainer) -> bool:
     """Tells whether a container has been given files of the workspace."""
     theirs = Path(one.workspace)
     return theirs == workspace or theirs in workspace.parents or workspace in theirs.parents
 
 
-def is_shared_by_a_run(workspace: Path, found: Sequence[Found]) -> bool:
+def is_shared_by_a_run(workspace: Path, found: Sequence[WorkspaceContainer]) -> bool:
     """Tells whether some run works on files of the workspace, which has no warm container to work in."""
     shared = [one for one in found if is_shared(workspace, one) and not one.has_ended]
     return any(one.warm_settings is None for one in shared) and not any(
@@ -94,24 +101,17 @@ def is_shared_by_a_run(workspace: Path, found: Sequence[Found]) -> bool:
     )
 
 
-def remove(found: Found, *, docker: str, environ: Mapping[str, str]) -> bool:
-    """Removes a container unless something runs in it by now; tells whether it is this that did it."""
-    return (
-        subprocess.run([docker, "rm", found.identifier], capture_output=True, env=environ, check=False).returncode == 0
-    )
-
-
-def not_removed(found: Found) -> EngineError:
+def not_removed(found: WorkspaceContainer) -> EngineError:
     """Returns the failure of an engine that keeps a container in which nothing runs."""
     return EngineError(f"{found.name} does not run, but is not removed.", hint=f"docker rm --force {found.name}")
 
 
-def find_warm(workspace: Path, found: Sequence[Found]) -> Found | None:
+def find_warm(workspace: Path, found: Sequence[WorkspaceContainer]) -> WorkspaceContainer | None:
     """Returns the workspace's warm container, None where nothing works on it.
 
     Raises WorkspaceError where something else works on it, above it or below it.
     """
-    ours = identity(str(workspace))
+    ours = directory_identity(str(workspace))
     for one in found:
         if one.workspace == str(workspace) and one.warm_settings is not None:
             if one.directory and one.directory != ours:
@@ -141,7 +141,7 @@ def find_warm(workspace: Path, found: Sequence[Found]) -> Found | None:
     return None
 
 
-def up(plan: ContainerPlan, *, docker: str, environ: Mapping[str, str]) -> None:
+def up(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> None:
     """Starts a warm container and returns when commands may come.
 
     Attached until then, so that what keeps it from starting is read where it was asked for.
@@ -149,7 +149,7 @@ def up(plan: ContainerPlan, *, docker: str, environ: Mapping[str, str]) -> None:
     """
     with subprocess.Popen(
         plan.argv(),
-        executable=docker,
+        executable=engine.command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -170,62 +170,42 @@ def up_or_share(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, st
     """Starts a warm container and returns its name, or that of one that somebody else began at the same moment.
 
     The engine may also be making one still for a client that was killed, and shows it to nobody until it is made. That
-    one goes, and it is tried once more. Raises as `up` and `at_work` do.
+    one goes, and it is tried once more. Raises as `up` and `active_containers` do.
     """
     removed: list[str] = []
     try:
-        up(plan, docker=engine.command, environ=environ)
+        up(plan, engine, environ=environ)
     except EngineError:
-        found = find_warm(plan.workspace, at_work(plan.workspace, engine, environ=environ, say=removed.append))
+        found = find_warm(plan.workspace, active_containers(plan.workspace, engine, say=removed.append))
         for text in removed:
             say(text)
         if found is not None:
             return found.name
         if not removed:
             raise
-        up(plan, docker=engine.command, environ=environ)
+        up(plan, engine, environ=environ)
     return plan.name
 
 
-def down(found: Found, *, docker: str, environ: Mapping[str, str]) -> None:
+def down(container: WorkspaceContainer, engine: Engine) -> None:
     """Ends a warm container: the commands in it first, then the mount.
 
-    Raises EngineError where the engine cannot.
+    Raises:
+        EngineError: the engine does not answer, or keeps the container.
     """
-    if found.is_unbegun or found.has_ended:
-        remove(found, docker=docker, environ=environ)
+    if container.is_created or container.has_ended:
+        engine.remove(container.identifier)
     else:
-        stop(found, docker=docker, environ=environ)
-    # Its name is free for another when the engine has removed it, a moment later.
+        engine.stop(container.identifier)
+    # The engine removes it, and releases its name, a moment after its end.
     deadline = time.monotonic() + GONE_SECONDS_MAX
-    while is_known(found.identifier, docker=docker, environ=environ):
+    while engine.is_known(container.identifier):
         if time.monotonic() > deadline:
-            raise not_removed(found)
+            raise not_removed(container)
         time.sleep(POLL_SECONDS)
 
 
-def stop(found: Found, *, docker: str, environ: Mapping[str, str]) -> None:
-    """Stops a container that runs; raises EngineError where the engine cannot."""
-    stopped = subprocess.run(
-        [docker, "stop", "-t", str(STOP_SECONDS), found.identifier],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environ,
-        check=False,
-    )
-    # One that ended in the meantime, by itself, is what was wanted.
-    if stopped.returncode != 0 and "No such container" not in stopped.stderr:
-        raise EngineError(f"{found.name} was not stopped.", cause=stopped.stderr.strip(), hint="docker ps shows it")
-
-
-def is_known(container: str, *, docker: str, environ: Mapping[str, str]) -> bool:
-    """Tells whether the engine still knows a container."""
-    asked = subprocess.run([docker, "inspect", container], capture_output=True, env=environ, check=False)
-    return asked.returncode == 0
-
-
-def describe(found: Sequence[Found]) -> list[str]:
+def describe(found: Sequence[WorkspaceContainer]) -> list[str]:
     """Returns a line for each container: what it is, since when there is a name for it, and where it works."""
     width = max((len(one.name) for one in found), default=0)
     return [
@@ -235,6 +215,6 @@ def describe(found: Sequence[Found]) -> list[str]:
     ]
 
 
-def real(directory: Path) -> Path:
+def realpath(directory: Path) -> Path:
     """Returns the real path of a directory that may be gone by now: its container can still be ended."""
     return Path(os.path.realpath(directory))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from branching_docker.endpoint import endpoint
+from branching_docker.docker_context import find_socket
 from branching_docker.errors import EngineError
 
 if TYPE_CHECKING:
@@ -69,22 +69,22 @@ def test_the_engine_is_the_one_that_docker_would_use(
         env={"PATH": os.environ["PATH"], **surroundings},
     )
     if expected.startswith("/"):
-        assert endpoint(surroundings) == expected
+        assert find_socket(surroundings) == expected
         assert asked.stdout.strip() == f"unix://{expected}"
     else:
         with pytest.raises(EngineError, match=expected):
-            endpoint(surroundings)
+            find_socket(surroundings)
         assert not asked.stdout.startswith("unix://")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"currentContext": null}', "\x00"])
 def test_a_damaged_configuration_means_the_default(home: Path, content: str) -> None:
     (home / ".docker" / "config.json").write_text(content)
-    assert endpoint({"HOME": str(home)}) == DEFAULT
+    assert find_socket({"HOME": str(home)}) == DEFAULT
 
 
 def test_another_configuration_directory_is_heard(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (home / ".docker").rename(elsewhere / "d")
     (elsewhere / "d" / "config.json").write_text('{"currentContext": "rootless"}')
-    assert endpoint({"HOME": str(home), "DOCKER_CONFIG": str(elsewhere / "d")}) == "/run/user/1000/docker.sock"
+    assert find_socket({"HOME": str(home), "DOCKER_CONFIG": str(elsewhere / "d")}) == "/run/user/1000/docker.sock"

@@ -1,47 +1,47 @@
-"""A command in a warm container: `docker exec`, with the signals and the end that it does not pass on.
+"""A command in a warm container: `docker exec`, with the signals that it does not forward.
 
-docker exec returns at once when it is interrupted, with 0, and leaves its process running. So we stay: our signals
-reach the command inside by its token, and the exit code is what it ends with. Should we be killed outright, the watcher
-sees its pipe close without a word and ends the command inside.
+When `docker exec` is interrupted, it returns 0 immediately and leaves its process running. So this process stays: it
+forwards signals to the command by its token, and returns the command's exit code. If this process is killed, a watcher
+sees its pipe close and ends the command.
 
-Three pipes go over Docker's socket, by `attach`. Two terminals are docker's affair, and there is nothing to pass on,
-since Ctrl-C is a byte there. What else there is (Podman, a file of variables) is docker's too, in a process group of
-its own.
+Without a terminal the streams go over Docker's socket (`engine_api`). With a terminal the docker command runs, and no
+signal needs to be forwarded, because Ctrl-C is a byte there. It also runs for Podman and for --env-file, in a process
+group of its own.
 
-On the way of every warm command, thus without the modules that make Python start slowly.
+Every warm command imports this module, so it imports nothing slow: `_signal` and not `signal`, which takes 3 ms.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what `signal` wraps in enums
+import _signal  # type: ignore[import-not-found]
 import os
 
-from branching_docker.names import EXEC_PROGRAM, EXEC
+from branching_docker.constants import EXEC, EXEC_PROGRAM
 
-TYPE_CHECKING = False  # see endpoint
+TYPE_CHECKING = False  # see docker_context
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-PASSED_ON = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT)
+FORWARDED_SIGNALS = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT)
 IGNORED_BY_PYTHON = (_signal.SIGPIPE, _signal.SIGXFSZ)
 WATCHER = 'read -r _ || "$0" exec "$1" branching-exec-command --signal "$2" 15'
 READ_BYTES = 1 << 16
-# How the output may look is the host terminal's affair; docker passes on none of these by itself.
+# The output is for the host's terminal, and docker passes none of these by itself.
 PRESENTATION_VARIABLES = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM")
 
 
-def inner_words(words: Sequence[str]) -> list[str] | None:
-    """Returns what the image's entry runs for a command and its arguments; None for an `exec` of nothing."""
+def container_words(words: Sequence[str]) -> list[str] | None:
+    """Returns the arguments of the image's exec-command for a command of ours; None for an `exec` without a command."""
     if words[0] != EXEC:
         return ["branching", *words]
     command = words[2:] if words[1:2] == ["--"] else words[1:]
     return ["--as-owner", *command] if command and not command[0].startswith("-") else None
 
 
-def enter_argv(
+def exec_argv(
     inside: Sequence[str], *, docker: str, container: str, token: str, tty: bool, options: Sequence[str] = ()
 ) -> list[str]:
-    """Returns the command that runs these words in a warm container."""
+    """Returns the docker command that runs these words in a warm container."""
     terminal = ["--tty"] if tty else []
     return [docker, "exec", "--interactive", *terminal, *options, container, EXEC_PROGRAM, token, *inside]
 
@@ -55,7 +55,7 @@ def presentation(environ: Mapping[str, str], *, tty: bool) -> list[str]:
     ]
 
 
-def enter(
+def run_in_container(
     inside: Sequence[str],
     *,
     docker: str,
@@ -73,16 +73,16 @@ def enter(
     token = os.urandom(8).hex()
     came = set()
 
-    def pass_on(number: int, _frame: object = None) -> None:
+    def forward(number: int, _frame: object = None) -> None:
         came.add(number)
         inside = [docker, "exec", container, EXEC_PROGRAM, "--signal", token, str(number)]
         null = [(os.POSIX_SPAWN_OPEN, descriptor, "/dev/null", os.O_RDWR, 0) for descriptor in (0, 1, 2)]
         # A session of its own: a terminal that goes takes its session's processes along.
         os.posix_spawn(docker, inside, environ, file_actions=null, setsid=True)
 
-    for number in PASSED_ON:
+    for number in FORWARDED_SIGNALS:
         if _signal.getsignal(number) != _signal.SIG_IGN:
-            _signal.signal(number, pass_on)
+            _signal.signal(number, forward)
     reading, writing = os.pipe()  # not inheritable: the watcher's end is its standard input alone
     quiet = [(os.POSIX_SPAWN_OPEN, descriptor, "/dev/null", os.O_RDWR, 0) for descriptor in (1, 2)]
     watcher = ["/bin/sh", "-c", WATCHER, docker, container, token]
@@ -90,13 +90,12 @@ def enter(
     code = None
     if at is not None and not tty and "--env-file" not in options:
         words = [EXEC_PROGRAM, token, *inside]
-        code = by_socket(words, container=container, environ=environ, options=options, at=at, pass_on=pass_on)
+        code = by_socket(words, container=container, environ=environ, options=options, at=at, forward=forward)
     if code is None:
-        argv = enter_argv(inside, docker=docker, container=container, token=token, tty=tty, options=options)
+        argv = exec_argv(inside, docker=docker, container=container, token=token, tty=tty, options=options)
         code = by_command(argv, environ=environ, tty=tty)
     if tty and code == 0 and _signal.SIGHUP in came:
-        # The terminal has gone, and docker with it; the command inside may not have noticed. Nobody waits for it any
-        # more, and the watcher ends it: this is no end of its own.
+        # The terminal was closed and docker has ended with it, but the command may still run; the watcher ends it.
         return 128 + int(_signal.SIGHUP)
     os.write(writing, b"\n")
     return code
@@ -109,22 +108,22 @@ def by_socket(
     environ: Mapping[str, str],
     options: Sequence[str],
     at: str,
-    pass_on: Callable[[int], None],
+    forward: Callable[[int], None],
 ) -> int | None:
     """Runs words in a container over Docker's socket and returns the exit code; None where they were not started."""
-    from branching_docker import attach
+    from branching_docker import engine_api
 
     given = list(zip(options[::2], options[1::2], strict=True))
     variables = [value for name, value in given if name == "--env"]
     # As docker has it: a name alone takes the value from here, and says nothing where there is none.
     variables = [one if "=" in one else f"{one}={environ[one]}" for one in variables if "=" in one or one in environ]
     user = next((value for name, value in reversed(given) if name == "--user"), "")
-    identifier = attach.begin(container, words, at=at, environ=variables, user=user)
-    started = attach.start(identifier, at=at) if identifier else None
+    identifier = engine_api.create_exec(container, words, at=at, environ=variables, user=user)
+    started = engine_api.start_exec(identifier, at=at) if identifier else None
     if identifier is None or started is None:
         return None
-    attach.converse(*started, end=pass_on)
-    return attach.ended(identifier, at=at)
+    engine_api.pump_streams(*started, send_signal=forward)
+    return engine_api.wait_exec(identifier, at=at)
 
 
 def by_command(argv: list[str], *, environ: Mapping[str, str], tty: bool) -> int:

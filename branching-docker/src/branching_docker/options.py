@@ -1,6 +1,6 @@
-"""What stands in front of the command: the options, and what follows of them at once.
+"""The global options, which stand before the command.
 
-Of the settings they are a part: the rest is in variables and files.
+They are one source of the settings; the others are variables and files.
 """
 
 from __future__ import annotations
@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from branching_docker import __version__
+from branching_docker.constants import VERSION_LABEL
+from branching_docker.engine import connect as connect_engine
+from branching_docker.errors import WrapperError
+from branching_docker.image import warn_of_version
 from branching_docker.plan import checked_workspace
 from branching_docker.settings import DRIVERS, ENGINES, IMAGE_DEFAULT, POLICIES, PULLS, Settings, gather
 
@@ -22,19 +27,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
-    """What stood in front of the command."""
+class GlobalOptions:
+    """The options before the command, as they were given."""
 
     workspace: Path | None
     flags: dict[str, Any]
     is_dry_run: bool
 
     def settings(self, workspace: Path | None = None) -> Settings:
-        """Returns the settings, the directory's own included."""
+        """Returns the settings of all sources; a workspace adds its own file."""
         return gather(self.flags, environ=os.environ, workspace=workspace)
 
-    def place(self, command: str) -> Path:
-        """Returns the directory to work on, checked."""
+    def checked_workspace(self, command: str) -> Path:
+        """Returns the directory to work on; raises WorkspaceError if it cannot be used."""
         if self.workspace is None:
             message = f"which directory? Put -w DIR in front of the command: branching-docker -w . {command} ..."
             raise typer.BadParameter(message, param_hint="-w")
@@ -42,25 +47,36 @@ class Given:
 
 
 def connect(settings: Settings) -> Engine:
-    """Returns the engine that the settings mean."""
-    from branching_docker import engine
+    """Returns the engine that the settings name."""
+    return connect_engine(settings.engine, environ=os.environ)
 
-    return engine.connect(settings.engine, environ=os.environ)
+
+def show_versions(options: GlobalOptions) -> None:
+    """Prints the version of this program, and that of the image where there is one."""
+    typer.echo(f"branching-docker {__version__}")
+    try:
+        settings = options.settings()
+        labels = connect(settings).image_labels(settings.image)
+    except WrapperError:
+        return  # without an engine there is no image either
+    if labels is not None:
+        typer.echo(f"image {settings.image} {labels.get(VERSION_LABEL, 'of unknown version')}")
+        warn_of_version(settings.image, labels)
 
 
 def option(*names: str, value: str, text: str, parser: Callable[[str], Any] | None = None) -> Any:
-    """Declares an option that stands in front of the command."""
+    """Declares a global option."""
     return typer.Option(*names, metavar=value, help=text, show_default=False, parser=parser)
 
 
 def directory(text: str) -> Path:
-    """Returns the path; an empty one would be where we stand, and comes of a variable that was not set."""
+    """Returns the path; refuses an empty one, which comes of an unset variable and would mean the current directory."""
     if not text:
         raise typer.BadParameter("the directory's name is empty; the one you stand in is -w .")
     return Path(text)
 
 
-def front(
+def global_options(
     context: typer.Context,
     workspace: Annotated[
         Path | None,
@@ -128,7 +144,7 @@ def front(
         bool, typer.Option("--version", help="Show the versions, ours and the image's, and exit.")
     ] = False,
 ) -> None:
-    """Keeps the options that stand in front of the command."""
+    """Stores the options for the command."""
     flags = {
         "image": image,
         "env": env or None,
@@ -150,10 +166,8 @@ def front(
         "idle": idle,
         "engine": engine,
     }
-    context.obj = Given(workspace=workspace, flags=flags, is_dry_run=dry_run)
+    context.obj = GlobalOptions(workspace=workspace, flags=flags, is_dry_run=dry_run)
     if version:
-        from branching_docker.image import show_versions
-
         show_versions(context.obj)
         raise typer.Exit
     if context.invoked_subcommand is None:

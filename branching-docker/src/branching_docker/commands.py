@@ -1,8 +1,8 @@
-"""Which words are commands.
+"""The command group: which words are commands.
 
-What follows the name of one of `branching`'s own commands is that command's affair and reaches it untouched, whatever
-it looks like: options and every `--`. Two things are done here: its help is shown, which needs no image, and a file of
-the host that it names is opened (`host_files`). A name we do not know is the image's affair too, which may be newer.
+The arguments after the name of one of `branching`'s commands are passed through unchanged, options and every `--`
+included. Two things are done on the host: the help is shown, which needs no image, and a file of the host that the
+arguments name is opened (`host_files`). An unknown name is passed through too, since the image may be newer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from branching_docker.constants import OURS
 from branching_docker.inner import HELP_OPTIONS, commands, parsed
-from branching_docker.names import OURS
 
 PASSED_ON = {name: about["summary"] for name, about in commands().items() if name not in OURS}
 PASSED_ON["ls"] = PASSED_ON["ls"].removesuffix(".") + "; without -w, the running containers."
@@ -31,8 +31,8 @@ class Completion:
     type: str = "plain"
 
 
-class Untouched(TyperCommand):
-    """A command whose arguments are not ours: a `--` of our own in front stops the parser."""
+class PassthroughCommand(TyperCommand):
+    """A command whose arguments are passed through: an inserted `--` stops the parser."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses nothing."""
@@ -55,8 +55,8 @@ def is_in_command(name: str, given: list[str]) -> bool:
     return bool(commands()[name]["wraps"]) and options < len(given)
 
 
-class Words(TyperGroup):
-    """The commands: ours, those of the image that we know, and any other word, which the image will judge."""
+class CommandGroup(TyperGroup):
+    """The wrapper's own commands, the known ones of `branching`, and any other word, which the image may know."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Returns the command of that name."""

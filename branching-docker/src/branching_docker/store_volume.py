@@ -17,13 +17,13 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from branching_docker.names import STORE_AUTO, STORE_IN_CONTAINER, STORE_LINK, WORKSPACE_LABEL
+from branching_docker.constants import STORE_AUTO, STORE_IN_CONTAINER, STORE_LINK, WORKSPACE_LABEL
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from branching_docker.engine import Engine
-    from branching_docker.facts import EngineFacts
+    from branching_docker.engine_info import EngineInfo
     from branching_docker.settings import Settings
 
 VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
@@ -34,10 +34,10 @@ def digest(workspace: Path) -> str:
     return hashlib.sha256(os.fsencode(workspace)).hexdigest()[:12]
 
 
-def store_volume(workspace: Path, settings: Settings, facts: EngineFacts) -> str | None:
+def store_volume(workspace: Path, settings: Settings, info: EngineInfo) -> str | None:
     """Returns the volume that holds the directory's branches, None where they are in the directory itself."""
     if settings.store in (None, STORE_AUTO):
-        is_wanted = facts.is_virtual or settings.store == STORE_AUTO
+        is_wanted = info.is_virtual or settings.store == STORE_AUTO
         return f"branching-store-{digest(workspace)}" if is_wanted else None
     return settings.store
 
@@ -53,10 +53,10 @@ def linked_volume(workspace: Path) -> str | None:
     return volume if is_whole and VOLUME_NAME.fullmatch(volume) else None
 
 
-def go_on(settings: Settings, workspace: Path, engine: Engine, facts: EngineFacts) -> Settings:
+def resolve_store(settings: Settings, workspace: Path, engine: Engine, info: EngineInfo) -> Settings:
     """Returns the settings with the volume that the directory's link names, if no other was asked for."""
     volume = linked_volume(workspace) if settings.store is None else None
-    if volume is None or volume == store_volume(workspace, settings, facts):
+    if volume is None or volume == store_volume(workspace, settings, info):
         return settings
     labels = engine.volume_labels(volume)
     return replace(settings, store=volume) if labels and WORKSPACE_LABEL in labels else settings

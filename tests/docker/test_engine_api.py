@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import branching_docker
-from branching_docker.attach import begin, quoted, take
+from branching_docker.engine_api import create_exec, to_json, write_frames
 from conftest import WRAPPER
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def test_words_and_variables_arrive_as_they_are(warm: Path, monkeypatch: pytest.
 
 def test_bytes_that_are_no_text_go_dockers_way(warm: Path) -> None:
     """What JSON cannot say is left to docker, which has its own idea of it; the command runs all the same."""
-    assert begin("none", [os.fsdecode(b"\xff")], at="/nowhere") is None
+    assert create_exec("none", [os.fsdecode(b"\xff")], at="/nowhere") is None
     assert inside(warm, "printf", "%s", os.fsdecode(b"a\xffb"))[0] == 0
 
 
@@ -116,37 +116,37 @@ def test_frames_may_come_in_any_pieces() -> None:
         saved = os.dup(1)
         os.dup2(writing, 1)
         try:
-            coming = bytearray(frames[:cut])
-            take(coming, set())
-            coming += frames[cut:]
-            take(coming, set())
+            buffer = bytearray(frames[:cut])
+            write_frames(buffer, set())
+            buffer += frames[cut:]
+            write_frames(buffer, set())
         finally:
             os.dup2(saved, 1)
             os.close(saved)
             os.close(writing)
         with os.fdopen(reading, "rb") as said:
-            assert (said.read(), bytes(coming)) == (b"onetwo", b"")
+            assert (said.read(), bytes(buffer)) == (b"onetwo", b"")
 
 
 @pytest.mark.parametrize(
     ("text", "expected"), [("", '""'), ('"\\\n\x1f', '"\\u0022\\u005c\\u000a\\u001f"'), ("ü✓", '"ü✓"')]
 )
 def test_a_text_is_quoted_as_json(text: str, expected: str) -> None:
-    assert quoted(text) == expected
+    assert to_json(text) == expected
 
 
-HEAVY = {"typer", "enum", "re", "json", "subprocess", "pathlib", "typing", "socket", "signal", "dataclasses"}
+HEAVY = {"docker", "typer", "enum", "re", "json", "subprocess", "pathlib", "typing", "socket", "signal", "dataclasses"}
 
 
 def test_the_short_way_loads_little() -> None:
     """Each of these takes as long to load as the rest of a warm command. Without `site`, which loads what it likes."""
     source = os.path.dirname(os.path.dirname(branching_docker.__file__))  # noqa: PTH120
     modules = ", ".join(
-        f"branching_docker.{name}" for name in ("__main__", "quick", "stamp", "endpoint", "entry", "attach")
+        f"branching_docker.{name}" for name in ("__main__", "fast_path", "docker_context", "engine_api", "warm_exec")
     )
     program = f"import {modules}, sys; print(*sys.modules)"
     told = subprocess.run(
         [sys.executable, "-S", "-c", program], capture_output=True, text=True, env={"PYTHONPATH": source}
     )
-    assert "branching_docker.attach" in told.stdout, told.stderr
+    assert "branching_docker.engine_api" in told.stdout, told.stderr
     assert HEAVY & set(told.stdout.split()) == set()
