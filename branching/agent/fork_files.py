@@ -24,7 +24,7 @@ from pathlib import Path
 from branching.agent.changed_paths import touched
 from branching.agent.errors import MergeConflictError
 from branching.agent.merge.apply import fill
-from branching.agent.merge.plan import Plan, Sides, is_newer, make_plan
+from branching.agent.merge.plan import Plan, Sides, make_plan
 from branching.agent.parent_workspace import ParentWorkspace
 from branching.agent.types import FlushError, FlushReport, MergeOptions
 from branching.errors import BranchingError, BranchStaleError, CommitError, ConflictError
@@ -135,10 +135,6 @@ class ForkFiles:
                 hint='abort the fork; where others commit meanwhile, mount with policy="snapshot"',
                 branch=winner.name,
             ) from error
-
-    def is_newer_in_base(self, path: str) -> bool:
-        """Tells whether somebody changed a file of the base directory since the fork."""
-        return is_newer(path, self._directory, self.forked_ns, self.base)
 
     def land_parent(self, options: MergeOptions, decide: Decide) -> None:
         """Brings what the parent did since the fork into the place, and ends its branch.

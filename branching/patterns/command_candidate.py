@@ -79,7 +79,6 @@ class BranchCommand:
     """
 
     ends_when_cancelled = True
-    keeps_to_limits = True
 
     def __init__(
         self,
