@@ -108,7 +108,7 @@ def test_the_wrapper_installs_with_what_it_needs_and_brings_the_images_sources(b
     run(sys.executable, "-m", "pip", "--python", environment / "python", "install", "-q", wheel)
     told = run(environment / "branching-docker", "-w", environment, "--dry-run", "run", "true")
     assert told.startswith("docker run --rm --init ")
-    where = "from branching_docker import engine; print(engine.build_context(None))"
+    where = "from branching_docker import image; print(image.build_context(None))"
     context = Path(run(environment / "python", "-c", where, cwd=environment).strip())
     copied = re.findall(r"^COPY (?!--from)(.*) \S+$", (context / "Dockerfile").read_text(), re.MULTILINE)
     missing = [name for names in copied for name in names.split() if not (context / name).exists()]
