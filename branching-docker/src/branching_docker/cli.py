@@ -234,7 +234,7 @@ def up(context: typer.Context) -> None:
     with handle_errors():
         workspace = options.checked_workspace("up")
         # Before the files are read: what changes them meanwhile changes the fingerprint.
-        files = config_fingerprint(str(workspace), os.environ) if options.flags["env"] is None else ""
+        files = config_fingerprint(str(workspace), os.environ) if options.flags.get("env") is None else ""
         settings = options.settings(workspace)
         files = files if is_settled(settings) else ""
         settings = replace(settings, root=False)

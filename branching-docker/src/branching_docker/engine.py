@@ -26,7 +26,7 @@ from branching_docker.engine_info import EngineInfo, docker_info, podman_info
 from branching_docker.errors import EngineError, ImageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import docker
 
@@ -154,71 +154,47 @@ class Docker:
         except (DockerException, RequestException, HTTPError) as error:
             raise unreachable(error, str(self.socket_path)) from error
 
+    def ask(self, query: Callable[[docker.DockerClient], Any]) -> Any:
+        """Returns the answer to a query, None where the engine does not know what it is about."""
+        from docker.errors import NotFound
+
+        with self.connected() as client, suppress(NotFound):
+            return query(client)
+
     def info(self) -> EngineInfo:
-        """Asks the engine; takes some milliseconds."""
-        with self.connected() as client:
-            return docker_info(client.info(), platform=sys.platform)
+        return docker_info(self.ask(lambda client: client.info()), platform=sys.platform)
 
     def containers(self) -> list[WorkspaceContainer]:
-        """Lists the containers by one request: `containers.list` would inspect each, and some are gone by then."""
-        with self.connected() as client:
-            return list_workspaces(client.api.containers(all=True, filters={"label": WORKSPACE_LABEL}))
+        # Not `containers.list`, which inspects each one: some are gone by then.
+        return list_workspaces(
+            self.ask(lambda client: client.api.containers(all=True, filters={"label": WORKSPACE_LABEL}))
+        )
 
     def stop(self, container: str) -> None:
-        """Stops a container."""
-        from docker.errors import NotFound
-
-        with self.connected() as client, suppress(NotFound):
-            client.api.stop(container, timeout=STOP_SECONDS)
+        self.ask(lambda client: client.api.stop(container, timeout=STOP_SECONDS))
 
     def remove(self, container: str) -> bool:
-        """Removes a container that is not running."""
-        from docker.errors import APIError
-
-        with self.connected() as client:
-            try:
-                client.api.remove_container(container)
-            except APIError:
-                return False
-            return True
-
-    def is_known(self, container: str) -> bool:
-        """Inspects a container."""
-        from docker.errors import NotFound
-
-        with self.connected() as client, suppress(NotFound):
-            client.api.inspect_container(container)
-            return True
+        with suppress(EngineError):  # it is running, or being removed
+            return self.ask(lambda client: client.api.remove_container(container) or True) is True
         return False
 
-    def image_labels(self, image: str) -> dict[str, str] | None:
-        """Returns an image's labels."""
-        from docker.errors import NotFound
+    def is_known(self, container: str) -> bool:
+        return self.ask(lambda client: client.api.inspect_container(container)) is not None
 
-        with self.connected() as client, suppress(NotFound):
-            return dict(client.images.get(image).labels)
-        return None
+    def image_labels(self, image: str) -> dict[str, str] | None:
+        return self.ask(lambda client: client.images.get(image).labels)  # type: ignore[no-any-return]
 
     def volume_labels(self, volume: str) -> dict[str, str] | None:
-        """Returns a volume's labels."""
-        from docker.errors import NotFound
-
-        with self.connected() as client, suppress(NotFound):
-            return client.volumes.get(volume).attrs.get("Labels") or {}
-        return None
+        return self.ask(lambda client: client.volumes.get(volume).attrs["Labels"] or {})  # type: ignore[no-any-return]
 
     def build(self, source: Path, image: str, arguments: Mapping[str, str]) -> None:
-        """Builds with the engine's own builder: the SDK has no BuildKit."""
-        with self.connected() as client:
-            # By default the SDK keeps the container of each step.
-            parts = client.api.build(
-                path=str(source), tag=image, buildargs=dict(arguments), rm=True, forcerm=True, decode=True
-            )
-            if error := show_progress(parts):
-                raise not_built(image, error)
+        # By the engine's own builder, as the SDK has no BuildKit. By default the SDK keeps the container of each step.
+        options = {"tag": image, "buildargs": dict(arguments), "rm": True, "forcerm": True}
+        error = self.ask(lambda client: show_progress(client.api.build(path=str(source), decode=True, **options)))
+        if error:
+            raise not_built(image, error)
 
     def pull(self, image: str) -> None:
-        """Pulls an image."""
         from docker.errors import APIError
 
         with self.connected() as client:
@@ -230,7 +206,6 @@ class Docker:
             raise not_pulled(image, error)
 
     def drop_superseded(self, image: str) -> None:
-        """Finds unnamed images and stages of the classic builder by the label with the name they were built for."""
         from docker.errors import APIError
 
         with self.connected() as client:
@@ -257,46 +232,38 @@ class Podman:
             )
 
     def info(self) -> EngineInfo:
-        """Looks at this machine: `podman info` takes a tenth of a second."""
+        # `podman info` takes a tenth of a second.
         return podman_info(platform=sys.platform, has_selinux=SELINUX.exists())
 
     def containers(self) -> list[WorkspaceContainer]:
-        """Lists the containers."""
         listed = self.ask("ps", "--all", "--filter", f"label={WORKSPACE_LABEL}", "--format", "json")
         return list_workspaces(json.loads(listed.stdout or "[]"))
 
     def stop(self, container: str) -> None:
-        """Stops a container."""
         self.ask("stop", "--ignore", "-t", str(STOP_SECONDS), container)
 
     def remove(self, container: str) -> bool:
-        """Removes a container that is not running."""
         return self.run("rm", container).returncode == 0
 
     def is_known(self, container: str) -> bool:
-        """Inspects a container."""
         return self.run("container", "inspect", container).returncode == 0
 
     def image_labels(self, image: str) -> dict[str, str] | None:
-        """Returns an image's labels."""
         if self.ask("image", "exists", image, allowed=(0, 1)).returncode == 1:
             return None
         return json.loads(self.ask("image", "inspect", image).stdout)[0].get("Labels") or {}
 
     def volume_labels(self, volume: str) -> dict[str, str] | None:
-        """Returns a volume's labels."""
         found = self.ask("volume", "inspect", volume, allowed=(0, 1, 125))
         return None if found.returncode else json.loads(found.stdout)[0].get("Labels") or {}
 
     def build(self, source: Path, image: str, arguments: Mapping[str, str]) -> None:
-        """Builds an image."""
         options = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
         command = [self.command, "build", "--tag", image, *options, str(source)]
         if code := subprocess.run(command, env=self.environ, check=False).returncode:
             raise not_built(image, f"podman build exited with {code}")
 
     def pull(self, image: str) -> None:
-        """Pulls an image."""
         if code := subprocess.run([self.command, "pull", image], env=self.environ, check=False).returncode:
             raise not_pulled(image, f"podman pull exited with {code}")
 

@@ -18,7 +18,7 @@ from branching_docker.engine import connect as connect_engine
 from branching_docker.errors import WrapperError
 from branching_docker.image import warn_of_version
 from branching_docker.plan import checked_workspace
-from branching_docker.settings import DRIVERS, ENGINES, IMAGE_DEFAULT, POLICIES, PULLS, Settings, gather
+from branching_docker.settings import DRIVERS, ENGINES, IMAGE_DEFAULT, NAMES, POLICIES, PULLS, Settings, gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,27 +145,7 @@ def global_options(
     ] = False,
 ) -> None:
     """Stores the options for the command."""
-    flags = {
-        "image": image,
-        "env": env or None,
-        "env_file": env_file or None,
-        "volume": volume or None,
-        "store": store,
-        "publish": publish or None,
-        "network": network,
-        "user": user,
-        "root": root,
-        "memory": memory,
-        "cpus": cpus,
-        "pids_limit": pids_limit,
-        "platform": platform,
-        "pull": pull,
-        "name": name,
-        "driver": driver,
-        "policy": policy,
-        "idle": idle,
-        "engine": engine,
-    }
+    flags = {name: value for name, value in context.params.items() if name in NAMES and value not in ((), [])}
     context.obj = GlobalOptions(workspace=workspace, flags=flags, is_dry_run=dry_run)
     if version:
         show_versions(context.obj)
