@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import docker
 import pytest
-from docker.errors import DockerException
+from docker.errors import APIError, DockerException
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.labels import LABEL_SESSION_ID, SESSION_ID
 
@@ -152,6 +152,12 @@ def labelled(client: docker.DockerClient, label: str) -> list[dict[str, Any]]:
     """Returns the containers with a label, by one question: those of others may go before a second."""
     found: list[dict[str, Any]] = client.api.containers(all=True, filters={"label": label})
     return found
+
+
+def kill_container(client: docker.DockerClient, name: str) -> None:
+    """Kills a container that may have ended by itself."""
+    with suppress(APIError):
+        client.containers.get(name).kill()
 
 
 def processes() -> list[str]:

@@ -73,7 +73,7 @@ def test_what_a_build_replaces_goes_and_all_else_stays(
     for content in ("first", "second"):  # the other's leftovers are made by docker alone, which leaves them
         assert build(others, content).returncode == 0
         engine.images.get(others).tag(f"{others}-kept", content)
-    subprocess.run(["docker", "image", "rm", "--no-prune", others], check=True, capture_output=True)
+    engine.images.remove(others, noprune=True)
     kept = engine.images.get(f"{others}-kept:first").id, engine.images.get(f"{others}-kept:second").id
     before = left(engine, others)
     replaced = []

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from branching_docker.constants import WARM_LABEL, WORKSPACE_LABEL
-from conftest import WRAPPER, containers, found_below
+from conftest import WRAPPER, containers, found_below, kill_container
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import docker
+    from docker.models.containers import Container
 
     from project_snapshot import Project
 
@@ -74,10 +75,9 @@ def wait_for(what: str, is_so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def stop_in_commit(container: str) -> subprocess.Popen[bytes]:
+def stop_in_commit(container: Container) -> subprocess.Popen[bytes]:
     """Has the daemon in the container stopped at a rename in the middle of its next commit."""
-    top = subprocess.run(["docker", "top", container, "-eo", "pid,args"], capture_output=True, text=True, check=True)
-    (daemon,) = [line.split()[0] for line in top.stdout.splitlines() if "branchfs mount" in line]
+    (daemon,) = [pid for pid, words in container.top(ps_args="-eo pid,args")["Processes"] if "branchfs mount" in words]
     inject = ["-e", "trace=renameat2", "-e", "inject=renameat2:signal=STOP:when=50"]
     strace = subprocess.Popen(["strace", "-f", "-p", daemon, *inject], stderr=subprocess.DEVNULL)
 
@@ -116,10 +116,11 @@ def test_a_commit_that_is_killed_half_way_is_recovered(
         assert client.stdin
         assert client.stderr
         assert client.stdout.readline() == "up\n"
-        with stop_in_commit(name):
+        container = engine.containers.get(name)
+        with stop_in_commit(container):
             client.stdin.close()
             wait_for("the commit is half-way", lambda: generation(project) >= {"0", "1"})
-            subprocess.run(["docker", "kill", "--signal", "KILL", name], check=True, capture_output=True)
+            container.kill()
         client.wait(SECONDS_MAX)
         said = client.stderr.read()
     assert client.returncode == 137, said
@@ -162,7 +163,7 @@ def test_a_killed_container_is_recovered_to_old_or_new(
             assert client.stdout
             assert client.stdout.readline() == "up\n"
             time.sleep(chosen.uniform(0, 0.4))
-            subprocess.run(["docker", "kill", "--signal", "KILL", name], capture_output=True)
+            kill_container(engine, name)
             client.wait(SECONDS_MAX)
         wait_for("the watcher recovers", lambda: not journal(project))
         wait_until_gone(engine, project)
@@ -213,7 +214,7 @@ def test_all_branches_can_be_given_up_by_the_owner_alone(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as client:
         assert client.stdout
         assert client.stdout.readline() == "up\n"
-        subprocess.run(["docker", "kill", "--signal", "KILL", name], check=True, capture_output=True)
+        engine.containers.get(name).kill()
         client.wait(SECONDS_MAX)
     wait_until_gone(engine, project)
     as_owner = ["setpriv", f"--reuid={project.owner}", f"--regid={project.owner}", "--clear-groups"]

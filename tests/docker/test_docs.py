@@ -16,16 +16,20 @@ import os
 import re
 import subprocess
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
+from docker.errors import ImageNotFound
 
 from conftest import ROOT, WRAPPER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    import docker
 
 DOCUMENT_SECONDS = 1100
 pytestmark = pytest.mark.timeout(1200)  # a document is a dozen containers, one after another
@@ -97,7 +101,7 @@ IN_PYTHON = having("python")
 
 
 @pytest.fixture
-def place(image: str, tmp_path: Path) -> Iterator[Path]:
+def place(image: str, engine: docker.DockerClient, tmp_path: Path) -> Iterator[Path]:
     """A directory of user 1000's to follow a document in; whatever containers it leaves warm are ended."""
     root = tmp_path / "reader"
     root.mkdir()
@@ -105,7 +109,8 @@ def place(image: str, tmp_path: Path) -> Iterator[Path]:
     yield root
     for path in (root, *filter(os.path.isdir, root.glob("*"))):
         subprocess.run([WRAPPER, "--image", image, "-w", path, "down"], capture_output=True, timeout=180)
-    subprocess.run(["docker", "image", "rm", DERIVED], capture_output=True, timeout=180)
+    with suppress(ImageNotFound):
+        engine.images.remove(DERIVED)
 
 
 def script(document: Path, image: str) -> str:

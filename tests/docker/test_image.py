@@ -6,53 +6,22 @@ import os
 import re
 import shutil
 import subprocess
-import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from testcontainers.core.container import DockerContainer
+from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
 from conftest import ROOT
+from image_container import CAPABILITIES, END_SECONDS, PRIVILEGE, UNMASKED, ImageContainer, run_as_owner, run_image
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import docker
-    from docker.models.containers import Container
 
     from project_snapshot import Project
 
-DEVICES = ["/dev/fuse"]
-CAPABILITIES = ["SYS_ADMIN"]
-END_SECONDS = 180
 HALF_DONE = "touch half-done; echo started; exec sleep 600"
-
-
-@contextmanager
-def running(image: str, *command: str, project: Project | None = None, **settings: object) -> Iterator[Container]:
-    """A container of the image with the documented flags, as changed by `settings`; removed at the end."""
-    environment = settings.pop("environment", {})
-    assert isinstance(environment, dict)
-    flags = {
-        "devices": DEVICES,
-        "cap_add": CAPABILITIES,
-        "security_opt": ["apparmor:unconfined"],
-        **settings,
-    }
-    container = DockerContainer(image).with_kwargs(**flags).with_command(list(command))
-    for name, value in environment.items():
-        container.with_env(name, value)
-    if project:
-        container.with_volume_mapping(str(project.root), "/src", "rw")
-    with container:
-        yield container.get_wrapped_container()
-
-
-def ended(container: Container) -> tuple[int, str]:
-    """Waits for the end, and returns exit code and standard error."""
-    code = container.wait(timeout=END_SECONDS)["StatusCode"]
-    return code, container.logs(stdout=False, stderr=True).decode()
 
 
 @pytest.mark.contract("0.10", "7.2")
@@ -84,8 +53,7 @@ def test_the_documented_line_works_as_it_stands(image: str, project: Project) ->
     ],
 )
 def test_the_exit_code_is_the_commands(image: str, project: Project, command: str, code: int) -> None:
-    with running(image, "run", "--", "sh", "-c", command, project=project) as container:
-        assert ended(container)[0] == code
+    assert run_image(image, "run", "--", "sh", "-c", command, project=project).returncode == code
 
 
 @pytest.mark.parametrize(
@@ -101,33 +69,17 @@ def test_a_missing_flag_is_named_and_nothing_runs(
     image: str, project: Project, changed: dict[str, object], message: str, hint: str
 ) -> None:
     before = project.tree()
-    with running(image, "run", "--", "touch", "ran", project=project, **changed) as container:
-        code, said = ended(container)
-    assert (code, project.tree()) == (125, before)
-    assert message in said
-    assert "\nHint: " in said
-    assert hint in said
+    done = run_image(image, "run", "--", "touch", "ran", project=project, **changed)
+    assert (done.returncode, project.tree()) == (125, before)
+    assert message in done.stderr
+    assert "\nHint: " in done.stderr
+    assert hint in done.stderr
 
 
 def test_a_missing_directory_is_named(image: str) -> None:
-    with running(image, "run", "--", "true") as container:
-        code, said = ended(container)
-    assert code == 125
-    assert "no directory is mounted at /src" in said
-
-
-PRIVILEGE = ["--cap-add", "SYS_ADMIN"]
-UNMASKED = ["--security-opt", "systempaths=unconfined"]
-
-
-def as_user(image: str, project: Project, device: str, *options: str, program: str) -> tuple[int, str]:
-    """Runs a program in the image as the project's owner, who is the container's user; by docker's command, for its
-    library does not know systempaths."""
-    flags = ["--user", f"{project.owner}:{project.owner}", "--device", device, "--mount"]
-    flags += [f"type=bind,src={project.root},dst=/src", "--security-opt", "apparmor:unconfined", *options]
-    command = ["docker", "run", "--rm", *flags, image, "run", "--", "sh", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=END_SECONDS)
-    return done.returncode, done.stderr
+    done = run_image(image, "run", "--", "true")
+    assert done.returncode == 125
+    assert "no directory is mounted at /src" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -149,11 +101,12 @@ def test_a_user_without_what_it_takes_is_told_and_nothing_runs(
     hint: str,
 ) -> None:
     before = project.tree()
-    code, said = as_user(image, project, make_device(mode), *options, program="touch ran")
-    assert (code, project.tree()) == (125, before), said
-    assert message in said
-    assert "\nHint: " in said
-    assert hint in said
+    command = ["run", "--", "touch", "ran"]
+    done = run_as_owner(image, *command, project=project, device=make_device(mode), options=options)
+    assert (done.returncode, project.tree()) == (125, before), done.stderr
+    assert message in done.stderr
+    assert "\nHint: " in done.stderr
+    assert hint in done.stderr
 
 
 WHO = "id -u >who; whoami >>who; touch ~/kept && grep CapEff /proc/self/status >>who && make test"
@@ -170,8 +123,10 @@ def test_any_user_may_run_the_container_on_a_directory_of_theirs(
 ) -> None:
     """Root nowhere in the container: what mounts is the root of a user namespace."""
     project = make_project(owner=owner)
-    code, said = as_user(image, project, make_device(0o666), *PRIVILEGE, *UNMASKED, *read_only, program=WHO)
-    assert code == 0, said
+    command = ["run", "--", "sh", "-c", WHO]
+    options = [*PRIVILEGE, *UNMASKED, *read_only]
+    done = run_as_owner(image, *command, project=project, device=make_device(0o666), options=options)
+    assert done.returncode == 0, done.stderr
     assert (project.root / "who").read_text() == f"{owner}\nbranching\nCapEff:\t0000000000000000\n"
     assert {(uid, gid) for _, uid, gid, *_ in project.tree().values()} == {(owner, owner)}
 
@@ -183,17 +138,15 @@ def test_a_read_only_image_without_a_network_has_all_that_a_command_needs(
     settings = {"read_only": True, "network_mode": "none", "cap_add": [*CAPABILITIES, "DAC_READ_SEARCH"]}
     command = ["run", "--memory-limit", "100M", "--", "sh", "-c", WHO]
     environment = {"BRANCHFS_DRIVER": driver}
-    with running(image, *command, project=project, environment=environment, **settings) as container:
-        code, said = ended(container)
-    assert code == 0, said
+    done = run_image(image, *command, project=project, environment=environment, **settings)
+    assert done.returncode == 0, done.stderr
     assert (project.root / "who").read_text() == "1000\nbranching\nCapEff:\t0000000000000000\n"
     assert (project.root / "made.txt").stat().st_uid == project.owner
 
 
 @pytest.mark.parametrize("command", [[], ["--help"], ["--version"]], ids=["nothing", "--help", "--version"])
 def test_questions_about_the_command_need_no_flags(image: str, command: list[str]) -> None:
-    with running(image, *command, devices=[], cap_add=[], security_opt=[]) as container:
-        assert ended(container)[0] == 0
+    assert run_image(image, *command, devices=[], cap_add=[], security_opt=[]).returncode == 0
 
 
 STALE = """
@@ -207,33 +160,23 @@ for source in pathlib.Path("/opt/branching/lib").rglob("*.py"):
 
 def test_each_module_is_compiled_and_does_not_look_at_the_time_of_its_source(image: str) -> None:
     """Else it would be compiled anew in each container, since all files have one time."""
-    command = ["docker", "run", "--rm", "--entrypoint", "python3", image, "-c", STALE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=END_SECONDS)
+    done = run_image(image, "-c", STALE, entrypoint="python3")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_stopping_the_container_ends_the_command_and_drops_its_work(image: str, project: Project) -> None:
     before = project.tree()
-    with running(image, "run", "--", "sh", "-c", HALF_DONE, project=project) as container:
-        wait_for("started", container)
-        container.stop(timeout=END_SECONDS)
-        assert ended(container)[0] == 143, "the entry point waited to be killed"
+    container = ImageContainer(image, "run", "--", "sh", "-c", HALF_DONE, project=project)
+    with container.waiting_for(LogMessageWaitStrategy("started").with_startup_timeout(END_SECONDS)):
+        container.get_wrapped_container().stop(timeout=END_SECONDS)
+        assert container.finish().returncode == 143, "the entry point waited to be killed"
     assert project.tree() == before
-
-
-def wait_for(text: str, container: Container) -> None:
-    """Waits until the container has said something."""
-    deadline = time.monotonic() + END_SECONDS
-    while text not in container.logs().decode():
-        assert time.monotonic() < deadline, container.logs().decode()
-        time.sleep(0.02)
 
 
 def test_a_daemon_that_the_command_leaves_does_not_keep_the_store(image: str, project: Project) -> None:
     """A process in a session of its own outlives its command, with a file of the branch open."""
     program = "exec 3<kept.txt; setsid sleep 600 & echo left >left.txt"
-    with running(image, "run", "--", "bash", "-c", program, project=project) as container:
-        assert ended(container)[0] == 0
+    assert run_image(image, "run", "--", "bash", "-c", program, project=project).returncode == 0
     assert (project.root / "left.txt").read_text() == "left\n"
 
 
@@ -241,9 +184,7 @@ def test_a_daemon_that_the_command_leaves_does_not_keep_the_store(image: str, pr
 def test_the_image_has_what_commands_need_and_nothing_to_build_with(image: str, project: Project) -> None:
     tools = "git bash python3 make gcc cc cargo rustc pip"
     look = f"for tool in {tools}; do command -v $tool >/dev/null && echo $tool; done; true"
-    with running(image, "run", "--", "sh", "-c", look, project=project) as container:
-        container.wait(timeout=END_SECONDS)
-        found = container.logs(stderr=False).decode().split()
+    found = run_image(image, "run", "--", "sh", "-c", look, project=project).stdout.split()
     assert found == ["git", "bash", "python3", "make"]
 
 
@@ -256,9 +197,8 @@ def test_the_image_says_what_it_is(image: str, engine: docker.DockerClient) -> N
 def test_git_works_in_a_branch_and_its_repository_is_committed_whole(image: str, project: Project) -> None:
     commit = "git -c user.name=n -c user.email=e commit -qm first"
     program = f'git init -q . && git add . && {commit} && test -z "$(git status -s)"'
-    with running(image, "run", "--", "sh", "-c", program, project=project) as container:
-        code, said = ended(container)
-        assert code == 0, said
+    done = run_image(image, "run", "--", "sh", "-c", program, project=project)
+    assert done.returncode == 0, done.stderr
     assert (project.root / ".git" / "HEAD").stat().st_uid == project.owner
 
 
@@ -267,15 +207,12 @@ def test_git_works_in_a_repository_of_anothers_whatever_its_variables_are(
     image: str, project: Project, environment: str
 ) -> None:
     subprocess.run(["git", "init", "-q", project.root], check=True)
-    with running(image, "run", "--", "sh", "-c", f"env {environment} git status", project=project) as container:
-        code, said = ended(container)
-    assert code == 0, said
+    done = run_image(image, "run", "--", "sh", "-c", f"env {environment} git status", project=project)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_directory_that_cannot_be_written_is_said_to_be_that(image: str, project: Project) -> None:
-    mount = f"type=bind,src={project.root},dst=/src,readonly"
-    command = ["docker", "run", "--rm", "--device", "/dev/fuse", *PRIVILEGE, "--mount", mount, image, "run", "true"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=END_SECONDS)
+    done = run_image(image, "run", "true", project=project, mode="ro")
     assert done.returncode == 125
     assert "on a read-only file system" in done.stderr
     assert "\nHint: mend that, or work on another directory\n" in done.stderr
@@ -293,10 +230,9 @@ def test_a_pipe_in_the_place_of_a_store_is_not_waited_for(
         pipe.symlink_to("/src/pipe")
     else:
         os.mkfifo(pipe)
-    with running(image, "run", "true", project=project) as container:
-        code, said = ended(container)
-    assert code == 125
-    assert "holds a pipe" in said
+    done = run_image(image, "run", "true", project=project)
+    assert done.returncode == 125
+    assert "holds a pipe" in done.stderr
     shutil.rmtree(project.root / ".branching")
 
 
@@ -307,9 +243,8 @@ def test_the_overlay_driver_works_with_one_capability_more(image: str, project: 
     program = "grep -q ' overlay branchfs-branch .*index=on' /proc/self/mountinfo && make test"
     more = [*CAPABILITIES, "DAC_READ_SEARCH"]
     command = ["run", "--", "sh", "-c", program]
-    with running(image, *command, project=project, environment=OVERLAY, cap_add=more) as container:
-        code, said = ended(container)
-        assert code == 0, said
+    done = run_image(image, *command, project=project, environment=OVERLAY, cap_add=more)
+    assert done.returncode == 0, done.stderr
     made = project.root / "made.txt"
     assert made.read_text() == "made\n"
     assert made.stat().st_uid == project.owner
@@ -317,9 +252,8 @@ def test_the_overlay_driver_works_with_one_capability_more(image: str, project: 
 
 def test_without_it_the_overlay_driver_says_what_is_missing(image: str, project: Project) -> None:
     before = project.tree()
-    with running(image, "run", "--", "true", project=project, environment=OVERLAY) as container:
-        code, said = ended(container)
-    assert code == 125
-    assert "index=on" in said
-    assert "--cap-add DAC_READ_SEARCH" in said
+    done = run_image(image, "run", "--", "true", project=project, environment=OVERLAY)
+    assert done.returncode == 125
+    assert "index=on" in done.stderr
+    assert "--cap-add DAC_READ_SEARCH" in done.stderr
     assert project.tree() == before

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conftest import WRAPPER
+from image_container import PRIVILEGE, UNMASKED, run_as_owner, run_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,23 +23,8 @@ if TYPE_CHECKING:
 
     from project_snapshot import Project
 
-DEVICE = "/dev/fuse"
-DOCUMENTED = ["--cap-add", "SYS_ADMIN", "--security-opt", "apparmor:unconfined"]
 RUN_SECONDS = 120
 HOG = ["python3", "-c", "held = bytearray(200 << 20); open('made', 'w').close()"]
-
-
-def branching(
-    image: str, project: Project, *words: str, flags: tuple[str, ...] = (), device: str = DEVICE
-) -> subprocess.CompletedProcess[str]:
-    """Runs `branching WORDS` in a container over the project."""
-    mount = f"type=bind,src={project.root},dst=/src"
-    return subprocess.run(
-        ["docker", "run", "--rm", "--device", device, *DOCUMENTED, *flags, "--mount", mount, image, *words],
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +37,7 @@ def version(engine: docker.DockerClient) -> int:
 def test_a_hog_is_killed_and_nothing_of_it_committed(image: str, project: Project) -> None:
     """32 MiB are allowed, 200 MiB are used; the published image lets it pass and commits."""
     before = project.tree()
-    done = branching(image, project, "run", "--memory-limit", "32M", "--json", "--", *HOG)
+    done = run_image(image, "run", "--memory-limit", "32M", "--json", "--", *HOG, project=project)
     assert (done.returncode, project.tree()) == (137, before), done.stderr
     assert json.loads(done.stdout)["ended"] == "oom"
     assert "out of memory" in done.stderr
@@ -73,7 +59,7 @@ def test_each_candidate_meets_its_own_limit(image: str, project: Project) -> Non
     ]
     limits += ["--group-memory-limit", "512M", "--group-cpu-limit", "1.5"]
     candidates = ["-c", fills, "-c", forks, "-c", "touch won"]
-    done = branching(image, project, "speculate", *limits, "--parallel", "1", "--json", *candidates)
+    done = run_image(image, "speculate", *limits, "--parallel", "1", "--json", *candidates, project=project)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [each["ended"] for each in told["results"]] == ["disk", "pids", "exit"]
@@ -83,7 +69,7 @@ def test_each_candidate_meets_its_own_limit(image: str, project: Project) -> Non
 
 @pytest.mark.parametrize("limit", ["--memory-limit=64M", "--pids-limit=40", "--cpu-limit=0.5"])
 def test_one_limit_needs_no_other(image: str, project: Project, limit: str) -> None:
-    done = branching(image, project, "run", limit, "--", "touch", "ran")
+    done = run_image(image, "run", limit, "--", "touch", "ran", project=project)
     assert done.returncode == 0, done.stderr
     assert (project.root / "ran").exists()
 
@@ -97,7 +83,7 @@ open("share", "w").write(str(time.process_time() / (time.monotonic() - began)))
 
 
 def test_a_share_of_the_processor_is_no_more_than_that(image: str, project: Project) -> None:
-    done = branching(image, project, "run", "--cpu-limit", "0.25", "--", "python3", "-c", SPIN)
+    done = run_image(image, "run", "--cpu-limit", "0.25", "--", "python3", "-c", SPIN, project=project)
     assert done.returncode == 0, done.stderr
     assert float((project.root / "share").read_text()) < 0.4
 
@@ -105,7 +91,7 @@ def test_a_share_of_the_processor_is_no_more_than_that(image: str, project: Proj
 def test_what_limits_the_container_limits_its_branches(image: str, project: Project) -> None:
     before = project.tree()
     command = ["run", "--memory-limit", "1G", "--json", "--", *HOG]
-    done = branching(image, project, *command, flags=("--memory", "120m", "--memory-swap", "120m"))
+    done = run_image(image, *command, project=project, mem_limit="120m", memswap_limit="120m")
     assert (done.returncode, project.tree()) == (137, before), done.stderr
     assert json.loads(done.stdout)["ended"] == "oom"
 
@@ -120,12 +106,12 @@ exec python3 -c 'held = bytearray(200 << 20)'
 """
 
 
-@pytest.mark.parametrize("flags", [(), ("--env", "BRANCHING_ROOT=1")], ids=["as the owner", "as root"])
-def test_a_branch_cannot_raise_its_own_limit(image: str, project: Project, flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("environment", [{}, {"BRANCHING_ROOT": "1"}], ids=["as the owner", "as root"])
+def test_a_branch_cannot_raise_its_own_limit(image: str, project: Project, environment: dict[str, str]) -> None:
     """Nor that of the container: it sees their files, and may write none of them."""
     before = project.tree()
     command = ["run", "--memory-limit", "64M", "--json", "--", "sh", "-c", RAISE]
-    done = branching(image, project, *command, flags=flags)
+    done = run_image(image, *command, project=project, environment=environment)
     assert (done.returncode, project.tree()) == (137, before), done.stderr
     assert json.loads(done.stdout)["ended"] == "oom"
 
@@ -135,15 +121,13 @@ def test_the_containers_root_can_raise_the_containers_limit_under_version_1_alon
     place, file = {1: ("/memory", "memory.limit_in_bytes"), 2: ("", "memory.max")}[version]
     path = f"/sys/fs/cgroup{place}"
     script = f"mount -o remount,bind,rw {path} && echo {256 << 20} >{path}/{file}; cat {path}/{file}"
-    flags = [*DOCUMENTED, "--memory", "128m", "--entrypoint", "sh"]
-    command = ["docker", "run", "--rm", *flags, image, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS)
+    done = run_image(image, "-c", script, entrypoint="sh", mem_limit="128m")
     assert int(done.stdout) >> 20 == (256 if version == 1 else 128), done.stderr
 
 
 def test_memory_high_is_refused_by_version_1_and_kept_by_version_2(image: str, project: Project, version: int) -> None:
     before = project.tree()
-    done = branching(image, project, "run", "--memory-high", "400M", "--", "touch", "ran")
+    done = run_image(image, "run", "--memory-high", "400M", "--", "touch", "ran", project=project)
     if version == 1:
         assert (done.returncode, project.tree()) == (125, before)
         assert "the limit on memory_high cannot be enforced: this system has cgroup v1" in done.stderr
@@ -156,9 +140,9 @@ def test_without_root_a_limit_is_refused_and_nothing_runs(
     image: str, project: Project, make_device: Callable[[int], str]
 ) -> None:
     before = project.tree()
-    flags = ("--user", f"{project.owner}:{project.owner}", "--security-opt", "systempaths=unconfined")
     command = ["run", "--memory-limit", "64M", "--", "touch", "ran"]
-    done = branching(image, project, *command, flags=flags, device=make_device(0o666))
+    options = [*PRIVILEGE, *UNMASKED]
+    done = run_as_owner(image, *command, project=project, device=make_device(0o666), options=options)
     assert (done.returncode, project.tree()) == (125, before)
     assert "the limit on memory cannot be enforced" in done.stderr
     assert "Hint: run as root" in done.stderr

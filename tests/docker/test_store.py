@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from branching_docker.store_volume import digest
-from conftest import WRAPPER, containers
+from conftest import WRAPPER, containers, kill_container
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,11 +26,12 @@ REWRITE = f"for i in $(seq {FILES}); do echo $1 >many/$i; done; rm -f only-*; to
 
 
 @pytest.fixture
-def volume() -> Iterator[str]:
+def volume(engine: docker.DockerClient) -> Iterator[str]:
     """The name of a volume, removed at the end with all that is in it."""
     name = f"branching-test-{uuid.uuid4().hex[:8]}"
     yield name
-    subprocess.run(["docker", "volume", "rm", "--force", name], check=True, capture_output=True)
+    for one in engine.volumes.list(filters={"name": name}):
+        one.remove()
 
 
 def run(image: str, project: Project, *words: str) -> subprocess.CompletedProcess[str]:
@@ -68,7 +69,7 @@ def test_a_branch_kept_in_a_volume_is_committed_by_a_later_container_and_undone(
 
 
 def test_branches_are_found_where_they_are_kept_or_that_is_said(
-    image: str, make_project: Callable[..., Project], volume: str
+    image: str, make_project: Callable[..., Project], volume: str, engine: docker.DockerClient
 ) -> None:
     """Never another directory's, and never an empty place as if there were none."""
     project, other = make_project(), make_project("other")
@@ -77,7 +78,7 @@ def test_branches_are_found_where_they_are_kept_or_that_is_said(
     done = run(image, project, "--store", f"{volume}-2", "run", "--", "touch", "elsewhere")
     assert done.returncode == 125
     assert f"branches of the directory are kept in /store/{volume}/" in done.stderr
-    subprocess.run(["docker", "volume", "rm", f"{volume}-2"], check=True, capture_output=True)
+    engine.volumes.get(f"{volume}-2").remove()
     assert not (project.root / "elsewhere").exists()
     assert "kept" not in changed(image, other, volume, "ls")
     changed(image, other, volume, *keep)
@@ -99,7 +100,7 @@ def test_a_killed_container_is_recovered_from_though_nobody_says_where_its_branc
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as client:
         assert client.stdout
         assert client.stdout.readline() == "up\n"
-        subprocess.run(["docker", "kill", "--signal", "KILL", name], check=True, capture_output=True)
+        engine.containers.get(name).kill()
         client.wait(SECONDS_MAX)
     while containers(engine, project.root):
         time.sleep(0.1)  # the test's own timeout bounds it
@@ -115,9 +116,11 @@ def test_a_killed_container_is_recovered_from_though_nobody_says_where_its_branc
     assert project.roots() == []
 
 
-def test_a_link_from_a_stranger_names_no_volume_but_ours(image: str, project: Project, volume: str) -> None:
+def test_a_link_from_a_stranger_names_no_volume_but_ours(
+    image: str, project: Project, volume: str, engine: docker.DockerClient
+) -> None:
     """A project may come with one; it would mount what is another's."""
-    subprocess.run(["docker", "volume", "create", volume], check=True, capture_output=True)
+    engine.volumes.create(volume)
     place = project.root / ".branching"
     place.mkdir()
     for named in (volume, "../../etc", f"{volume}-that-is-not-there"):
@@ -149,7 +152,7 @@ def test_a_killed_container_leaves_old_or_new_where_commits_cross_file_systems(
             assert client.stdout
             assert client.stdout.readline() == "up\n"
             time.sleep(0.1 * (number - 1))  # wherever that is: any moment will do
-            subprocess.run(["docker", "kill", "--signal", "KILL", name], capture_output=True)
+            kill_container(engine, name)
             client.wait(SECONDS_MAX)
         while containers(engine, project.root):
             time.sleep(0.1)  # the test's own timeout bounds it

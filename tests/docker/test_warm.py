@@ -324,16 +324,17 @@ def test_an_idle_container_ends_by_itself(project: Project, engine: docker.Docke
     """But not while a command runs in it. An hour passes by the entry point's own clock, the time of a file."""
     up = wrapper(project, "--idle", "59s", "up")
     assert up.returncode == 0, up.stderr
-    an_hour_passes = ["docker", "exec", up.stdout.strip(), "touch", "-d", "1 hour ago", "/run/branching/used"]
+    container = engine.containers.get(up.stdout.strip())
+    an_hour_passes = ["touch", "-d", "1 hour ago", "/run/branching/used"]
     words = [str(WRAPPER), "-w", str(project.root), "exec", "sh", "-c", "echo up; cat"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout
         assert client.stdout.readline() == "up\n"
-        subprocess.run(an_hour_passes, check=True)
+        assert container.exec_run(an_hour_passes).exit_code == 0
         time.sleep(3)  # it looks each second; nothing that can fail waits for this
         assert client.communicate("still there", timeout=RUN_SECONDS)[0] == "still there"
     assert client.returncode == 0, "it ended under a command"
-    subprocess.run(an_hour_passes, check=True)
+    assert container.exec_run(an_hour_passes).exit_code == 0
     wait_until(lambda: not mine(engine, project))
 
 
