@@ -18,7 +18,7 @@ from branching_docker.constants import (
     EXEC,
     FINGERPRINT_LABEL,
     JOURNAL,
-    OURS,
+    OWN_COMMANDS,
     RECOVER,
     WARM_LABEL,
     WORKSPACE_LABEL,
@@ -44,7 +44,7 @@ def try_fast_path(words: Sequence[str], environ: Mapping[str, str]) -> int | Non
         words = words[2:]
     if len(given["w"]) != 1 or not words or words[0].startswith("-") or "" in (*given["w"], *given["u"]):
         return None
-    if (words[0] in OURS and words[0] != EXEC) or any(environ.get(name) for name in CHANGES_A_COMMAND):
+    if (words[0] in OWN_COMMANDS and words[0] != EXEC) or any(environ.get(name) for name in CHANGES_A_COMMAND):
         return None
     if words[0] in NAMES_HOST_FILES or (words[0] != EXEC and words[1:2] in (["-h"], ["--help"])):
         return None
@@ -81,9 +81,10 @@ def recover(workspace: str, environ: Mapping[str, str]) -> None:
             return
     except OSError:
         return  # there is no store, or we may not look into it: the next command recovers
-    import sys  # what the rest has done without
+    import sys
 
-    words = [sys.executable, "-m", "branching_docker", "-w", workspace, RECOVER]
+    # Not by `-m`, which would import modules from the current directory: it may be a stranger's.
+    words = [sys.executable, sys.argv[0], "-w", workspace, RECOVER]
     os.waitpid(os.posix_spawn(sys.executable, words, environ), 0)
 
 
