@@ -36,10 +36,10 @@ def manuals() -> dict[Path, str]:
     """Returns the whole text of each reference."""
     # They read the table, which is written before.
     from branching_docker.cli import app as wrapper
-    from branching_docker.commands import PASSED_ON
+    from branching_docker.commands import FORWARDED_COMMANDS
 
     # What the wrapper passes on is in the other reference.
-    own = [str(name) for command in wrapper.registered_commands if (name := told(command)) not in PASSED_ON]
+    own = [str(name) for command in wrapper.registered_commands if (name := told(command)) not in FORWARDED_COMMANDS]
     names = ["", *(told(command) for command in branching.registered_commands)]
     return {
         DOCS / "commands.md": manual(DOCS / "commands.md", branching, "branching", names),

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from branching.cli.app import app as branching
 from branching_docker import __version__
 from branching_docker.cli import app
-from branching_docker.commands import PASSED_ON
-from branching_docker.constants import OURS
+from branching_docker.commands import FORWARDED_COMMANDS
+from branching_docker.constants import OWN_COMMANDS
 from branching_docker.engine import unreachable
 from branching_docker.errors import EngineError
 from branching_docker.host_files import HOST_FILES
@@ -67,14 +67,14 @@ def test_a_shell_that_asks_is_told_what_could_come_next(shell: str) -> None:
 
 
 @pytest.mark.contract("7.7")
-@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], *([name, "--help"] for name in OURS)])
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], *([name, "--help"] for name in OWN_COMMANDS)])
 def test_help_succeeds(arguments: list[str]) -> None:
     told = CliRunner().invoke(app, arguments)
     assert told.exit_code == 0
     assert "Usage" in told.stdout
 
 
-@pytest.mark.parametrize("command", PASSED_ON)
+@pytest.mark.parametrize("command", FORWARDED_COMMANDS)
 def test_the_help_of_every_command_needs_no_directory_and_no_engine(command: str) -> None:
     told = wrapper(command, "--help", PATH=str(WRAPPER.parent))
     assert (told.returncode, told.stderr) == (0, "")
@@ -87,7 +87,7 @@ def test_the_table_of_commands_is_that_of_the_image() -> None:
     """But for the two that the wrapper has itself."""
     inner = {str(command.name) for command in branching.registered_commands}
     assert set(commands()) == inner
-    assert set(PASSED_ON) == inner - set(OURS)
+    assert set(FORWARDED_COMMANDS) == inner - set(OWN_COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_usage_error_is_2_on_standard_error(arguments: list[str]) -> None:
     assert told.stderr
 
 
-@pytest.mark.parametrize("command", [*sorted(set(PASSED_ON) - set(HOST_FILES)), "one-that-is-newer-than-us"])
+@pytest.mark.parametrize("command", [*sorted(set(FORWARDED_COMMANDS) - set(HOST_FILES)), "one-that-is-newer-than-us"])
 def test_dry_run_prints_what_would_run_and_needs_no_docker(command: str, tmp_path: Path) -> None:
     told = wrapper("-w", tmp_path, "--dry-run", command, "-q", "--", "x y", "--", PATH=str(WRAPPER.parent))
     words = shlex.split(told.stdout)

@@ -15,7 +15,7 @@ from typer.main import get_command
 from branching.cli.app import app as branching
 from branching_docker.errors import WorkspaceError
 from branching_docker.fast_path import NAMES_HOST_FILES
-from branching_docker.host_files import HOST_FILES, taken
+from branching_docker.host_files import HOST_FILES, extract_host_file
 from conftest import WRAPPER
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_every_parameter_of_the_commands_that_names_a_file_is_known() -> None:
     ],
 )
 def test_the_file_is_taken_out_of_the_containers_words(words: str, inside: str, streams: dict[str, str]) -> None:
-    call = taken(words.split())
+    call = extract_host_file(words.split())
     assert call.words == inside.split()
     assert {"reads": call.reads, "writes": call.writes, "variables": call.variables} == {
         "reads": None,
@@ -78,13 +78,13 @@ def test_a_token_is_read_here_and_only_if_nobody_else_can_read_it(tmp_path: Path
     file = tmp_path / "token"
     file.write_text("0123456789abcdef\n")
     file.chmod(0o600)
-    call = taken(["mcp", "--http", "0", "--token-file", str(file)])
+    call = extract_host_file(["mcp", "--http", "0", "--token-file", str(file)])
     assert (call.words, call.variables) == (["mcp", "--http", "0"], {"BRANCHING_MCP_TOKEN": "0123456789abcdef"})
     file.chmod(0o640)
     with pytest.raises(WorkspaceError, match="others may read"):
-        taken(["mcp", "--token-file", str(file)])
+        extract_host_file(["mcp", "--token-file", str(file)])
     with pytest.raises(WorkspaceError, match="cannot be used"):
-        taken(["mcp", "--token-file", str(tmp_path / "none")])
+        extract_host_file(["mcp", "--token-file", str(tmp_path / "none")])
 
 
 def test_a_dry_run_prints_the_redirection_and_opens_nothing(tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ from branching_docker.plan import (
     checked_workspace,
     exec_options,
     is_settled,
-    kept_settings,
     plan_run,
     plan_warm,
     probe_argv,
     refused_changes,
+    settings_label,
 )
 from branching_docker.settings import Settings
 
@@ -274,7 +274,7 @@ def test_a_command_may_not_ask_a_warm_container_for_what_it_is_not(
     made: dict[str, Any], given: dict[str, object], refused: list[str]
 ) -> None:
     flags = dict.fromkeys(vars(Settings())) | given
-    assert refused_changes(kept_settings(Settings(**made)), flags) == refused
+    assert refused_changes(settings_label(Settings(**made)), flags) == refused
 
 
 def test_what_holds_for_one_command_goes_with_it() -> None:

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from branching_docker import container_run, image, recovery, warm_container
-from branching_docker.commands import PASSED_ON, CommandGroup, PassthroughCommand
+from branching_docker.commands import FORWARDED_COMMANDS, CommandGroup, PassthroughCommand
 from branching_docker.constants import COMMAND_VARIABLE, EXEC, RECOVER, command_name
 from branching_docker.doctor import examine
 from branching_docker.engine_api import CONTAINER_KILLED
 from branching_docker.engine_info import EngineInfo
 from branching_docker.errors import SettingsError, WorkspaceError, WrapperError
 from branching_docker.fingerprint import config_fingerprint
-from branching_docker.host_files import taken
+from branching_docker.host_files import extract_host_file
 from branching_docker.inner import commands, wants_help
 from branching_docker.options import GlobalOptions, connect, global_options
 from branching_docker.plan import checked_workspace, exec_options, is_settled, plan_run, plan_warm, refused_changes
@@ -117,7 +117,7 @@ def forward(
                 f"--root: commands run as root without capabilities, and {workspace} belongs to user {owner}: they can "
                 "write only where everyone may."
             )
-        call = taken(words)
+        call = extract_host_file(words)
         environ = {**os.environ, **call.variables}
         plan = partial(
             plan_run,
@@ -140,7 +140,7 @@ def forward(
             raise typer.Exit(call.run(partial(exec_warm, call.words, target)))
         image.require_image(engine, settings)
         settings, info = plan_settings(settings, workspace, engine)
-        if sys.stdout:  # our own standard streams may have been closed
+        if sys.stdout:  # our standard streams may be closed
             sys.stdout.flush()
         settled = plan(settings=settings, info=info)
         if not call.has_stream:
@@ -148,7 +148,7 @@ def forward(
         raise typer.Exit(call.run(partial(container_run.run, settled, engine, environ=environ)))
 
 
-for name, summary in PASSED_ON.items():
+for name, summary in FORWARDED_COMMANDS.items():
     app.command(name, cls=PassthroughCommand, add_help_option=False, short_help=summary, help=summary)(forward)
 
 
@@ -162,7 +162,7 @@ class WarmTarget:
     container: WorkspaceContainer
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     variables: tuple[str, ...] = ()
-    """More of the command's environment; a name alone has the value of `environ`."""
+    """Further variables of the command; a name alone has the value of `environ`."""
 
 
 def exec_warm(words: list[str], target: WarmTarget) -> int:

@@ -14,17 +14,17 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from branching_docker.constants import OURS
-from branching_docker.inner import HELP_OPTIONS, commands, parsed
+from branching_docker.constants import OWN_COMMANDS
+from branching_docker.inner import HELP_OPTIONS, commands, parse_words
 
-PASSED_ON = {name: about["summary"] for name, about in commands().items() if name not in OURS}
-PASSED_ON["ls"] = PASSED_ON["ls"].removesuffix(".") + "; without -w, the running containers."
+FORWARDED_COMMANDS = {name: about["summary"] for name, about in commands().items() if name not in OWN_COMMANDS}
+FORWARDED_COMMANDS["ls"] = FORWARDED_COMMANDS["ls"].removesuffix(".") + "; without -w, the running containers."
 COMMAND_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One word that could come next, as the shells' scripts are told it."""
+    """One completion, in the form that the shells' scripts expect."""
 
     value: str
     help: str
@@ -50,8 +50,8 @@ class PassthroughCommand(TyperCommand):
 
 
 def is_in_command(name: str, given: list[str]) -> bool:
-    """Returns whether the words of a user's own command have begun."""
-    options = sum(word.place.stop - word.place.start for word in parsed(name, given))
+    """Returns whether the arguments have reached the user's own command."""
+    options = sum(word.place.stop - word.place.start for word in parse_words(name, given))
     return bool(commands()[name]["wraps"]) and options < len(given)
 
 

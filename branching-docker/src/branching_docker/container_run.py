@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from branching_docker.engine import Engine
     from branching_docker.plan import ContainerPlan
 
-# One stop for a running container (its entry point ends the command and unmounts), one removal for a created one.
-# One that the engine does not know has ended and is gone, and its events tell of it; or the client died before it was
-# made. Then the engine may be making it still: it shows it to nobody, but its name is taken from the beginning. So we
-# make one of that name ourselves: when we may, there is and will be no other. Not with Podman, which makes a container
-# itself, and is dead by then.
-# Then, if the container has left an entry in the directory's journal, it was killed in the middle of a commit: another
-# one recovers, and a line on the user's standard error says so, which this process has kept for that alone. It is tried
-# for half a minute: the engine may be just starting again.
+# A running container is stopped (its entry point ends the command and unmounts), and a created one removed.
+# If the engine does not know the container, it has ended and the engine's events list it, or the client was killed
+# before it was created. Then the engine may still be creating it: it is not listed yet, but its name is reserved from
+# the beginning. So the watcher creates a container of that name itself: if it can, there is and will be no other. Not
+# with Podman, whose command creates the container itself and has ended.
+# If the container has then left an entry in the directory's journal, it was killed in the middle of a commit. Another
+# container recovers, and a line on the user's standard error, which the watcher keeps open for that, reports it. This
+# is tried for half a minute, because the engine may be restarting.
 WATCHER = """
 journal=$4
 is_interrupted() { set -- "$journal"/[!.]*; [ -n "$journal" ] && [ -e "$1" ]; }
@@ -70,10 +70,10 @@ def exec_docker(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, st
 
 
 def run(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> int:
-    """Runs the plan's command, with a watcher, and returns its exit code; our signals are passed on to it.
+    """Runs the plan's command, with a watcher, and returns its exit code; forwards our signals to it.
 
-    For a command after which something is left to do. It reads no terminal, and has a process group of its own, so that
-    a key at the terminal does not reach it twice.
+    For a command that is followed by further work of ours. It does not read the terminal, and has its own group,
+    so that the terminal's signals do not reach it twice.
     """
     watch_plan(plan, engine, environ=environ)
     early: list[int] = []
@@ -96,10 +96,10 @@ def run(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> i
 
 
 def watch_plan(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> int:
-    """Starts the watcher of a plan's container, and returns the descriptor whose end it waits for."""
-    made_by_daemon = plan.image if engine.socket_path else ""
+    """Starts the watcher of a plan's container, and returns the pipe whose end it waits for."""
+    image = plan.image if engine.socket_path else ""
     recovery = plan_recovery(plan.workspace, settings=plan.settings, info=plan.info)
-    return watch(plan.name, image=made_by_daemon, command=engine.command, environ=environ, recovery=recovery)
+    return watch(plan.name, image=image, command=engine.command, environ=environ, recovery=recovery)
 
 
 def watch(
@@ -112,12 +112,12 @@ def watch(
 ) -> int:
     """Starts the watcher of the container `name`, and returns its pipe, which closes when this process ends.
 
-    `image` is whose container it is, if a daemon makes it. `recovery` runs if the container was killed in a commit.
+    `image` is the container's image if a daemon creates the container. `recovery` runs if it was killed in a commit.
     """
     journal = str(recovery.workspace / JOURNAL) if recovery else ""
     again = [command, *recovery.argv()[1:]] if recovery else []
     reading, writing = os.pipe()
-    # A session of its own: what kills this process's group or closes its terminal must not reach it.
+    # A session of its own: a signal to this process's group or the end of its terminal must not reach it.
     subprocess.Popen(
         ["/bin/sh", "-c", WATCHER, name, command, image, str(int(time.time())), journal, *again],
         stdin=reading,

@@ -1,7 +1,7 @@
-"""What stands between a user and a command that works: the engine, the image, and what the image finds inside.
+"""The checks of `doctor`: the engine, the image, and the report of a container.
 
-Facts are gathered by `examine`, which asks the engine and runs one container with the flags of every other; what they
-mean is decided by functions that take facts and return findings, so that machines we do not have are tested as data.
+`examine` collects the facts from the engine and from one container with the usual flags. The `judge_` functions take
+facts and return findings, so that machines that a test does not have are tested as data.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ PROBE_SECONDS_MAX = 120
 ROOM_BYTES_LEAST = 1 << 30
 API_LEAST = (1, 40)
 """Docker 19.03, the first with `--mount` and `--init` as we use them on every platform."""
-# How a machine of another system shares its directories: commits there cannot exchange files, and locks do not hold.
+# File systems by which virtual machines share directories: commits there cannot exchange files, and locks do not hold.
 SHARED_KINDS = ("virtiofs", "9p", "v9fs", "fakeowner", "grpcfuse", "osxfs", "fuseblk", "smb2", "cifs")
 
 UNFIT_KINDS = ("overlay", "fuse.fuse-overlayfs")
-"""A whiteout, which is how an overlay marks what was removed, cannot be made in one."""
+"""Whiteouts, by which an overlay marks removed files, cannot be created there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Finding:
 def examine(
     settings: Settings, connect: Callable[[], Engine], workspace: Path | None, *, environ: Mapping[str, str]
 ) -> list[Finding]:
-    """Returns what is found, in the order in which one thing depends on another; the first that is missing ends it."""
+    """Returns the findings in the order of their dependencies; stops at the first that is missing."""
     try:
         engine = connect()
         facts = engine_facts(engine)
@@ -83,7 +83,7 @@ def judge_journal(workspace: Path, engine: Engine) -> list[Finding]:
 
 
 def engine_facts(engine: Engine) -> dict[str, Any]:
-    """Asks Docker about itself."""
+    """Returns what the engine reports about itself."""
     if not isinstance(engine, Docker):
         return {"name": "podman", "command": engine.command}
     with engine.connected() as client:
@@ -92,7 +92,7 @@ def engine_facts(engine: Engine) -> dict[str, Any]:
 
 
 def judge_engine(facts: Mapping[str, Any]) -> list[Finding]:
-    """Says what is to know about an engine."""
+    """Judges an engine by its own report."""
     if facts["name"] != "docker":
         return [Finding(name="engine", state="ok", detail=f"Podman at {facts['command']}")]
     version, info = facts["version"], facts["info"]
@@ -129,7 +129,7 @@ def judge_engine(facts: Mapping[str, Any]) -> list[Finding]:
 
 
 def judge_image(image: str, labels: Mapping[str, str] | None) -> Finding:
-    """Says whether the image is there and of our version."""
+    """Judges whether the image is there and of our version."""
     if labels is None:
         hint = "branching-docker build, or branching-docker --image NAME pull"
         return Finding(name="image", state="missing", detail=f'"{image}" is not on this machine', hint=hint)
@@ -145,7 +145,7 @@ def judge_image(image: str, labels: Mapping[str, str] | None) -> Finding:
 
 
 def probe(settings: Settings, engine: Engine, workspace: Path | None, *, environ: Mapping[str, str]) -> list[Finding]:
-    """Runs a container with the flags of every command, and passes on what it finds."""
+    """Runs a container with the usual flags, and judges its report."""
     try:
         done = subprocess.run(
             probe_argv(settings, workspace, docker=engine.command, info=engine.info()),
@@ -167,7 +167,7 @@ def probe(settings: Settings, engine: Engine, workspace: Path | None, *, environ
 
 
 def judge_repository(workspace: Path) -> list[Finding]:
-    """Says of a checkout whose repository is elsewhere (git worktree, a submodule) that a container lacks it."""
+    """Warns of a checkout whose repository is elsewhere (git worktree, submodule) and so missing in a container."""
     try:
         _, _, place = (workspace / ".git").read_text(errors="replace").strip().partition("gitdir: ")
     except OSError:  # no repository, or a whole one
@@ -180,7 +180,7 @@ def judge_repository(workspace: Path) -> list[Finding]:
 
 
 def judge_container(told: Mapping[str, Any], workspace: Path | None) -> list[Finding]:
-    """Says what a container found about itself and about the directory."""
+    """Judges a container's report about itself and about the directory."""
     states = {"limited": "warning"}
     found = [
         Finding(

@@ -1,4 +1,4 @@
-"""What can go wrong before the command runs. In every case nothing was started and the directory is unchanged.
+"""Failures before the command runs. In every case nothing was started and the directory is unchanged.
 
 WrapperError (exit 125, as docker's own failures)
 ├── SettingsError       a flag, a variable or a configuration file makes no sense
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 
 class WrapperError(Exception):
-    """A failure of ours: one sentence, its cause where there is one, and what to do next."""
+    """A failure of the wrapper: one sentence, the cause if it is known, and what to do next."""
 
     exit_code = 125
 
@@ -23,14 +23,14 @@ class WrapperError(Exception):
 
     def lines(self) -> list[str]:
         """Returns the text for the terminal, line by line."""
-        told = [f"branching-docker: {self.message}"]
+        lines = [f"branching-docker: {self.message}"]
         if self.cause:
-            told.append(f"Cause: {self.cause}")
-        return [*told, f"Hint: {self.hint}"]
+            lines.append(f"Cause: {self.cause}")
+        return [*lines, f"Hint: {self.hint}"]
 
 
 class SettingsError(WrapperError):
-    """Something that was set cannot be, or not there."""
+    """A setting has an impossible value, or is not allowed in its place."""
 
 
 class WorkspaceError(WrapperError):

@@ -1,12 +1,12 @@
-"""The repository of a directory that is a git worktree or a submodule: it lies outside of the directory.
+"""The repository of a git worktree or submodule, which lies outside of the directory.
 
 In such a directory `.git` is a file:
 
     gitdir: /home/me/project/.git/worktrees/fix       which names the repository by `commondir`
     gitdir: ../.git/modules/library                   which is the repository
 
-git finds it in a container if it is mounted, read-only, at its own path. The file came with the directory, perhaps from
-a stranger, and must not name any directory it likes: the repository has to name the directory too.
+git finds it in a container if it is mounted, read-only, at its own path. The file may come from a stranger and could
+name any directory of the host. So the repository is only mounted if it names the directory, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILE_BYTES_MAX = 1 << 16
 
 
 def repository(workspace: Path) -> Path | None:
-    """Returns the repository to mount for a directory, None if `.git` is none of another place that names it back."""
+    """Returns the repository to mount for a directory; None unless it lies elsewhere and names the directory."""
     git = workspace / ".git"
     if git.is_symlink() or not git.is_file():
         return None

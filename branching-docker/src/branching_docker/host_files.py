@@ -1,11 +1,11 @@
-"""Files of the host that a command names: they are read and written here, not in the container.
+"""Files of the host that a command names, which are read and written on the host.
 
-    export BRANCH -o FILE     FILE is made here, and is the container's standard output
-    load BRANCH FILE          FILE is opened here, and is the container's standard input
-    mcp --token-file FILE     FILE is read here, and its content is a variable of the container
+    export BRANCH -o FILE     FILE is created, and is the container's standard output
+    load BRANCH FILE          FILE is opened, and is the container's standard input
+    mcp --token-file FILE     FILE is read, and its content is a variable of the container
 
-Streams serve a warm container too, which cannot be given another mount. A file that is written belongs to the caller.
-As with `branching` itself it must be a new one, and is removed if the command fails. `-` is a standard stream.
+Streams work in a warm container too, which cannot get another mount. A written file belongs to the caller. As with
+`branching` itself it must be new, and is removed if the command fails. `-` is a standard stream.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from branching_docker.errors import WorkspaceError
-from branching_docker.inner import parsed
+from branching_docker.inner import parse_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,17 +48,17 @@ class Call:
         return [word for sign, path in named if path for word in (sign, shlex.quote(path))]
 
     def run(self, run: Callable[[], int]) -> int:
-        """Connects the file, calls `run` for the exit code, and removes what a failure has left of a new file.
+        """Redirects a stream to the file, calls `run` for the exit code, and removes a new file after a failure.
 
         Raises:
-            WorkspaceError: the file cannot be opened. Nothing was run.
+            WorkspaceError: the file cannot be opened; nothing was run.
         """
         if not self.has_stream:
             return run()
-        connect(os.devnull if self.reads is None else self.reads, os.O_RDONLY, 0)
+        redirect_stream(os.devnull if self.reads is None else self.reads, os.O_RDONLY, 0)
         if self.writes is None:
             return run()
-        connect(self.writes, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 1)
+        redirect_stream(self.writes, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 1)
         code = None
         try:
             code = run()
@@ -68,8 +68,8 @@ class Call:
         return code
 
 
-def taken(words: Sequence[str]) -> Call:
-    """Takes the file of the host out of a command and its arguments.
+def extract_host_file(words: Sequence[str]) -> Call:
+    """Removes the file of the host from a command and its arguments.
 
     Raises:
         WorkspaceError: a token cannot be read, or others can read it.
@@ -77,7 +77,7 @@ def taken(words: Sequence[str]) -> Call:
     command, *rest = words
     where = HOST_FILES.get(command)
     named = []
-    for word in parsed(command, rest) if where is not None else ():
+    for word in parse_words(command, rest) if where is not None else ():
         is_named = word.option in where if isinstance(where, tuple) else not word.option
         named += [word] if is_named and word.value is not None else []
     if isinstance(where, int):
@@ -96,7 +96,7 @@ def taken(words: Sequence[str]) -> Call:
 
 
 def token(path: str) -> str:
-    """Returns the token in a file, which nobody but its owner may read.
+    """Returns the token in a file that only its owner may read.
 
     Raises:
         WorkspaceError: it cannot be read, or others can read it.
@@ -110,7 +110,7 @@ def token(path: str) -> str:
         raise refusal(path, error) from error
 
 
-def connect(path: str, flags: int, stream: int) -> None:
+def redirect_stream(path: str, flags: int, stream: int) -> None:
     """Opens a file of the host as a standard stream of this process."""
     try:
         opened = os.open(path, flags | os.O_CLOEXEC, 0o666)

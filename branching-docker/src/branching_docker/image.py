@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def warn_of_version(image: str, labels: dict[str, str]) -> None:
-    """Says on standard error when the image was made for another version of us."""
+    """Warns on standard error if the image was built for another version of the wrapper."""
     theirs = labels.get(VERSION_LABEL)
     if theirs != __version__:
         typer.echo(
@@ -31,7 +31,10 @@ def warn_of_version(image: str, labels: dict[str, str]) -> None:
 
 
 def require_image(engine: Engine, settings: Settings) -> None:
-    """Returns if the engine has the image, or may pull it; warns of one that is not of our version."""
+    """Checks that the engine has the image or may pull it; warns if it is of another version.
+
+    Raises:
+        ImageError: the image is missing and may not be pulled."""
     labels = engine.image_labels(settings.image)
     if labels is not None:
         warn_of_version(settings.image, labels)
@@ -43,7 +46,7 @@ def require_image(engine: Engine, settings: Settings) -> None:
 
 
 def build_context(source: Path | None) -> Path:
-    """Returns where to build from: the tree that was named, that we stand in, or that came with the wheel."""
+    """Returns the directory to build from: `source`, the current source tree, or the one that the wheel brought."""
     here, packaged = Path.cwd(), Path(__file__).parent / "context"
     if source is not None:
         return source.absolute()

@@ -1,4 +1,4 @@
-"""The commands of `branching` itself, as the wrapper knows them without an image.
+"""The commands of `branching` itself, known without an image.
 
 `commands.json` has each command's summary, help and options. `scripts/manual.py` writes it from the definitions of the
 commands, and a test compares the two.
@@ -23,8 +23,8 @@ HELP_OPTIONS = ("-h", "--help")
 def commands() -> dict[str, dict[str, Any]]:
     """Returns the table: by name, `summary`, `help`, `options` and `wraps`.
 
-    `options` has for each option its `names`, its `help` and whether it `takes_value`; `wraps` is whether the first
-    argument ends the options, as the arguments are a command of the user's.
+    Each of the `options` has its `names`, its `help` and whether it `takes_value`. `wraps` is whether the arguments are
+    a command of the user's, so that the first one ends the options.
     """
     table: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))
     return table
@@ -35,13 +35,13 @@ class Word:
     """An option or argument on a command line."""
 
     place: slice
-    """Which words it is, its value included."""
+    """Its words on the command line, the value included."""
     option: str
     """The option as it was written; empty for an argument."""
     value: str | None
 
 
-def parsed(command: str, words: Sequence[str]) -> Iterator[Word]:
+def parse_words(command: str, words: Sequence[str]) -> Iterator[Word]:
     """Yields the options and arguments after a command's name, up to the words of a user's own command.
 
     Unknown commands and options have no values: the image reports them.
@@ -79,4 +79,4 @@ def split(word: str, with_value: set[str]) -> tuple[str, bool, str | None]:
 
 def wants_help(command: str, words: Sequence[str]) -> bool:
     """Returns whether a known command is asked for its help."""
-    return command in commands() and any(word.option in HELP_OPTIONS for word in parsed(command, words))
+    return command in commands() and any(word.option in HELP_OPTIONS for word in parse_words(command, words))

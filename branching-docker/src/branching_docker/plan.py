@@ -1,28 +1,28 @@
-"""The plan of one container: what will be run, decided before anything is.
+"""The plan of one container: the complete docker command, decided before anything runs.
 
-Pure: settings in, a frozen `ContainerPlan` out, whose `argv()` is the exact command. It reads the directory's place and
-permissions, since a wrong one must be refused here, and nothing else.
+Pure: settings in, a frozen `ContainerPlan` out, whose `argv()` is the exact command. Only the directory's path and
+permissions are read, because a wrong one is refused here.
 
-What every plan holds, and why:
+The options of a plan, and their reasons:
     --init                                      signals reach the command, and its exit code comes back, in any image;
                                                 not with Podman, which needs a program for it: the image's own init does
     --device /dev/fuse, --cap-add SYS_ADMIN     BranchFS mounts inside the container; the mount needs both
-    --cap-add DAC_READ_SEARCH                   without it the kernel's overlay gives up hard links in silence; it stays
-                                                with the container's root, no command gets it; not with the driver fuse
+    --cap-add DAC_READ_SEARCH                   without it the kernel's overlay silently breaks hard links; only the
+                                                container's root has it, no command; not with the driver fuse
     --security-opt apparmor:unconfined          Docker's profile denies mount; does nothing where AppArmor is absent
     --security-opt label=disable                where the engine has SELinux, which hides the directory from containers;
                                                 :z would relabel the user's whole tree
     --security-opt systempaths=unconfined       with --user alone (Podman: unmask=ALL): a sandbox without root is in
                                                 a user namespace, where no /proc can be mounted if one is masked
-    --mount type=bind                           not -v, which makes a missing directory, as root, instead of failing
-    --rm, --name, --label                       the container goes when it ends, and can be found while it runs
-    --sig-proxy=false                           a warm one of Podman's: its command can be two processes, and when the
-                                                first is killed the second passes a SIGTERM on to the container
-    --interactive                               pipes and terminals alike; without it docker drops input in silence
+    --mount type=bind                           not -v, which creates a missing directory as root instead of failing
+    --rm, --name, --label                       the container is removed at its end, and can be found while it runs
+    --sig-proxy=false                           Podman's warm container: its command can be two processes, and when
+                                                the first is killed the second forwards SIGTERM to the container
+    --interactive                               for pipes and terminals; without it docker silently drops input
     --tty                                       only between two terminals: docker refuses it on a pipe
-    --mount type=volume                         the store's place: asked for by --store, or where the engine is in a
-                                                virtual machine, on whose shared directories commits are not safe
-A warm container has the same surroundings and no command: it waits, and `docker exec` brings commands into it.
+    --mount type=volume                         the store, with --store or where the engine is in a virtual machine,
+                                                on whose shared directories commits are not safe
+A warm container has the same options and no command of its own: it waits for commands that `docker exec` starts.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ if TYPE_CHECKING:
 
 PASSED_TO_DOCKER = ("network", "user", "memory", "cpus", "pids_limit", "platform")
 PER_COMMAND = ("env", "env_file", "user", "root", "name", "idle", "engine", "pull")
-"""What a command may be given anew in a warm container; the rest holds as long as the container does."""
+"""What each command in a warm container may set; the other settings are fixed at the container's start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerPlan:
-    """One container of the image on one directory, down to the last argument."""
+    """One container of the image on one directory."""
 
     workspace: Path
     name: str
@@ -78,9 +78,9 @@ class ContainerPlan:
     environment: tuple[str, ...] = ()
     is_warm: bool = False
     fingerprint: str = ""
-    """Of a warm one that has all that its configuration files set: which files."""
+    """Of a warm container that has all settings of the configuration files: their fingerprint."""
     repository: Path | None = None
-    """Of a directory that is a git worktree or submodule: its repository, which lies outside of it."""
+    """Of a git worktree or submodule: its repository, which lies outside of the directory."""
 
     @property
     def image(self) -> str:
@@ -100,7 +100,7 @@ class ContainerPlan:
         command += ["--name", self.name, "--label", f"{WORKSPACE_LABEL}={self.workspace}"]
         command += ["--label", f"{DIRECTORY_LABEL}={directory_identity(str(self.workspace))}"]
         if self.is_warm:
-            command += ["--label", f"{WARM_LABEL}={kept_settings(settings)}"]
+            command += ["--label", f"{WARM_LABEL}={settings_label(settings)}"]
         if self.fingerprint:
             command += ["--label", f"{FINGERPRINT_LABEL}={self.fingerprint}"]
         command += privileges(settings, self.info)
@@ -109,7 +109,7 @@ class ContainerPlan:
             command += ["--mount", csv_line(*bind_fields(self.repository, str(self.repository)), "readonly")]
         command += ["--env", f"{HOST_VARIABLE}={self.workspace}"]
         if volume := store_volume(self.workspace, settings, self.info):
-            # Inside, every directory is /src: whose branches they are, and in which volume, their path says.
+            # In the container every directory is /src, so the store's path tells the volume and the directory.
             place = f"{STORE_IN_CONTAINER}/{volume}"
             label = f"volume-label={WORKSPACE_LABEL}={self.workspace}"
             command += ["--mount", csv_line("type=volume", f"src={volume}", f"dst={place}", label)]
@@ -136,9 +136,9 @@ def plan_run(
     tty: bool = False,
     variables: Sequence[str] = (),
 ) -> ContainerPlan:
-    """Decides on the container that runs `branching` with these arguments on a checked directory.
+    """Plans the container that runs `branching` with these arguments on a checked directory.
 
-    `variables` are more of its environment: a name alone has the value of `environ`.
+    `variables` are further variables of its environment: a name alone has the value of `environ`.
     """
     settings = settings or Settings()
     checked_volumes(settings.volume)
@@ -163,9 +163,9 @@ def plan_run(
 def plan_warm(
     *, workspace: Path, settings: Settings, info: EngineInfo | None = None, fingerprint: str = ""
 ) -> ContainerPlan:
-    """Decides on the container that stays for later commands on a checked directory.
+    """Plans the warm container of a checked directory.
 
-    Its name follows from the directory: where two are made at the same moment, the engine refuses the second.
+    Its name follows from the directory, so the engine refuses the second of two that are created at the same moment.
     """
     checked_volumes(settings.volume)
     return ContainerPlan(
@@ -182,20 +182,20 @@ def plan_warm(
 
 
 def is_settled(settings: Settings) -> bool:
-    """Tells whether a warm container gets all that these settings mean for a command, once and for all.
+    """Returns whether these settings of commands can be fixed at a warm container's start.
 
-    What is read anew for each command is not: a file of variables, a variable whose value is the caller's.
+    A file of variables cannot, nor a variable with the caller's value: they are read for each command.
     """
     return not settings.root and not settings.env_file and all("=" in assignment for assignment in settings.env)
 
 
 def init(info: EngineInfo) -> list[str]:
-    """Returns the option for a first process that passes signals on."""
+    """Returns the option for a first process that forwards signals."""
     return [] if info.kind == "podman" else ["--init"]
 
 
 def privileges(settings: Settings, info: EngineInfo) -> list[str]:
-    """Returns the options without which nothing can be mounted in a container."""
+    """Returns the options that mounting in a container needs."""
     overlay = ["--cap-add", "DAC_READ_SEARCH"] if settings.driver != "fuse" else []
     security = ["apparmor:unconfined"]
     if info.has_selinux:
@@ -207,19 +207,19 @@ def privileges(settings: Settings, info: EngineInfo) -> list[str]:
 
 
 def probe_argv(settings: Settings, workspace: Path | None, *, docker: str, info: EngineInfo) -> list[str]:
-    """Returns the command of a container that tells about itself, and about the directory if one is given."""
+    """Returns the command of a container that reports about itself, and about the directory if one is given."""
     place = ["--mount", bind(workspace, BASE_IN_CONTAINER)] if workspace else []
     return [docker, "run", "--rm", *init(info), *privileges(settings, info), *place, settings.image, PROBE_WORD]
 
 
 def exec_options(settings: Settings, *variables: str) -> list[str]:
-    """Returns docker exec's options for one command in a warm container, with more variables of its environment."""
+    """Returns docker exec's options for one command in a warm container, with further variables."""
     user = ["--user", settings.user] if settings.user else []
     return [*user, *environment_options(settings, [*root_environment(settings), *variables])]
 
 
 def environment_options(settings: Settings, more: Sequence[str]) -> list[str]:
-    """Returns the options that set variables: the user's, and over them what is ours."""
+    """Returns the options that set variables: the user's, and then our own, which override them."""
     options = [word for path in settings.env_file for word in ("--env-file", path)]
     return options + [word for assignment in (*settings.env, *more) for word in ("--env", assignment)]
 
@@ -231,12 +231,12 @@ def driver_environment(settings: Settings) -> tuple[str, ...]:
 
 
 def root_environment(settings: Settings) -> tuple[str, ...]:
-    """Returns what a command is told about whom it runs as."""
+    """Returns the variables for a command that runs as root."""
     return (f"{ROOT_VARIABLE}=1",) if settings.root else ()
 
 
-def kept_settings(settings: Settings) -> str:
-    """Returns the settings that hold for a warm container's life, as its label keeps them."""
+def settings_label(settings: Settings) -> str:
+    """Returns the fixed settings of a warm container, as JSON for its label."""
     kept = {
         name: value
         for name, value in vars(settings).items()
@@ -246,7 +246,7 @@ def kept_settings(settings: Settings) -> str:
 
 
 def refused_changes(label: str, given: Mapping[str, object]) -> list[str]:
-    """Returns the flags that ask a warm container for something else than it was made with."""
+    """Returns the flags that differ from the fixed settings of a warm container."""
     kept = vars(Settings()) | {
         name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(label).items()
     }
@@ -259,9 +259,10 @@ def refused_changes(label: str, given: Mapping[str, object]) -> list[str]:
 
 
 def checked_workspace(directory: Path) -> Path:
-    """Returns the directory's real path: symbolic links resolved, so that what was checked is what will be mounted.
+    """Returns the directory's real path, so that exactly the checked directory is mounted.
 
-    Raises WorkspaceError where the directory cannot be worked on.
+    Raises:
+        WorkspaceError: the directory cannot be used.
     """
     try:
         real = directory.resolve(strict=True)
@@ -301,8 +302,11 @@ def bind_fields(source: Path, destination: str) -> tuple[str, ...]:
 
 
 def checked_volumes(volumes: Sequence[str]) -> None:
-    """Raises WorkspaceError for a directory that is not there, which docker would make, and as root; and for one
-    without a place in the container, for which docker would make an empty volume that nobody finds again.
+    """Checks directories and their places in the container.
+
+    Raises:
+        WorkspaceError: a directory is missing, which docker would create as root; or it has no place in the container,
+            and docker would create an empty, unnamed volume.
     """
     for volume in volumes:
         source, colon, _ = volume.partition(":")
@@ -315,10 +319,7 @@ def checked_volumes(volumes: Sequence[str]) -> None:
 
 
 def csv_line(*fields: str) -> str:
-    """Returns the fields as one line of CSV, which is how docker reads a `--mount`.
-
-    So a path with a comma, a quote or a line break is quoted as CSV quotes.
-    """
+    """Returns the fields as a line of CSV, the format of `--mount`: paths may have commas, quotes and line breaks."""
     quoted = (
         '"' + field.replace('"', '""') + '"' if any(special in field for special in ',"\n\r') else field
         for field in fields

@@ -1,12 +1,12 @@
 """Recovery of a directory whose container was killed in the middle of a commit.
 
 A commit is applied file by file. A container that is killed meanwhile (docker kill, out of memory, a restart of the
-engine) leaves old and new files, and an entry in the directory's journal. A short container, which mounts nothing, then
-finishes the commit or takes it back. It is started by whoever notices first:
+engine) leaves old and new files, and an entry in the directory's journal. A short-lived container that mounts nothing
+then finishes the commit or rolls it back. It is started by the first of these:
 
-    run and the like    the watcher of the container (`container_run`), when the client has ended
-    in a warm one       the command that was in it, when its exit code says that the container is gone
-    otherwise           the next command on the directory, when it mounts; or `branching-docker -w DIR recover`
+    in a container of its own   the watcher of the container (`container_run`), after its client has ended
+    in a warm container         the command that ran in it, if its exit code means that the container was killed
+    otherwise                   the next command on the directory, when it mounts; or `... recover`
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 NOTHING = "nothing to recover"
-"""What the image's program says where another process was first."""
+"""What the image prints if another process has recovered the directory already."""
 
 
 def is_interrupted(workspace: Path) -> bool:
-    """Returns whether the directory's journal has an entry. False where this user may not look into the store."""
+    """Returns whether the directory's journal has an entry. False if this user may not read the store."""
     try:
         with os.scandir(workspace / JOURNAL) as entries:
             return next(entries, None) is not None
@@ -42,17 +42,17 @@ def is_interrupted(workspace: Path) -> bool:
 
 
 def plan_recovery(workspace: Path, *, settings: Settings, info: EngineInfo) -> ContainerPlan:
-    """Plans the container that recovers: as any other on the directory, without what only a command needs."""
+    """Plans the container that recovers, without the settings that only a command needs."""
     settings = replace(settings, name=None, publish=(), volume=(), env=(), env_file=(), network="none")
     name = f"branching-recovery-{os.urandom(4).hex()}"
     return plan_run([RECOVER_WORD], workspace=workspace, name=name, environ={}, settings=settings, info=info)
 
 
 def recover(plan: ContainerPlan, *, docker: str, environ: Mapping[str, str]) -> str:
-    """Runs the container to its end and returns what it did, as one line.
+    """Runs the container to its end and returns its report as one line.
 
     Raises:
-        EngineError: it could not recover; the directory is as before.
+        EngineError: the recovery failed; the directory is unchanged.
     """
     done = subprocess.run(
         plan.argv(),

@@ -1,16 +1,16 @@
-"""What a user may set, and whose word counts.
+"""The settings, and the order of their sources.
 
-Four places, the first that says something wins:
+The first of four sources that sets something wins:
 
     flag            --network none
     environment     BRANCHING_NETWORK=none
     project         branching-docker.toml in the directory given by -w
     user            branching-docker.toml in the user's configuration directory
 
-Lists (env, env-file, volume, publish) are added up instead, the strongest last, as docker takes the last of several.
+Lists (env, env-file, volume, publish) are concatenated, the strongest source last, as docker uses the last of several.
 
-A project's file comes with the project, often from a stranger, and is read before anything is isolated. So it can make
-the container smaller or give it what lies in the project, and nothing that reaches further: `restrict` is the rule.
+A project's file often comes from a stranger and is read before anything is isolated. So it can restrict the container
+or give it files of the project, and nothing else (`restrict`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ENGINES = ("docker", "podman")
 PULLS = ("always", "missing", "never")
 CHOICES = {"driver": DRIVERS, "policy": POLICIES, "engine": ENGINES, "pull": PULLS}
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
-# Docker would judge these too, but not say where a wrong one stands; and none may be taken for an option of docker's.
+# Docker checks these too, but does not say which source has the wrong one. None may look like an option of docker's.
 SHAPES = {
     "image": (re.compile(r"[a-zA-Z0-9]\S*"), "an image's name, as docker image ls shows it"),
     "name": (re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*"), "letters, digits, and _ . - after the first"),
@@ -51,12 +51,12 @@ SHAPES = {
     **dict.fromkeys(("network", "user", "store", "platform"), (re.compile(r"[^\s-]\S*"), "write a name")),
 }
 NOT_FOR_PROJECTS = ("store", "user", "root", "pull", "publish", "engine", "name", "env_file")
-# Root's own programs in the container read these before a command is isolated: what sudo takes away, and what is ours.
+# Root's programs in the container read these before a command is isolated: those that sudo removes, and our own.
 NOT_FOR_PROJECTS_ENV = re.compile(
     r"(LD_|PYTHON|BASH|GIT_|BRANCH|RUST|GLIBC_|MALLOC_|DOCKER_).*"
     r"|PATH|ENV|IFS|CDPATH|SHELLOPTS|PS[0-9]|HOME|TMPDIR|LOCPATH|NLSPATH|GCONV_PATH|OPENSSL_.*|SSL_.*"
 )
-# Where an image has its programs, what they read, and what we mount.
+# Directories of the image's programs and their files, and our mounts.
 NOT_FOR_PROJECTS_PLACES = re.compile(
     r"/((bin|boot|dev|etc|lib.*|opt|proc|root|run|sbin|src|store|sys|usr|var|workspace)(/.*)?)?"
 )
@@ -64,7 +64,7 @@ NOT_FOR_PROJECTS_PLACES = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that can be set; a name here is the flag's, with `_` for `-`."""
+    """All settings, named as the flags, with `_` for `-`."""
 
     image: str = IMAGE_DEFAULT
     engine: str | None = None
@@ -93,22 +93,23 @@ Source = dict[str, Any]
 
 
 def gather(flags: Source, *, environ: Mapping[str, str], workspace: Path | None) -> Settings:
-    """Returns the settings that hold for a workspace. A flag that is None was not given.
+    """Returns the settings for a workspace. A flag that is None was not given.
 
-    Raises SettingsError, naming the place, for what cannot be read or makes no sense.
+    Raises:
+        SettingsError: a source cannot be read, or has a wrong setting; the message names it.
     """
     sources = [from_file(user_file(environ), is_project=False)]
     if workspace is not None:
         sources.append(from_file(workspace / SETTINGS_FILE, is_project=True))
     sources += [
         from_environment(environ),
-        checked({name: given for name, given in flags.items() if given is not None}, "the command line"),
+        validate({name: given for name, given in flags.items() if given is not None}, "the command line"),
     ]
     return merge(sources)
 
 
 def merge(sources: list[Source]) -> Settings:
-    """Returns one set of settings from several, the strongest last."""
+    """Merges the settings of several sources, the strongest last."""
     merged: Source = {}
     for source in sources:
         for name, value in source.items():
@@ -117,7 +118,7 @@ def merge(sources: list[Source]) -> Settings:
 
 
 def user_file(environ: Mapping[str, str]) -> Path | None:
-    """Returns where the user's own file would be."""
+    """Returns the path of the user's own file, which may be missing."""
     if configured := environ.get("XDG_CONFIG_HOME"):
         return Path(configured) / SETTINGS_FILE
     home = environ.get("HOME")
@@ -125,27 +126,27 @@ def user_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def from_environment(environ: Mapping[str, str]) -> Source:
-    """Reads BRANCHING_IMAGE and its like; an empty variable says nothing. Lists have no variable."""
+    """Reads variables such as BRANCHING_IMAGE; an empty one is ignored. Lists have no variable."""
     found = {name: environ.get(VARIABLE_PREFIX + name.upper()) for name in NAMES if name not in LISTS}
     given: Source = {name: value for name, value in found.items() if value}
     if "root" in given:
-        given["root"] = truth(given["root"])
-    return checked(given, "the environment")
+        given["root"] = parse_bool(given["root"])
+    return validate(given, "the environment")
 
 
-def truth(word: str) -> bool:
-    """Reads a yes or no."""
+def parse_bool(word: str) -> bool:
+    """Returns the meaning of a yes or no."""
     if word.lower() in TRUE + FALSE:
         return word.lower() in TRUE
     raise SettingsError(f"BRANCHING_ROOT={word} is neither yes nor no.", hint="say 1 or 0")
 
 
 def from_file(path: Path | None, *, is_project: bool) -> Source:
-    """Reads a configuration file; one that is not there says nothing."""
+    """Reads a configuration file; a missing one is empty."""
     if path is None:
         return {}
     try:
-        # A pipe in a stranger's project must not make us wait for who writes into it.
+        # Opening a pipe in a stranger's project must not block.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise SettingsError(f"{path} is no configuration file: it is not an ordinary one.", hint="move it away")
@@ -158,10 +159,10 @@ def from_file(path: Path | None, *, is_project: bool) -> Source:
         ) from error
     if len(content) > FILE_BYTES_MAX:
         raise SettingsError(f"{path} is no configuration file: it is too large.", hint="move it away")
-    given = {key.replace("-", "_"): value for key, value in parsed(content, path).items()}
+    given = {key.replace("-", "_"): value for key, value in parse_toml(content, path).items()}
     if isinstance(given.get("env"), dict):
         given["env"] = [assignment(name, value, path) for name, value in given["env"].items()]
-    source = checked(given, str(path))
+    source = validate(given, str(path))
     return restrict(source, path) if is_project else source
 
 
@@ -172,8 +173,8 @@ def assignment(name: str, value: object, path: Path) -> str:
     return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
-def parsed(content: bytes, path: Path) -> Source:
-    """Parses TOML. Only a user who has such a file pays for the parser."""
+def parse_toml(content: bytes, path: Path) -> Source:
+    """Parses TOML. The parser is only imported if there is a file."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -184,8 +185,8 @@ def parsed(content: bytes, path: Path) -> Source:
         raise SettingsError(f"{path} is not TOML.", cause=str(error), hint="mend that line") from error
 
 
-def checked(given: Source, where: str) -> Source:
-    """Returns the settings with each value of its type and among its choices."""
+def validate(given: Source, where: str) -> Source:
+    """Returns the settings, each of its type and one of its choices."""
     source: Source = {}
     for name, value in given.items():
         spelled = name.replace("_", "-")
@@ -228,9 +229,10 @@ def idle_seconds(text: str, where: str = "the command line") -> int:
 
 
 def restrict(source: Source, path: Path) -> Source:
-    """Returns a project's settings, relative paths made whole.
+    """Returns a project's settings with absolute paths.
 
-    Raises SettingsError for what would let a project reach beyond itself on this machine.
+    Raises:
+        SettingsError: a setting would give the project access to other files or services of this machine.
     """
 
     def refuse(what: str) -> SettingsError:

@@ -1,12 +1,12 @@
-"""Where a directory's branches are: in the directory itself, or in a volume.
+"""The store of a directory's branches: in the directory itself, or in a volume.
 
-In a volume each directory has a place of its own, whose name follows from the directory's path. As long as there are
-branches, and after a container was killed, the directory has a link to the place, as the container sees it:
+A volume has one subdirectory for each directory, named after a digest of its path. While there are branches, and after
+a container was killed, the directory has a link to it, by the container's path:
 
     DIR/.branching/store -> /store/VOLUME/DIGEST
 
-A command that names no volume goes on there. The link came with the directory, perhaps from a stranger, and so it may
-name nothing but a volume that we have made ourselves.
+A command that names no volume uses that one. The directory, and the link in it, may come from a stranger. So the link
+is only followed to a volume that the wrapper itself created.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def store_volume(workspace: Path, settings: Settings, info: EngineInfo) -> str |
 
 
 def linked_volume(workspace: Path) -> str | None:
-    """Returns the volume that the directory's link names; None without a link, or if it is not as we make it."""
+    """Returns the volume that the directory's link names; None without a link of the form above."""
     try:
         place = os.readlink(workspace / STORE_LINK)  # noqa: PTH115
     except OSError:
@@ -54,7 +54,7 @@ def linked_volume(workspace: Path) -> str | None:
 
 
 def resolve_store(settings: Settings, workspace: Path, engine: Engine, info: EngineInfo) -> Settings:
-    """Returns the settings with the volume that the directory's link names, if no other was asked for."""
+    """Returns the settings, with the volume of the directory's link if they name no other."""
     volume = linked_volume(workspace) if settings.store is None else None
     if volume is None or volume == store_volume(workspace, settings, info):
         return settings

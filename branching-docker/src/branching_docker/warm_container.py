@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 GONE_SECONDS_MAX = 120.0
 BEGIN_SECONDS_MAX = 20.0
-"""From when a container is made until it has started: a tenth of a second where nothing else goes on."""
+"""From a container's creation to its start, which takes a tenth of a second on an idle machine."""
 END_SECONDS_MAX = 10.0
-"""From when a container has ended until its engine has removed it."""
+"""From a container's end to its removal by the engine."""
 FREE_SECONDS_MAX = 5.0
-"""For a container whose client has gone, a moment ago and perhaps killed: it ends its command, and unmounts."""
+"""For a container whose client has just ended or been killed: it ends its command and unmounts."""
 POLL_SECONDS = 0.05
 
 
@@ -72,29 +72,29 @@ def active_containers(workspace: Path, engine: Engine, *, say: Callable[[str], N
 
 
 def is_overdue(one: WorkspaceContainer, waited: float) -> bool:
-    """Tells whether a start or an end, for which we have waited so many seconds, will not come any more."""
+    """Returns whether a start or an end, for which we have waited so many seconds, is no longer to be expected."""
     if one.has_ended:
         return waited > END_SECONDS_MAX
-    # What is older than that has been waited for by others. Clocks may be wrong: ours alone decides in the end.
+    # An old container need not be waited for. The engine's clock may be wrong; then our own waiting decides.
     return max(waited, time.time() - one.created) > BEGIN_SECONDS_MAX
 
 
 def is_in_the_way(one: WorkspaceContainer, workspace: Path) -> bool:
-    """Tells whether a container that nothing runs in keeps the workspace from being worked on."""
+    """Returns whether a container without a running process keeps the workspace from being used."""
     if one.is_created:
         return is_shared(workspace, one)
-    # Only a warm one's name is asked for again.
+    # Only a warm container's name is used again.
     return one.has_ended and one.workspace == str(workspace) and one.warm_settings is not None
 
 
 def is_shared(workspace: Path, one: WorkspaceContainer) -> bool:
-    """Tells whether a container has been given files of the workspace."""
+    """Returns whether a container shares files with the workspace."""
     theirs = Path(one.workspace)
     return theirs == workspace or theirs in workspace.parents or workspace in theirs.parents
 
 
 def is_shared_by_a_run(workspace: Path, found: Sequence[WorkspaceContainer]) -> bool:
-    """Tells whether some run works on files of the workspace, which has no warm container to work in."""
+    """Returns whether a run works on files of the workspace, which has no warm container of its own."""
     shared = [one for one in found if is_shared(workspace, one) and not one.has_ended]
     return any(one.warm_settings is None for one in shared) and not any(
         one.warm_settings is not None and one.workspace == str(workspace) for one in shared
@@ -102,14 +102,15 @@ def is_shared_by_a_run(workspace: Path, found: Sequence[WorkspaceContainer]) -> 
 
 
 def not_removed(found: WorkspaceContainer) -> EngineError:
-    """Returns the failure of an engine that keeps a container in which nothing runs."""
+    """Returns the failure of an engine that does not remove an ended container."""
     return EngineError(f"{found.name} does not run, but is not removed.", hint=f"docker rm --force {found.name}")
 
 
 def find_warm(workspace: Path, found: Sequence[WorkspaceContainer]) -> WorkspaceContainer | None:
-    """Returns the workspace's warm container, None where nothing works on it.
+    """Returns the workspace's warm container, None if no container works on it.
 
-    Raises WorkspaceError where something else works on it, above it or below it.
+    Raises:
+        WorkspaceError: another container works on it, above it or below it.
     """
     ours = directory_identity(str(workspace))
     for one in found:
@@ -142,10 +143,12 @@ def find_warm(workspace: Path, found: Sequence[WorkspaceContainer]) -> Workspace
 
 
 def up(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> None:
-    """Starts a warm container and returns when commands may come.
+    """Starts a warm container and returns when it is ready for commands.
 
-    Attached until then, so that what keeps it from starting is read where it was asked for.
-    Raises EngineError where it ended instead; its reason is on standard error by then.
+    The docker command stays attached until then, so that the user reads the reason of a failure.
+
+    Raises:
+        EngineError: the container ended instead; the reason is on standard error.
     """
     with subprocess.Popen(
         plan.argv(),
@@ -154,11 +157,11 @@ def up(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> No
         stdout=subprocess.PIPE,
         text=True,
         env=environ,
-        start_new_session=True,  # Ctrl-C means us: a container that has come up then is idle, and ends by itself
+        start_new_session=True,  # Ctrl-C must reach only us: a container that has started is idle, and ends by itself
     ) as client:
         assert client.stdout
         is_ready = any(line == READY for line in client.stdout)
-        # The container does not end with the command that showed it to us.
+        # The container does not end with the docker command.
         client.kill()
     if not is_ready:
         raise EngineError(
@@ -167,10 +170,13 @@ def up(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> No
 
 
 def up_or_share(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
-    """Starts a warm container and returns its name, or that of one that somebody else began at the same moment.
+    """Starts a warm container and returns its name, or that of one that another command started at the same moment.
 
-    The engine may also be making one still for a client that was killed, and shows it to nobody until it is made. That
-    one goes, and it is tried once more. Raises as `up` and `active_containers` do.
+    The engine may still be creating one for a client that was killed, and does not list it until then. That one is
+    removed, and the start tried once more.
+
+    Raises:
+        EngineError: as `up` and `active_containers` do.
     """
     removed: list[str] = []
     try:
@@ -206,7 +212,7 @@ def down(container: WorkspaceContainer, engine: Engine) -> None:
 
 
 def describe(found: Sequence[WorkspaceContainer]) -> list[str]:
-    """Returns a line for each container: what it is, since when there is a name for it, and where it works."""
+    """Returns a line for each container: name, kind, state and directory."""
     width = max((len(one.name) for one in found), default=0)
     return [
         f"{one.name:<{width}}  {'warm' if one.warm_settings is not None else 'run ':<4}  {one.state:<8}  "
@@ -216,5 +222,5 @@ def describe(found: Sequence[WorkspaceContainer]) -> list[str]:
 
 
 def realpath(directory: Path) -> Path:
-    """Returns the real path of a directory that may be gone by now: its container can still be ended."""
+    """Returns the real path of a directory, which may be missing: its container can still be ended."""
     return Path(os.path.realpath(directory))

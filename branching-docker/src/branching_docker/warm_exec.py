@@ -47,7 +47,7 @@ def exec_argv(
 
 
 def presentation(environ: Mapping[str, str], *, tty: bool) -> list[str]:
-    """Returns the variables of the host's terminal that may be known inside."""
+    """Returns the variables of the host's terminal for a command in a container."""
     return [
         f"{variable}={environ[variable]}"
         for variable in PRESENTATION_VARIABLES
@@ -77,7 +77,7 @@ def run_in_container(
         came.add(number)
         inside = [docker, "exec", container, EXEC_PROGRAM, "--signal", token, str(number)]
         null = [(os.POSIX_SPAWN_OPEN, descriptor, "/dev/null", os.O_RDWR, 0) for descriptor in (0, 1, 2)]
-        # A session of its own: a terminal that goes takes its session's processes along.
+        # A session of its own: the end of a terminal ends the processes of its session.
         os.posix_spawn(docker, inside, environ, file_actions=null, setsid=True)
 
     for number in FORWARDED_SIGNALS:
