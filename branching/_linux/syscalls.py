@@ -12,6 +12,7 @@ import errno
 import os
 import platform
 import struct
+from collections.abc import Mapping, Sequence
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -53,11 +54,16 @@ _SYSCALLS = {
     "x86_64": {"clone": 56, "capset": 126, "pivot_root": 155, "keyctl": 250, "seccomp": 317},
     "aarch64": {"clone": 220, "capset": 91, "pivot_root": 41, "keyctl": 219, "seccomp": 277},
 }
-_OPEN_TREE, _MOVE_MOUNT, _OPENAT2 = 428, 429, 437
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK = range(428, 434)
+_OPENAT2 = 437
 _OPENAT2_TRIES_MAX = 64
 """The kernel gives up (EAGAIN) when something on the way is renamed meanwhile."""
 _OPEN_TREE_CLONE = 0x1
 _MOVE_MOUNT_F_EMPTY_PATH = 0x4
+_MOVE_MOUNT_BENEATH = 0x200
+_FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = _FSPICK_CLOEXEC = 0x1
+_FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_SET_FD = 0, 1, 5
+_FSCONFIG_CMD_CREATE, _FSCONFIG_CMD_RECONFIGURE = 6, 7
 _AT_EMPTY_PATH, _AT_FDCWD = 0x1000, -100
 _CAPABILITY_VERSION_3 = 0x20080522
 _KEYCTL_JOIN_SESSION_KEYRING = 1
@@ -125,13 +131,64 @@ def clone_mount(descriptor: int) -> int:
     )  # fmt: skip
 
 
-def attach_mount(descriptor: int, target: str) -> None:
-    """Attaches a mount that `clone_mount` returned. The error's filename is the target."""
+def new_mount(fstype: str, options: Mapping[str, str | int], flags: int = 0) -> int:
+    """Returns a descriptor of a new mount of a file system, which is attached nowhere.
+
+    Of the options a text is a value, and a number is a descriptor. The flags are MS_RDONLY,
+    MS_NOSUID, MS_NODEV and MS_NOEXEC; they have the same values here as for `mount`.
+    """
+    context = _numbered(
+        "fsopen", _FSOPEN, ctypes.c_char_p(fstype.encode()), ctypes.c_uint(_FSOPEN_CLOEXEC)
+    )
+    try:
+        for name, value in options.items():
+            if isinstance(value, int):
+                _fsconfig(context, _FSCONFIG_SET_FD, name, None, value)
+            else:
+                _fsconfig(context, _FSCONFIG_SET_STRING, name, value)
+        _fsconfig(context, _FSCONFIG_CMD_CREATE)
+        return _numbered(
+            "fsmount", _FSMOUNT, ctypes.c_int(context), ctypes.c_uint(_FSMOUNT_CLOEXEC),
+            ctypes.c_uint(flags),
+        )  # fmt: skip
+    finally:
+        os.close(context)
+
+
+def reconfigure(target: str, options: Sequence[str]) -> None:
+    """Gives the file system that is mounted at `target` options without a value, all together."""
+    context = _numbered(
+        "fspick", _FSPICK, ctypes.c_int(_AT_FDCWD), ctypes.c_char_p(os.fsencode(target)),
+        ctypes.c_uint(_FSPICK_CLOEXEC),
+    )  # fmt: skip
+    try:
+        for name in options:
+            _fsconfig(context, _FSCONFIG_SET_FLAG, name)
+        _fsconfig(context, _FSCONFIG_CMD_RECONFIGURE)
+    finally:
+        os.close(context)
+
+
+def _fsconfig(
+    context: int, command: int, name: str | None = None, value: str | None = None, number: int = 0
+) -> None:
+    _numbered(
+        "fsconfig", _FSCONFIG, ctypes.c_int(context), ctypes.c_uint(command),
+        ctypes.c_char_p(None if name is None else name.encode()),
+        ctypes.c_char_p(None if value is None else os.fsencode(value)),
+        ctypes.c_int(number),
+    )  # fmt: skip
+
+
+def attach_mount(descriptor: int, target: str, *, is_beneath: bool = False) -> None:
+    """Attaches a mount that `clone_mount` or `new_mount` returned. With `is_beneath` it is hidden
+    by the mount at `target` until that is unmounted. The error's filename is the target.
+    """
     try:
         _numbered(
             "move_mount", _MOVE_MOUNT, ctypes.c_int(descriptor), ctypes.c_char_p(b""),
             ctypes.c_int(_AT_FDCWD), ctypes.c_char_p(os.fsencode(target)),
-            ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
+            ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH | (_MOVE_MOUNT_BENEATH if is_beneath else 0)),
         )  # fmt: skip
     except OSError as error:
         error.filename = target
