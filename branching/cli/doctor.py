@@ -29,6 +29,7 @@ from branching.cli.signals import defer_signals
 from branching.errors import BranchingError
 
 FUSE = Path("/dev/fuse")
+FILE_SYSTEMS = Path("/proc/filesystems")
 KERNEL_OLDEST = (5, 10)
 """The oldest on which the file system is tested."""
 
@@ -84,6 +85,7 @@ def examine() -> list[Finding]:
             for name in ("memory", "cpu", "pids", "memory_high")
         ),
         ("user namespaces", "limited", _user_namespaces),
+        ("DaxFS", "limited", _daxfs),
         ("journal", "limited", _journal),
         ("log", "limited", _log),
     ]
@@ -166,6 +168,18 @@ def _mount() -> str:
             if driver == "branchfs":
                 driver += f", not overlay: {workspace.driver_reason}"
     return f"a directory was mounted, branched, committed and undone ({driver})"
+
+
+def _daxfs() -> str:
+    if "\tdaxfs\n" not in FILE_SYSTEMS.read_text():
+        return "the module is not loaded: only workspaces on DaxFS need it"
+    from branching._linux.mountinfo import read_mounts
+    from branching.fs.daxfs import DaxFS
+
+    if os.geteuid() != 0:
+        raise _Fault("the module is loaded, and only root can make branches of it", "use root")
+    points = [mount.point for mount in read_mounts() if DaxFS.serves(mount)]
+    return f"the module is loaded (experimental); mounted: {', '.join(points) or 'nowhere'}"
 
 
 def _journal() -> str:

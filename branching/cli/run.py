@@ -285,7 +285,7 @@ def _run(
                 limits=plan.limits,
                 on_event=None if copy is None else copy.on_event,
                 # Commands that run at the same time and change other paths are all committed.
-                policy="snapshot" if workspace.policy == "first-winner" else None,
+                policy=workspace.concurrent_policy,
                 ends_with_process=False,  # it is one piece of work, and its log tells of it
             ) as runner:
                 attempt = runner.start(program)

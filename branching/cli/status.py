@@ -48,6 +48,8 @@ def status(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
         print(f"fstype: {space.fstype}")
         if space.fstype == "branchfs" and space.driver_reason not in ("", _AS_ASKED):
             print(f"driver: fuse, not overlay: {space.driver_reason}")
+        if space.fstype == "daxfs":
+            print("driver: DaxFS is experimental and lacks much (docs/daxfs.md)")
         if was_interrupted:
             print(
                 "recovered: a commit was interrupted, which left old and new files in "

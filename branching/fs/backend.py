@@ -1,7 +1,7 @@
 """What a branching file system must offer: the whole interface between it and the library.
 
-A backend speaks for one mount. BranchFS is the one there is; another (DaxFS) is one more file
-with such a class and one more line in the registry of `workspace.py`. All calls are safe from any
+A backend speaks for one mount. Each is a file with such a class (`branchfs.py`, `daxfs.py`) and an
+entry in the registry of `workspace.py`. All calls are safe from any
 thread and after a fork, and raise exceptions of `branching.errors` only.
 """
 
@@ -206,6 +206,11 @@ class Backend(Protocol):
     @property
     def owner(self) -> tuple[int, int]:
         """Uid and gid of the base directory's owner."""
+
+    def check_call(self, *, is_nested: bool, is_part: bool) -> None:
+        """Raises MountError if the file system cannot do what a call will need at its end: branches
+        in branches, the commit of a part of the changed paths.
+        """
 
     def create(self, name: str, parent: int, *, disk_limit: int | None = None) -> BranchRecord:
         """Forks `parent`; the branch may add so many bytes. BranchStaleError if the parent is

@@ -17,6 +17,7 @@ may be used from different threads at once.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -123,6 +124,10 @@ class Branch:
     def is_open(self) -> bool:
         """It was made, and neither committed nor aborted through this object."""
         return self._record is not None and self._ended is None
+
+    def check_call(self, *, is_nested: bool = False, is_part: bool = False) -> None:
+        """Raises MountError if a call cannot succeed on this file system: see `Backend`."""
+        self._backend.check_call(is_nested=is_nested, is_part=is_part)
 
     def branch(
         self,
@@ -336,6 +341,8 @@ class Branch:
     ) -> None:
         if self._ended is not None or self._pid != os.getpid():
             return  # who was forked in the `with` leaves it too: the branch is our parent's
+        # A file of a DaxFS branch tells of the lost race before the commit does.
+        was_stale = _is_estale(error) and self._backend.fstype == "daxfs" and self.is_stale()
         with defer_sigint():
             if kind is None and self._on_success == "commit" and not self._is_rest:
                 self._commit_at_exit()
@@ -346,6 +353,12 @@ class Branch:
                     # The exception under way is what the caller must see; this one goes along.
                     add_note(error, f"and its branch stays open: {failure}")
             self.release()
+        if was_stale:
+            raise BranchStaleError(
+                f"branch {self._name!r} is stale: a sibling was committed first ({error})",
+                hint="try again in a new branch",
+                branch=self._name,
+            ) from error
 
     async def __aenter__(self) -> Branch:
         try:
@@ -382,6 +395,10 @@ class Branch:
                 branch=self._name,
             )
         return self._record
+
+
+def _is_estale(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.ESTALE
 
 
 def check_name(name: str) -> None:

@@ -107,6 +107,9 @@ class BranchFS:
     def owner(self) -> tuple[int, int]:
         return self._owner
 
+    def check_call(self, *, is_nested: bool, is_part: bool) -> None:
+        """Has all of it."""
+
     def create(self, name: str, parent: int, *, disk_limit: int | None = None) -> BranchRecord:
         what = f"branch {name!r} was not made"
         fields: Fields = {"name": name, "parent": parent}

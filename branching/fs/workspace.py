@@ -31,12 +31,13 @@ from branching.fs.backend import (
 from branching.fs.branch import Branch, OnError, OnSuccess, check_name
 from branching.fs.branch_leases import drop_leased
 from branching.fs.branchfs import BranchFS, answered
+from branching.fs.daxfs import DaxFS
 from branching.fs.in_use import sweep
 
 if TYPE_CHECKING:
     from branching.fs.automount import MountLease
 
-_BACKENDS = (BranchFS,)
+_BACKENDS = (BranchFS, DaxFS)
 """Every file system we can branch, in the order they are asked."""
 
 
@@ -102,16 +103,18 @@ class Workspace:
 
     def _check_mounted_with(self, policy: Policy | None, driver: Driver | None) -> None:
         """Raises MountError if the mount, which others have made, is another than was asked for."""
-        is_fuse = self.fstype == "branchfs"
+        has = "fuse" if self.fstype == "branchfs" else self.fstype
         wanted = []
         if policy is not None and policy != self.policy:
             wanted.append(f"policy {policy} (it has {self.policy})")
-        if driver not in (None, "auto") and (driver == "fuse") != is_fuse:
-            wanted.append(f"driver {driver} (it has {'fuse' if is_fuse else 'overlay'})")
+        if driver not in (None, "auto", has):
+            wanted.append(f"driver {driver} (it has {has})")
         if wanted:
             raise MountError(
                 f"{self.seen_at} is mounted already, not with the {' and the '.join(wanted)}",
-                hint="wait for the other commands on it, or unmount it: branchfs unmount "
+                hint="leave the option out"
+                if has == "daxfs"
+                else "wait for the other commands on it, or unmount it: branchfs unmount "
                 f"{self.root}; or leave the option out",
                 path=str(self.root),
             )
@@ -204,7 +207,7 @@ class Workspace:
 
     @property
     def fstype(self) -> str:
-        """What presents the branches: "branchfs" or "overlay"."""
+        """What presents the branches: "branchfs", "overlay" or "daxfs"."""
         return self._backend.fstype
 
     @property
@@ -221,6 +224,17 @@ class Workspace:
     def branch_path(self) -> str:
         """Its place in the tree of branches: `/main`, or that of the branch it was opened in."""
         return self._branch.branch_path if self._branch else "/main"
+
+    @property
+    def concurrent_policy(self) -> Policy | None:
+        """The policy with which a command commits so that the branches of others live on; None
+        where that is the mount's own, or the file system has no other."""
+        has_others = self.fstype != "daxfs"
+        return "snapshot" if self.policy == "first-winner" and has_others else None
+
+    def check_call(self, *, is_nested: bool = False, is_part: bool = False) -> None:
+        """Raises MountError if a call cannot succeed on this file system: see `Backend`."""
+        self._backend.check_call(is_nested=is_nested, is_part=is_part)
 
     def branch(
         self,
@@ -383,8 +397,8 @@ def find_mount(path: Path) -> Mount | None:
 def _branch_around(path: Path, backend: Backend) -> BranchRecord | None:
     """Returns the branch that `path` lies in: `/@outer/@inner/file` lies in `inner`."""
     place = Path(os.path.realpath(path))
-    if not place.is_relative_to(backend.root):
-        return None
+    if not place.is_relative_to(backend.root):  # a branch that is a mount of its own
+        return next((each for each in backend.branches() if place.is_relative_to(each.path)), None)
     names = list(
         takewhile(lambda part: part.startswith("@"), place.relative_to(backend.root).parts)
     )

@@ -201,7 +201,7 @@ class WorkspaceSession:
                     drop_rest=drop_rest,
                     force=force,
                     skip=skip,
-                    policy="snapshot" if self.workspace.policy == "first-winner" else None,
+                    policy=self.workspace.concurrent_policy,
                     rebase=True,
                     dry_run=dry_run,
                 )

@@ -73,6 +73,8 @@ class Pattern:
     """The common part. `label` starts the names of the branches a pattern makes."""
 
     label = "pattern"
+    _is_nested = False
+    """It may fork branches from branches."""
 
     def __init_subclass__(cls) -> None:
         """Puts the shared options into the signature, in place of `Unpack[Options]`."""
@@ -186,6 +188,7 @@ class Pattern:
             drop_rest=self._drop_rest,
             setup=self._setup,
             keep_failed=self._keep_failed,
+            is_nested=self._is_nested,
             elsewhere=self._elsewhere,
             on_event=self._on_event,
             apart=self._apart,

@@ -53,6 +53,7 @@ class BeamSearch(Pattern):
         self._expand = expand
         self._beam_width = beam_width
         self._max_depth = max_depth
+        self._is_nested = max_depth > 1
 
     def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
         with self._runner(workspace) as runner:

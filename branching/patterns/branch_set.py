@@ -28,6 +28,8 @@ class BranchSet:
         budget: CallLimits | None,
         *,
         is_between: bool,
+        is_nested: bool = False,
+        is_part: bool = False,
         policy: Policy | None = None,
         ends_with_process: bool = True,
     ) -> None:
@@ -46,6 +48,7 @@ class BranchSet:
         self._disk_each = None if budget is None else budget.disk_each
         self._disk_together = None if budget is None else budget.disk_together
         self._is_between = is_between or self._disk_together is not None
+        parent.check_call(is_nested=is_nested or self._is_between, is_part=is_part)
         self._controller = RunController.current()
         self._branches: list[Branch] = []  # children come after their parents
         self._kept: set[Branch] = set()

@@ -88,6 +88,7 @@ class Runner:
         apart: IsolationOptions | None = None,
         limits: ResourceLimits | None = None,
         group_limits: ResourceLimits | None = None,
+        is_nested: bool = False,
         policy: Policy | None = None,
         ends_with_process: bool = True,
     ) -> None:
@@ -113,6 +114,8 @@ class Runner:
             name,
             self._budget,
             is_between=is_between,
+            is_nested=is_nested,
+            is_part=bool(only),
             policy=policy,
             ends_with_process=ends_with_process,
         )

@@ -48,6 +48,7 @@ class TreeOfThoughts(Pattern):
         self._rating = Rating(evaluate)
         self._expand = expand
         self._max_depth = max_depth
+        self._is_nested = expand is not None and max_depth > 1
 
     def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
         with self._runner(workspace) as runner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -142,10 +143,27 @@ def faked(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mounted]:
         yield Mounted(root, root, "fake", fake)
 
 
-@pytest.fixture(params=["fake", "branchfs"])
+@pytest.fixture
+def daxfs(place: Path) -> Iterator[Mounted]:
+    """A DaxFS mount, in the virtual machine of tests/vm/daxfs."""
+    source, root = place / "source", place / "mount"
+    source.mkdir()
+    root.mkdir()
+    (source / NAME_FROM).write_text("seed\n")
+    heap = "/dev/dma_heap/system"
+    subprocess.run(["mkdaxfs", "-b", "-d", source, "-H", heap, "-m", root], check=True)
+    yield Mounted(root, root, "daxfs")
+    subprocess.run(["umount", root], check=True)
+
+
+BACKENDS = os.environ.get("BRANCHING_TEST_BACKENDS", "fake,branchfs").split(",")
+
+
+@pytest.fixture(params=BACKENDS)
 def mount(request: pytest.FixtureRequest) -> Mounted:
     """A mount of each backend in turn: what holds for one must hold for all."""
-    found: Mounted = request.getfixturevalue("faked" if request.param == "fake" else "real")
+    fixture = {"fake": "faked", "branchfs": "real", "daxfs": "daxfs"}[request.param]
+    found: Mounted = request.getfixturevalue(fixture)
     return found
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from branching._linux.mountinfo import mounts_named
 from branching.process.sandbox import mount_table
 
 Isolation = Literal["sandbox", "none"]
@@ -35,7 +36,7 @@ class Sandbox:
     at: Path
     """Where it is seen: the path of the workspace, the same for all branches."""
     mount: Path | None = None
-    """The BranchFS mount that the view is a branch of."""
+    """The mount that the view is a branch of."""
     private: tuple[Path, ...] = ()
     """Hidden, wherever else they are mounted: the base, the store, control sockets."""
     hide: tuple[str, ...] = ()
@@ -98,7 +99,7 @@ def validate_isolation(isolation: Isolation, *, network: bool, hide: Sequence[st
 
 
 def _mount_of(place: Path) -> tuple[Path | None, tuple[Path, ...]]:
-    """Returns the root of the BranchFS mount around a directory, and the paths that it hides."""
+    """Returns the root of the workspace's mount around a directory, and the paths that it hides."""
     for directory in (place, *place.parents):
         try:
             told = os.getxattr(directory, PRIVATE_XATTR)
@@ -107,6 +108,10 @@ def _mount_of(place: Path) -> tuple[Path | None, tuple[Path, ...]]:
         mount = mount_table.rooted_at(str(directory))
         if mount is not None and mount_table.answers(mount):
             return directory, tuple(Path(os.fsdecode(path)) for path in told.split(b"\0") if path)
+    around = mounts_named(place)[0]
+    if around.fstype == "daxfs" and around.source.startswith("/"):
+        # A branch: STORE/ID/NAME, with main's path as its source.
+        return Path(around.source), (around.directory.parent.parent,)
     return None, ()
 
 

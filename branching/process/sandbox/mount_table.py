@@ -26,8 +26,8 @@ _OUT_OF_REACH = (errno.EINVAL, errno.ENOENT, errno.EACCES, errno.ENOTCONN, errno
 
 
 def has_branches(mount: Mount) -> bool:
-    """Whether it is a BranchFS, or a branch of one that the kernel's overlayfs presents."""
-    return is_branchfs(mount) or mount.source in _SOURCES
+    """Whether it is a BranchFS, an overlayfs mount of one of its branches, or a DaxFS."""
+    return is_branchfs(mount) or mount.fstype == "daxfs" or mount.source in _SOURCES
 
 
 def is_branchfs(mount: Mount) -> bool:
