@@ -87,13 +87,13 @@ def test_commits_follow_each_other(space: Workspace) -> None:
 
 
 def test_main_stays_mounted_once_and_read_only(space: Workspace) -> None:
-    flags = [mount.flags for mount in read_mounts() if mount.point == space.root]
+    flags = [mount.options for mount in read_mounts() if mount.directory == space.root]
     with space.branch("a") as branch:
         write(branch.path)
     after = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     points = [words[4].replace(r"\040", " ") for words in after if "daxfs" in words]
     assert points == [str(space.root)]
-    assert [mount.flags for mount in read_mounts() if mount.point == space.root] == flags
+    assert [mount.options for mount in read_mounts() if mount.directory == space.root] == flags
     with pytest.raises(OSError, match="Read-only"):
         (space.root / "new").write_text("no")
 
