@@ -1,6 +1,7 @@
 """Agent runs that fork: conversation, files and budget branch as one, and one branch wins.
 
-    front ends      pydantic_ai, acorn, `branching fork`        (each with an extra of its own)
+    front ends      pydantic_ai, openai_agents, langgraph,     (each with an extra of its own)
+                    acorn, `branching fork`
         │                runner: runs a branch      codec: knows what a conversation is
     coordinator     fork, watch, steer, diff, merge, abort      one for each parent run
         │
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
         UnknownPriceError,
     )
     from branching.agent.fork_store import InMemoryForkStateStore, SQLiteForkStateStore
+    from branching.agent.function_runner import callable_runner
     from branching.agent.json_codec import JsonCodec
     from branching.agent.protocols import (
         BranchRunner,
@@ -165,6 +167,7 @@ __all__ = [
     "UnknownPriceError",
     "Usage",
     "build_diff_report",
+    "callable_runner",
     "diff_tool_calls",
     "project_cost",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,6 +61,18 @@ class ForkView:
     def inspect_branches(self) -> list[BranchStatus]:
         """Tells how each branch of the last fork stands."""
         return [branch.status for branch in self.branches.values()]
+
+    async def wait(self) -> list[BranchStatus]:
+        """Waits until no branch of the last fork runs.
+
+        Returns:
+            How each branch stands then. A branch that waits for an approval, or is paused, runs.
+        """
+        while running := {
+            branch.task for branch in self.branches.values() if branch.is_running and branch.task
+        }:
+            await asyncio.wait(running)
+        return self.inspect_branches()
 
     def fork_cost(self) -> ForkCostSummary:
         """Tells what the last fork has cost. ForkStateError before the first."""

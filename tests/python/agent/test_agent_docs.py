@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from support.branchfs import REPOSITORY, find_program
 
-DOCUMENTS = [REPOSITORY / "docs" / name for name in ("agents-quickstart.md", "agents-reference.md")]
+DOCUMENTS = [
+    REPOSITORY / "docs" / name
+    for name in ("agents-quickstart.md", "agents-reference.md", "agent-frameworks.md")
+]
 FENCE = re.compile(r"^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 SECONDS_MAX = 100
 
@@ -70,6 +73,11 @@ def test_every_block_of_the_reference_runs(project: Path) -> None:
     follow(DOCUMENTS[1], project)
 
 
+def test_every_block_of_the_page_on_other_frameworks_runs(project: Path) -> None:
+    follow(DOCUMENTS[2], project)
+    assert (project / "greeting").read_text() == "good day\n"
+
+
 def test_references_of_the_documents_are_there() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
@@ -83,6 +91,13 @@ def test_the_offline_example_runs(project: Path) -> None:
     assert "return a + b" in (project / "adder.py").read_text()
     assert run(["git", "log", "--format=%s"], project) == "It adds\n"
     assert run(["git", "status", "--porcelain"], project) == ""
+
+
+@pytest.mark.parametrize("name", ["fork_openai_agents.py", "fork_langgraph.py"])
+def test_the_example_of_a_framework_runs(project: Path, name: str) -> None:
+    said = run([sys.executable, "-W", "error", str(REPOSITORY / "examples" / name), "."], project)
+    assert "Merged: kept branch french" in said
+    assert (project / "greeting").read_text() == "Bonjour\n"
 
 
 def test_the_live_example_compiles_and_uses_what_there_is(place: Path) -> None:
