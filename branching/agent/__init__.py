@@ -126,6 +126,7 @@ _HOME = {
     "UnknownPriceError": ".errors",
     "Usage": ".types",
     "build_diff_report": ".diff",
+    "callable_runner": ".function_runner",
     "diff_tool_calls": ".diff",
     "project_cost": ".cost_estimate",
 }

@@ -19,7 +19,7 @@ from branching.agent import (
 )
 
 
-def test_a_text_is_a_message_and_an_outcome_is_the_conversation(workspace: Workspace) -> None:
+def test_a_text_is_a_message_and_an_outcome_is_the_conversation(real_workspace: Workspace) -> None:
     async def work(branch: BranchRuntime, prompt: str, history: object) -> RunOutcome | str:
         assert branch.path is not None
         (branch.path / branch.spec.label).write_text(prompt)
@@ -30,7 +30,7 @@ def test_a_text_is_a_message_and_an_outcome_is_the_conversation(workspace: Works
     async def test() -> None:
         async with ForkCoordinator(
             runner=callable_runner(work),
-            place=workspace,
+            place=real_workspace,
             checkpoint_store=InMemoryCheckpointStore(),
         ) as coordinator:
             said = [{"role": "user", "content": "before"}]
@@ -49,7 +49,7 @@ def test_a_text_is_a_message_and_an_outcome_is_the_conversation(workspace: Works
             assert merged.history_after_merge == text.history
 
     run(test())
-    assert (workspace.path / "text").read_text() == "one"
+    assert (real_workspace.path / "text").read_text() == "one"
 
 
 def test_wait_returns_when_no_branch_runs_also_after_a_stop() -> None:
