@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from branching_docker.doctor import judge_repository
 from branching_docker.git_links import repository
 from branching_docker.plan import plan_run, plan_warm
 from branching_docker.settings import Settings
@@ -47,8 +48,10 @@ def make(place: Path) -> tuple[Path, Path, Path]:
 
 
 def test_the_repository_is_mounted_where_it_is_and_cannot_be_written(place: Path) -> None:
+    """So the doctor has no warning about it."""
     main, tree, library = make(place)
     assert repository(main) is None
+    assert [judge_repository(workspace) for workspace in (main, tree, library)] == [[], [], []]
     for workspace, found in ((tree, main / ".git"), (library, place / "super" / ".git" / "modules" / "library")):
         assert repository(workspace) == found
         for plan in (

@@ -16,6 +16,7 @@ from branching_docker.constants import PROBE_WORD, VERSION_LABEL
 from branching_docker.engine import Docker
 from branching_docker.engine_info import security_options
 from branching_docker.errors import WrapperError
+from branching_docker.git_links import repository
 from branching_docker.plan import probe_argv
 from branching_docker.recovery import is_interrupted
 
@@ -167,15 +168,15 @@ def probe(settings: Settings, engine: Engine, workspace: Path | None, *, environ
 
 
 def judge_repository(workspace: Path) -> list[Finding]:
-    """Warns of a checkout whose repository is elsewhere (git worktree, submodule) and so missing in a container."""
+    """Warns of a checkout whose repository is elsewhere and is not mounted, as it does not name the directory."""
     try:
         _, _, place = (workspace / ".git").read_text(errors="replace").strip().partition("gitdir: ")
     except OSError:  # no repository, or a whole one
         return []
-    repository = (workspace / place).resolve()
-    if not place or repository.is_relative_to(workspace):
+    found = (workspace / place).resolve()
+    if not place or found.is_relative_to(workspace) or repository(workspace):
         return []
-    detail = f"its repository is elsewhere ({repository}): git does not work in its branches"
+    detail = f"its repository is elsewhere ({found}): git does not work in its branches"
     return [Finding(name="git", state="warning", detail=detail, hint="work on the checkout that holds it")]
 
 

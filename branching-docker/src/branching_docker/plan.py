@@ -27,6 +27,8 @@ A warm container has the same options and no command of its own: it waits for co
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import shlex
@@ -106,7 +108,7 @@ class ContainerPlan:
         command += privileges(settings, self.info)
         command += ["--mount", bind(self.workspace, BASE_IN_CONTAINER)]
         if self.repository is not None:
-            command += ["--mount", csv_line(*bind_fields(self.repository, str(self.repository)), "readonly")]
+            command += ["--mount", bind(self.repository, str(self.repository), "readonly")]
         command += ["--env", f"{HOST_VARIABLE}={self.workspace}"]
         if volume := store_volume(self.workspace, settings, self.info):
             # In the container every directory is /src, so the store's path tells the volume and the directory.
@@ -291,14 +293,9 @@ def checked_workspace(directory: Path) -> Path:
     return real
 
 
-def bind(source: Path, destination: str) -> str:
+def bind(source: Path, destination: str, *options: str) -> str:
     """Returns the value of `--mount` for a bind."""
-    return csv_line(*bind_fields(source, destination))
-
-
-def bind_fields(source: Path, destination: str) -> tuple[str, ...]:
-    """Returns the fields of `--mount` for a bind."""
-    return "type=bind", f"src={source}", f"dst={destination}"
+    return csv_line("type=bind", f"src={source}", f"dst={destination}", *options)
 
 
 def checked_volumes(volumes: Sequence[str]) -> None:
@@ -320,8 +317,6 @@ def checked_volumes(volumes: Sequence[str]) -> None:
 
 def csv_line(*fields: str) -> str:
     """Returns the fields as a line of CSV, the format of `--mount`: paths may have commas, quotes and line breaks."""
-    quoted = (
-        '"' + field.replace('"', '""') + '"' if any(special in field for special in ',"\n\r') else field
-        for field in fields
-    )
-    return ",".join(quoted)
+    line = io.StringIO()
+    csv.writer(line).writerow(fields)
+    return line.getvalue().removesuffix("\r\n")
