@@ -348,7 +348,7 @@ class ForkCoordinator(ForkRuns, Resolver):
         for branch in fork.branches.values():
             branch.runner = make_runner(runner, branch)
         if fork.phase == "open":
-            session.save()
+            await run_in_thread(session.save)
             return made
         if fork.winner is not None:
             winner = fork.branches[fork.winner]
@@ -361,7 +361,7 @@ class ForkCoordinator(ForkRuns, Resolver):
         async with self._lock:
             if self._session is not None and not self.is_resolved:
                 await self._session.quiet()
-                self._session.save()
+                await run_in_thread(self._session.save)
 
     async def interrupt(self, error: BaseException) -> None:
         """Ends an open fork whose parent was cancelled or has failed, which `error` says.

@@ -11,7 +11,6 @@ import itertools
 import sys
 import threading
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 from branching._threads import run_in_thread
@@ -53,7 +52,8 @@ class ForkSession:
         fork = self.fork
         try:
             if fork.place is not None:
-                self.save()  # so that after a process that dies now can be cleaned up
+                # so that after a process that dies now can be cleaned up
+                await run_in_thread(self.save)
             await run_in_thread(fork.make_files)
             for branch in fork.branches.values():
                 branch.runner = make_runner(runner, branch)
@@ -62,7 +62,7 @@ class ForkSession:
                 lambda: checkpoints.keep(label, history, fork.place)
             )
             fork.phase = "open"
-            self.save()
+            await run_in_thread(self.save)
         except BaseException:
             fork.phase = "resolved"
             await run_in_thread(fork.drop_files)
@@ -161,7 +161,7 @@ class ForkSession:
             await run_in_thread(self._mirror.remove)
         if self.override is not None:
             await run_in_thread(self._forget_earlier)
-            self.save()
+            await run_in_thread(self.save)
         elif not left:
             self._remove()
         for reason in left:
@@ -187,20 +187,14 @@ class ForkSession:
                 self._store.remove(fork_id)
 
     def save(self) -> None:
-        """Keeps the state. ForkStoreError if that fails."""
-        self._saving()()
-
-    def _saving(self) -> Callable[[], None]:
-        """Returns what writes the state of this moment, unless a later one is written by then."""
+        """Keeps the state of this moment, unless a later one is kept by then. Dumps the
+        conversations, so an event loop calls it in a thread. ForkStoreError if that fails."""
+        # The number comes first: a state with a higher number is not older.
         number, state = next(self._numbers), self.fork.state()
-
-        def save() -> None:
-            with self._writing:
-                if number > self._written:
-                    self._store.save(state)
-                    self._written = number
-
-        return save
+        with self._writing:
+            if number > self._written:
+                self._store.save(state)
+                self._written = number
 
     def _remove(self) -> None:
         with self._writing:
@@ -228,7 +222,7 @@ class ForkSession:
         while self._is_behind:
             self._is_behind = False
             try:
-                await run_in_thread(self._saving())
+                await run_in_thread(self.save)
             except BranchingError as error:
                 # The runs go on; what cannot be promised any more is said.
                 said = f"the fork would not survive a restart: {error.message}"

@@ -65,6 +65,9 @@ class Module:
         for kind in type(self).branches:
             if not (isinstance(kind, type) and issubclass(kind, Module)):
                 raise TypeError(f"branches must be a list of Module classes, and has {kind!r}")
+        names = [kind.__name__ for kind in type(self).branches]
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise TypeError(f"branches must differ in name: {repeated[0]} is there twice")
         self.place = place
         self.price = price
         self.budget_usd = budget_usd
@@ -80,8 +83,12 @@ class Module:
 
     @property
     def chosen_model(self) -> Any:
-        """The model that it runs on; None is its parent's."""
-        return self._model or type(self).model
+        """The model that it runs on; None is its parent's. A name of the form `provider/model` is
+        the one that pydantic-ai calls `provider:model`."""
+        model = self._model or type(self).model
+        if isinstance(model, str) and ":" not in model:
+            return model.replace("/", ":", 1)
+        return model
 
     @property
     def path(self) -> Path | None:

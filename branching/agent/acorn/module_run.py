@@ -123,9 +123,10 @@ class ModuleRun:
     def agent(self) -> Agent[Any, Any]:
         """Returns the module as an agent of pydantic-ai."""
         module, kind = self.module, type(self.module)
+        inherited = {} if self.parent is None else self.parent.inherited()
         tools = [
             Tool(function, takes_ctx=False, name=name)
-            for name, function in own_tools(module).items()
+            for name, function in {**inherited, **own_tools(module)}.items()
         ]
         if kind.branches:
             tools.append(self._branch_tool())

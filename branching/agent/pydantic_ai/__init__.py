@@ -8,8 +8,8 @@ MessagesCodec        pydantic-ai's conversations, for the coordinator
 JudgeVerdict, model_judge   a model as the judge
 
 Names of the published documents, for programs that were written after them: `BranchOverlay` (the
-files of a branch), `BranchDiffAgreement`, `BranchDiffOperation`, `JudgeAgent`, `clone_for_branch`,
-`compute_confidence`.
+files of a branch), `BranchDiffAgreement`, `BranchDiffOperation`, `ForkMaterializer` (the mirror of
+the branches), `JudgeAgent`, `clone_for_branch`, `compute_confidence`, `create_fork_toolset`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,14 @@ except ImportError as error:
 from branching.agent.branch_files import BranchFiles as BranchOverlay
 from branching.agent.confidence import compute_confidence
 from branching.agent.judge_verdict import JudgeVerdict
+from branching.agent.materializer import Mirror as ForkMaterializer
 from branching.agent.pydantic_ai.candidate import agent_candidate
-from branching.agent.pydantic_ai.capability import LiveForkCapability, coordinator_of, forking
+from branching.agent.pydantic_ai.capability import (
+    LiveForkCapability,
+    coordinator_of,
+    create_fork_toolset,
+    forking,
+)
 from branching.agent.pydantic_ai.codec import (
     MessagesCodec,
     count_retry_parts,
@@ -45,6 +51,7 @@ __all__ = [
     "BranchDiffOperation",
     "BranchOverlay",
     "BranchWorkspace",
+    "ForkMaterializer",
     "JudgeAgent",
     "JudgeVerdict",
     "LiveForkCapability",
@@ -57,6 +64,7 @@ __all__ = [
     "coordinator_of",
     "count_retry_parts",
     "count_stuck_loop_hits",
+    "create_fork_toolset",
     "current_branch",
     "forking",
     "listed_price",

@@ -289,6 +289,12 @@ class LiveForkCapability(AbstractCapability[Any]):
         return BranchTester(self.test_command, timeout=self.test_timeout_s, seen_at=self._seen_at())
 
 
+def create_fork_toolset(capability: LiveForkCapability | None = None) -> FunctionToolset[Any]:
+    """Returns the seven tools alone. They answer that forking is not enabled unless they are those
+    of a run: use the capability, which brings them."""
+    return (capability or LiveForkCapability()).get_toolset()
+
+
 def coordinator_of(deps: Any) -> ForkCoordinator | None:
     """Returns the coordinator that a run left with its dependencies (`deps.fork_coordinator`)."""
     found = getattr(deps, COORDINATOR, None)

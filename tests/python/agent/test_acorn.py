@@ -96,6 +96,23 @@ def test_branches_are_a_list_of_modules_named_by_class() -> None:
         broken = type("Broken", (Module,), {"branches": wrong})
         with pytest.raises(TypeError, match="list of Module classes"):
             broken()
+    same = type("Same", (Module,), {"branches": [kind, type("Finder", (Module,), {})]})
+    with pytest.raises(TypeError, match="Finder is there twice"):
+        same()
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("anthropic/claude-sonnet-4-5", "anthropic:claude-sonnet-4-5"),
+        ("openrouter/anthropic/claude-haiku-4.5", "openrouter:anthropic/claude-haiku-4.5"),
+        ("openrouter:anthropic/claude-haiku-4.5", "openrouter:anthropic/claude-haiku-4.5"),
+        ("test", "test"),
+    ],
+)
+def test_a_model_may_be_named_by_its_provider_and_a_slash(given: str, used: str) -> None:
+    assert type("Named", (Module,), {"model": given})().chosen_model == used
+    assert Module(model=given).chosen_model == used
 
 
 @pytest.mark.contract("M2", "M7")
@@ -183,7 +200,7 @@ def test_a_branch_has_its_own_prompt_and_a_copy_of_the_conversation() -> None:
     assert model.instructions(0) == "Finds things."
     assert len(prompts(first)) == 2
     assert returned(first) == ["noted"]
-    assert model.tools[0] == {"call_parent_tool", "__finish__"}
+    assert model.tools[0] == {"call_parent_tool", "__finish__", "note"}
     assert len(prompts(above.last)) == 1, "nothing of the branch's turns is in the parent's"
 
 
@@ -221,6 +238,16 @@ def test_a_branch_calls_its_parents_tools() -> None:
     assert wrong.startswith("Error: ")
     assert failed == "Error: it is broken"
     assert "no tool 'nothing'" in unknown
+
+
+def test_a_branchs_model_is_offered_the_tools_of_its_parents() -> None:
+    kind, model = finder(call("add", a=2, b=3), finish())
+    above = Scripted(call("branch", name="Finder", subject="x"), say("ok"))
+    lead = type("Lead", (Tooled,), {"model": above.model, "branches": [kind]})
+    lead()()
+    assert {"add", "fail", "call_parent_tool", "__finish__"} <= model.tools[0]
+    assert "branch" not in model.tools[0]
+    assert returned(model.last) == ["5"]
 
 
 @pytest.mark.contract("M9", "M10")

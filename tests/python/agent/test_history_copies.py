@@ -78,6 +78,32 @@ def test_the_branches_copies_of_the_parents_conversation_are_made_in_threads() -
     assert len(copied_by) == 5 * MESSAGES, "and two for each branch"
 
 
+def test_conversations_are_dumped_in_threads() -> None:
+    """At each request, in a fork and at its end: a long conversation takes a while to dump."""
+    dumped_by: list[str] = []
+
+    class Codec(JsonCodec):
+        def dump(self, history: Any) -> bytes:
+            dumped_by.append(threading.current_thread().name)
+            return super().dump(history)
+
+    async def asks(runner: ScriptedRunner) -> None:
+        for number in range(3):
+            await runner.say(f"answer {number}")
+
+    async def work() -> None:
+        made = coordinator(None, {"a": asks, "b": asks}, codec=Codec())
+        await made.fork(specs("a", "b"), parent_history=messages())
+        await all_ended(made)
+        await made.detach()
+        await made.merge_or_select(f"pick:{branch_of(made, 'a').id}")
+        await made.aclose()
+
+    run(work())
+    assert len(dumped_by) > 4
+    assert threading.main_thread().name not in dumped_by
+
+
 @pytest.mark.parametrize("codec", [JsonCodec(), MessagesCodec()], ids=["JSON", "messages"])
 def test_a_changed_message_is_copied_again_and_earlier_copies_stay(codec: Any) -> None:
     is_json = isinstance(codec, JsonCodec)

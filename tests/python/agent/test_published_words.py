@@ -29,6 +29,7 @@ from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError
 from branching.agent.judge import JudgeError
 from branching.agent.protocols import Judgement, Question
+from branching.agent.pydantic_ai import ForkMaterializer, create_fork_toolset
 from branching.agent.types import (
     BranchDiffReport,
     BranchIsolation,
@@ -188,6 +189,21 @@ def test_a_coordinator_runs_the_test_command_in_each_branch(real_workspace: Work
 
     run(work())
     assert seen == [1.0, 0.0]
+
+
+def test_the_toolset_and_the_materializer_have_their_published_names(tmp_path: Path) -> None:
+    assert sorted(create_fork_toolset().tools) == [
+        "delete_file",
+        "diff_branches",
+        "fork_cost",
+        "fork_run",
+        "inspect_branches",
+        "merge_or_select",
+        "terminate_branch",
+    ]
+    materializer = ForkMaterializer(tmp_path, "f1")
+    materializer.refresh([])
+    assert (tmp_path / ".pydantic-deep" / "forks" / "f1" / "manifest.json").exists()
 
 
 def test_a_test_command_beside_a_tester_is_refused(tmp_path: Path) -> None:
