@@ -34,6 +34,15 @@ def log(
             "-p", "--patch", help="Print what the branch changed, as a patch that git apply takes."
         ),
     ] = False,
+    html: Annotated[
+        bool,
+        typer.Option(
+            "--html",
+            help="Print a page that compares the candidates of a call: results, changes side by "
+            "side, output. [default: of the last call]",
+            show_default=False,
+        ),
+    ] = False,
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -46,6 +55,8 @@ def log(
     On a terminal only colours are let through of what would command it; a pipe gets all as it was.
 
     Example: branching log speculate-1a2b3c4d-0
+
+    Example: branching log --html speculate-1a2b3c4d > race.html
     """
     with handle_errors(json=json):
         from branching.runlog.run_log import read_entries
@@ -55,14 +66,23 @@ def log(
                 "--patch needs the name of a branch or a call; branching log lists them"
             )
 
+        if html and (patch or json):
+            raise UsageFault("--html goes with neither --patch nor --json")
+
         with opened_workspace(workspace) as space:  # the store may go with the mount
             logs = None if space.store is None else space.store / "logs"
             entries = [] if logs is None else read_entries(logs)
+            if html and name is None:
+                if not entries:
+                    raise UsageFault("no output is kept: nothing has run yet")
+                name = entries[-1].call
             if name is not None:
                 entries = [entry for entry in entries if name in (entry.branch, entry.call)]
                 if logs is None or not entries:
                     raise UsageFault(f"no output is kept under {name!r}; branching log lists it")
-                if patch:
+                if html:
+                    _print_page(logs, entries)
+                elif patch:
                     _print_patches(logs, entries, json=json)
                 else:
                     _print_output(logs, entries, json=json)
@@ -124,6 +144,15 @@ def _print_patches(logs: Path, entries: list[Entry], *, json: bool) -> None:
         for line in text.splitlines(keepends=True):
             shown = visible(line.decode("utf-8", "replace")).encode() if is_terminal else line
             sys.stdout.buffer.write(shown)
+    sys.stdout.buffer.flush()
+
+
+def _print_page(logs: Path, entries: list[Entry]) -> None:
+    from branching.cli.html_report import html_report
+
+    outputs = {entry.branch: _read(logs / f"{entry.branch}.log") for entry in entries}
+    page = html_report(logs, entries, outputs)
+    sys.stdout.buffer.write(page.encode("utf-8", "replace") + b"\n")
     sys.stdout.buffer.flush()
 
 
