@@ -14,7 +14,8 @@ commit would write into main. Mounts of main that were there before a commit go 
 state, so main is mounted again beneath its mount, and the old one is detached. What main shows then
 is compared with what the branch showed: the module loses some kinds of changes without an error.
 
-Two calls at once may take the same entry of the module's table: `_locked` serializes them.
+Two calls at once may take the same entry of the module's table, which is shared memory that it does
+not lock: `_locked` serializes them.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ class DaxFS:
         self._root = mount.directory if branch == "/main" else Path(mount.source)
         if self._main() is None:
             raise MountError(
-                f"{mount.point} cannot be opened as a workspace: it shows "
-                f"{branch or 'an image without branches'}, and its main branch is mounted nowhere",
-                hint="open the mount of the main branch, of an image made by `mkdaxfs --branching`",
+                f"{mount.point} cannot be opened as a workspace: it shows {branch}, and the mount "
+                "of its main branch is not known",
+                hint="open the mount of the main branch",
                 path=str(mount.point),
             )
         self.seen_at = self._root
@@ -98,8 +99,8 @@ class DaxFS:
 
     @staticmethod
     def serves(mount: Mount) -> bool:
-        """Tells a DaxFS mount by its type."""
-        return mount.fstype == "daxfs"
+        """Tells a DaxFS mount that shows a branch. Images without branches are ordinary mounts."""
+        return mount.fstype == "daxfs" and _branch_of(mount) is not None
 
     @property
     def root(self) -> Path:
@@ -154,8 +155,8 @@ class DaxFS:
                 raise BranchError(f"{what}: a branch with that name is open", branch=name)
             created = time.time_ns()
             point = self._store / str(created) / name
-            point.mkdir(parents=True)
             try:
+                point.mkdir(parents=True)
                 options = {"branch": name, "parent": "main", "source": str(self._root)}
                 self._mount(main, point, options)
             except OSError as error:
@@ -217,12 +218,13 @@ class DaxFS:
 
     def abort(self, branch: BranchRecord) -> None:
         what = f"branch {branch.name!r} was not dropped"
-        try:
-            self._drop(branch)
-        except OSError as error:
-            raise AbortError(
-                f"{what}: {error.strerror}", hint=_only_root(error), branch=branch.name
-            ) from error
+        with self._locked(what, branch.name, AbortError):
+            try:
+                self._drop(branch)
+            except OSError as error:
+                raise AbortError(
+                    f"{what}: {error.strerror}", hint=_only_root(error), branch=branch.name
+                ) from error
 
     def diff(self, branch: BranchRecord, *, count_lines: bool = False) -> list[Change]:  # noqa: ARG002
         what = f"branch {branch.name!r} cannot be compared"

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,15 +18,52 @@ from support.fake import FakeBranchFS, mount_table_line, serving
 from support.sandboxed_branch import OWNER, SandboxedBranch, WorkspacePair, mounted_pair
 from support.traces import Traces, processes_in
 
-from branching import Workspace
+from branching import BranchingError, Workspace
 from branching._linux import mountinfo
 from branching.process.sandbox import parent_state
 
 NAME_FROM = "seed.txt"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips slow tests in scripts/test --fast."""
+BACKENDS = os.environ.get("BRANCHING_TEST_BACKENDS", "fake,branchfs").split(",")
+NOT_ON_DAXFS = {
+    "test_results_say_how_much_was_changed": "its list of changes is empty",
+    "test_failures_say_how_much_they_had_changed": "its list of changes is empty",
+    "test_a_pattern_inside_a_candidate_is_stopped_with_it": "waits for a nested branch",
+    "test_a_pattern_inside_a_candidate_commits_into_its_branch": "nested branches, in threads",
+}
+"""Tests of the contract suite that DaxFS cannot pass, besides those in which it refuses a call."""
+_REFUSED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Reports a test in which DaxFS refuses something by name as an expected failure."""
+    report = yield
+    error = call.excinfo.value if call.excinfo else None
+    is_refused = isinstance(error, BranchingError) and "DaxFS has no" in error.message
+    # Such a test leaves its branches open.
+    if report.failed and (is_refused or (call.when == "teardown" and _REFUSED in item.stash)):
+        item.stash[_REFUSED] = True
+        report.outcome = "skipped"
+        report.wasxfail = f"refused: {error.message if isinstance(error, BranchingError) else ''}"
+    return report
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips slow tests in scripts/test --fast, and selects those of DaxFS where it is tested."""
+    if BACKENDS == ["daxfs"]:
+        kept = [item for item in items if "daxfs" in getattr(item, "fixturenames", ())]
+        kept += [item for item in items if item.name.endswith("[daxfs]") or "[daxfs-" in item.name]
+        left_out = [item for item in items if item not in kept]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item in kept]
+        for item in items:
+            reason = NOT_ON_DAXFS.get(getattr(item, "originalname", ""))
+            if reason is not None:
+                item.add_marker(pytest.mark.xfail(reason=reason, run="nested" not in reason))
     if os.environ.get("BRANCHING_TEST_FAST"):
         for item in items:
             if item.get_closest_marker("slow"):
@@ -158,9 +195,6 @@ def daxfs(place: Path) -> Iterator[Mounted]:
         if mount.fstype == "daxfs" and mount.source == str(root):
             subprocess.run(["umount", "-l", mount.point], check=True)
     subprocess.run(["umount", str(root)], check=True)
-
-
-BACKENDS = os.environ.get("BRANCHING_TEST_BACKENDS", "fake,branchfs").split(",")
 
 
 @pytest.fixture(params=BACKENDS)

@@ -5,6 +5,7 @@ All else is tested in the virtual machine that has the module: tests/vm/test_dax
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -84,10 +85,18 @@ def test_a_branch_leads_to_its_main(kernel: FakeKernel, space: Workspace) -> Non
     assert (inner.root, inner.path, inner.branch_path) == (kernel.root, point, "/main/a")
 
 
-@pytest.mark.parametrize("options", ["ro,size=1,static", "rw,size=1,branch=/main/a"])
-def test_a_mount_without_its_main_cannot_be_opened(kernel: FakeKernel, options: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("ro,size=1,static", "not inside a mount that can be branched"),
+        ("rw,size=1,branch=/main/a", "main branch is not known"),
+    ],
+)
+def test_a_mount_without_its_main_cannot_be_opened(
+    kernel: FakeKernel, options: str, words: str
+) -> None:
     kernel.show(kernel.root, "none", options)
-    with pytest.raises(MountError, match="main branch is mounted nowhere") as caught:
+    with pytest.raises(MountError, match=words) as caught:
         Workspace(kernel.root)
     assert caught.value.hint
 
@@ -118,6 +127,18 @@ def test_it_is_refused_before_the_kernel_is_called(
     with pytest.raises(kind, match=words) as caught:
         call(space, space.reopen("a"))
     assert getattr(caught.value, "hint", None)
+
+
+def test_others_than_root_are_told(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(daxfs.DaxFS, "_mount", denied)
+    with pytest.raises(MountError, match="not permitted") as caught:
+        space.branch("a").__enter__()
+    assert "only root" in str(caught.value)
+    assert space.store is not None
+    assert list(space.store.iterdir()) == []
 
 
 def test_the_doctor_says_whether_the_module_is_loaded(

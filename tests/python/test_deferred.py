@@ -13,7 +13,6 @@ import pytest
 from branching import Speculate, Workspace
 from branching._signals import defer_sigint
 from branching.fs import automount
-from branching.fs.branchfs import BranchFS
 
 
 def interrupt() -> None:
@@ -78,7 +77,8 @@ def test_a_thread_hears_nothing_of_it() -> None:
 def test_a_branch_that_was_just_made_is_dropped(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    monkeypatch.setattr(BranchFS, "create", interrupted_after(BranchFS.create, times))
+    backend = type(workspace._backend)
+    monkeypatch.setattr(backend, "create", interrupted_after(backend.create, times))
     with pytest.raises(KeyboardInterrupt):
         Speculate([lambda path: True])(workspace)
     assert workspace.branches() == []
@@ -90,13 +90,14 @@ def test_a_branch_that_was_just_made_is_dropped(
 def test_a_branch_is_ended_all_the_same(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = BranchFS.commit
+    backend = type(workspace._backend)
+    commit: Callable[..., Any] = backend.commit
 
     def interrupted(*args: Any, **options: Any) -> Any:
         interrupt()
         return commit(*args, **options)
 
-    monkeypatch.setattr(BranchFS, "commit", interrupted)
+    monkeypatch.setattr(backend, "commit", interrupted)
     with pytest.raises(KeyboardInterrupt), workspace.branch("b") as branch:
         (branch.path / "made").write_text("x")
     assert workspace.branches() == []

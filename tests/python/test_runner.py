@@ -327,7 +327,7 @@ class TestProgram:
         outcome = Reflexion(program(workspace, text), 2, critique=critic, on_event=listen)(
             workspace
         )
-        names = [path.name[1:] for result in outcome.all_results if (path := result.branch_path)]
+        names = [result.branch_name for result in outcome.all_results]
         assert lines == [
             f"1|{names[0]}|{workspace.path}|0|",
             f"1|{names[1]}|{workspace.path}|1|no good",

@@ -26,8 +26,9 @@ _OUT_OF_REACH = (errno.EINVAL, errno.ENOENT, errno.EACCES, errno.ENOTCONN, errno
 
 
 def has_branches(mount: Mount) -> bool:
-    """Whether it is a BranchFS, an overlayfs mount of one of its branches, or a DaxFS."""
-    return is_branchfs(mount) or mount.fstype == "daxfs" or mount.source in _SOURCES
+    """Whether it is a BranchFS, an overlayfs mount of one of its branches, or a DaxFS branch."""
+    is_daxfs = mount.fstype == "daxfs" and "branch=/main/" in mount.super_options
+    return is_branchfs(mount) or is_daxfs or mount.source in _SOURCES
 
 
 def is_branchfs(mount: Mount) -> bool:
