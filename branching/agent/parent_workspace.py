@@ -27,6 +27,7 @@ class ParentWorkspace:
     """The workspace, and the branch in it that is the parent's; no branch is main."""
 
     def __init__(self, place: Workspace | Branch) -> None:
+        place.check_call(is_compared=True)
         self._is_ours = isinstance(place, Branch)
         self.workspace = Workspace(place.path) if isinstance(place, Branch) else place
         self.branch: Branch | None = None

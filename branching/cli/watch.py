@@ -26,6 +26,7 @@ def watch(workspace: WorkspaceOption = None) -> None:
         from branching.tui.watch.app import Watch
 
         with opened_workspace(workspace) as space:
+            space.check_call(is_compared=True)
             app = Watch(space)
             app.run()
         raise typer.Exit(app.return_code or 0)

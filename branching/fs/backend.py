@@ -207,9 +207,9 @@ class Backend(Protocol):
     def owner(self) -> tuple[int, int]:
         """Uid and gid of the base directory's owner."""
 
-    def check_call(self, *, is_nested: bool, is_part: bool) -> None:
+    def check_call(self, *, is_nested: bool, is_part: bool, is_compared: bool) -> None:
         """Raises MountError if the file system cannot do what a call will need at its end: branches
-        in branches, the commit of a part of the changed paths.
+        in branches, the commit of a part of the changed paths, the list of them.
         """
 
     def create(self, name: str, parent: int, *, disk_limit: int | None = None) -> BranchRecord:

@@ -125,9 +125,11 @@ class Branch:
         """It was made, and neither committed nor aborted through this object."""
         return self._record is not None and self._ended is None
 
-    def check_call(self, *, is_nested: bool = False, is_part: bool = False) -> None:
+    def check_call(
+        self, *, is_nested: bool = False, is_part: bool = False, is_compared: bool = False
+    ) -> None:
         """Raises MountError if a call cannot succeed on this file system: see `Backend`."""
-        self._backend.check_call(is_nested=is_nested, is_part=is_part)
+        self._backend.check_call(is_nested=is_nested, is_part=is_part, is_compared=is_compared)
 
     def branch(
         self,

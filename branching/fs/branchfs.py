@@ -107,7 +107,7 @@ class BranchFS:
     def owner(self) -> tuple[int, int]:
         return self._owner
 
-    def check_call(self, *, is_nested: bool, is_part: bool) -> None:
+    def check_call(self, *, is_nested: bool, is_part: bool, is_compared: bool) -> None:
         """Has all of it."""
 
     def create(self, name: str, parent: int, *, disk_limit: int | None = None) -> BranchRecord:

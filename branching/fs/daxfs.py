@@ -36,6 +36,7 @@ from branching.errors import (
     AbortError,
     BranchError,
     BranchingError,
+    BranchNotFoundError,
     CommitError,
     ConflictError,
     MountError,
@@ -72,6 +73,7 @@ Entry = tuple[int, int] | None
 """Type and size of a file or a directory; None of one that cannot be read."""
 _MISSING: Entry = (0, 0)
 _NO_NESTED = "no nested branches, which setups, limits on all candidates and deeper levels need"
+_NO_CHANGES = "no list of changes"
 _NO_PART = "no commit of a part"
 _HINT = "mount the directory with BranchFS instead: branchfs mount --base DIR MOUNTPOINT"
 
@@ -130,8 +132,12 @@ class DaxFS:
     def owner(self) -> tuple[int, int]:
         return self._owner
 
-    def check_call(self, *, is_nested: bool, is_part: bool) -> None:
-        for is_needed, missing in ((is_nested, _NO_NESTED), (is_part, _NO_PART)):
+    def check_call(self, *, is_nested: bool, is_part: bool, is_compared: bool) -> None:
+        for is_needed, missing in (
+            (is_nested, _NO_NESTED),
+            (is_part, _NO_PART),
+            (is_compared, f"{_NO_CHANGES}, which agents, branching mcp and watch need"),
+        ):
             if is_needed:
                 _refuse(MountError, "nothing was started", missing)
 
@@ -195,6 +201,7 @@ class DaxFS:
             try:
                 self._drop(branch)
                 self._mount_main_again()
+                self._check_committed(branch, before, wanted)
             except OSError as error:
                 raise RecoveryError(
                     f"branch {branch.name!r} was committed, but {self._root} could not be mounted "
@@ -203,7 +210,6 @@ class DaxFS:
                     branch=branch.name,
                     path=str(self._root),
                 ) from error
-            self._check_committed(branch, before, wanted)
         return Committed(changes=[], forgotten=[])
 
     def rebase(
@@ -228,11 +234,11 @@ class DaxFS:
 
     def diff(self, branch: BranchRecord, *, count_lines: bool = False) -> list[Change]:  # noqa: ARG002
         what = f"branch {branch.name!r} cannot be compared"
-        _refuse(BranchError, what, "no list of changes", branch=branch.name)
+        _refuse(BranchError, what, _NO_CHANGES, branch=branch.name)
 
     def patch(self, branch: BranchRecord, file: int) -> int:  # noqa: ARG002
         what = f"branch {branch.name!r} cannot be written as a patch"
-        _refuse(BranchError, what, "no list of changes", branch=branch.name)
+        _refuse(BranchError, what, _NO_CHANGES, branch=branch.name)
 
     def export(self, branch: BranchRecord, file: int) -> None:  # noqa: ARG002
         what = f"branch {branch.name!r} was not exported"
@@ -388,6 +394,8 @@ class DaxFS:
                 hint="abort it, and try again in a new branch",
                 branch=branch.name,
             )
+        if error.errno == errno.ENOENT:
+            return BranchNotFoundError(f"{what}: it is no longer open", branch=branch.name)
         if error.errno == errno.EBUSY:
             return CommitError(
                 f"{what}: files in it are still open for writing. Nothing was changed",

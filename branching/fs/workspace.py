@@ -232,9 +232,11 @@ class Workspace:
         has_others = self.fstype != "daxfs"
         return "snapshot" if self.policy == "first-winner" and has_others else None
 
-    def check_call(self, *, is_nested: bool = False, is_part: bool = False) -> None:
+    def check_call(
+        self, *, is_nested: bool = False, is_part: bool = False, is_compared: bool = False
+    ) -> None:
         """Raises MountError if a call cannot succeed on this file system: see `Backend`."""
-        self._backend.check_call(is_nested=is_nested, is_part=is_part)
+        self._backend.check_call(is_nested=is_nested, is_part=is_part, is_compared=is_compared)
 
     def branch(
         self,

@@ -78,6 +78,7 @@ class WorkspaceSession:
     def __init__(
         self, workspace: Workspace, owner: Owner | None = None, rules: Rules | None = None
     ) -> None:
+        workspace.check_call(is_compared=True)
         self.workspace = workspace
         self.owner = owner
         self.rules = rules or Rules()

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from branching import BranchError, CommitError, MountError, Workspace
+from branching import BranchError, BranchNotFoundError, CommitError, MountError, Workspace
 from branching._linux import mountinfo, syscalls
+from branching.agent.parent_workspace import ParentWorkspace
 from branching.cli import doctor
 from branching.fs import daxfs
 from branching.fs.branch import Branch
+from branching.mcp.workspace_session import WorkspaceSession
 
 
 class FakeKernel:
@@ -112,6 +114,8 @@ CALLS: list[tuple[str, type[Exception], Callable[[Workspace, Branch], object]]] 
     ("history", CommitError, lambda space, branch: space.undo()),
     ("nested", MountError, lambda space, branch: space.check_call(is_nested=True)),
     ("part", MountError, lambda space, branch: space.check_call(is_part=True)),
+    ("agents", MountError, lambda space, branch: ParentWorkspace(space)),
+    ("mcp", MountError, lambda space, branch: WorkspaceSession(space)),
 ]
 
 
@@ -127,6 +131,16 @@ def test_it_is_refused_before_the_kernel_is_called(
     with pytest.raises(kind, match=words) as caught:
         call(space, space.reopen("a"))
     assert getattr(caught.value, "hint", None)
+
+
+def test_a_branch_that_another_program_ended_is_not_found(
+    kernel: FakeKernel, space: Workspace
+) -> None:
+    point = shown_branch(kernel, space, "a", "/main/a")
+    branch = space.reopen("a")
+    point.rmdir()
+    with pytest.raises(BranchNotFoundError, match="no longer open"):
+        branch.commit()
 
 
 def test_others_than_root_are_told(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
