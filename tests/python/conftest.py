@@ -31,6 +31,7 @@ NOT_ON_DAXFS = {
     "test_failures_say_how_much_they_had_changed": "its list of changes is empty",
     "test_a_pattern_inside_a_candidate_is_stopped_with_it": "waits for a nested branch",
     "test_a_pattern_inside_a_candidate_commits_into_its_branch": "nested branches, in threads",
+    "test_a_pattern_can_be_called_again_and_at_the_same_time": "nested branches, in threads",
 }
 """Tests of the contract suite that DaxFS cannot pass, besides those in which it refuses a call."""
 _REFUSED = pytest.StashKey[bool]()
