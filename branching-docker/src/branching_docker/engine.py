@@ -136,7 +136,15 @@ class Docker:
     def _client(self) -> docker.DockerClient:
         import docker
 
-        return docker.DockerClient(base_url=f"unix://{self.socket_path}", timeout=TIMEOUT_SECONDS)
+        try:
+            return docker.DockerClient(base_url=f"unix://{self.socket_path}", timeout=TIMEOUT_SECONDS)
+        # The SDK does not check the types of all values.
+        except (AttributeError, TypeError, docker.errors.InvalidConfigFile) as error:
+            raise EngineError(
+                "Docker's configuration cannot be used.",
+                cause=str(error),
+                hint="correct config.json in ~/.docker, or in the directory that DOCKER_CONFIG names",
+            ) from error
 
     @contextmanager
     def connected(self) -> Iterator[docker.DockerClient]:
