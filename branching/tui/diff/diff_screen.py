@@ -15,6 +15,7 @@ from textual.widgets.option_list import Option
 from branching.tui.background_calls import BackgroundCalls
 from branching.tui.diff.diff_view import DiffView
 from branching.tui.diff.line_diff import Comparison
+from branching.tui.diff.syntax import Colours, syntax_colours
 from branching.tui.formatting import plain
 
 
@@ -112,12 +113,18 @@ class DiffScreen(ModalScreen[None]):
     @work(exclusive=True)
     async def _read(self, path: str) -> None:
         try:
-            self._comparison = await self._background.do(self._pair.compared, path)
+            found, colours = await self._background.do(self._compared, path)
         except (OSError, RuntimeError) as error:
-            self._comparison = Comparison(path=path, note=f"[{path} cannot be read: {error}]")
-        self._hunk = 0 if self._comparison.hunks else -1
-        self._columns.show(self._comparison)
+            found = Comparison(path=path, note=f"[{path} cannot be read: {error}]")
+            colours = ()
+        self._comparison = found
+        self._hunk = 0 if found.hunks else -1
+        self._columns.show(found, colours)
         self._show_heading()
+
+    def _compared(self, path: str) -> tuple[Comparison, Colours]:
+        comparison = self._pair.compared(path)
+        return comparison, syntax_colours(comparison)
 
     def _show_heading(self) -> None:
         found = self._comparison

@@ -224,6 +224,27 @@ def test_side_by_side_with_the_parent_and_with_a_marked_branch(
     piloted(app, act)
 
 
+def test_code_side_by_side_has_the_colours_of_its_language(
+    real: Mounted, space: Workspace, app: Watch
+) -> None:
+    kept(space, "one", {"code.py": "return 'text'\n"})
+
+    def colour_of(word: str) -> object:
+        strips = app.screen._compositor.render_strips()
+        [line] = [strip for strip in strips if "return" in strip.text]
+        style = next(segment.style for segment in line if word in segment.text)
+        assert style is not None
+        return style.color
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "1 ○ open")
+        await pilot.press("1", "d")
+        await until_shown(pilot, "+    1 return 'text'")
+        assert len({str(colour_of(word)) for word in ("+", "return", "text")}) == 3
+
+    piloted(app, act)
+
+
 def test_a_conflict_lists_the_paths_and_can_be_forced(
     real: Mounted, space: Workspace, app: Watch
 ) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from rich.text import Text
 
 from branching.tui.background_calls import WAITING_MAX, BackgroundCalls
 from branching.tui.diff.diff_view import row_text
 from branching.tui.diff.line_diff import LINES_MAX, compare
+from branching.tui.diff.syntax import syntax_colours
 from branching.tui.formatting import coloured, duration, filled, money, plain, shortened
 from branching.tui.tab_bar import Tab, chips_text
 from branching.tui.watch import workspace_monitor
@@ -103,6 +105,56 @@ def test_columns_are_columns_whatever_the_characters() -> None:
     lines = [row_text(row, 40).plain for row in found.rows]
     assert {cell_len(line) for line in lines} <= {39, 40}
     assert len({cell_len(line[: line.index(" ~ ")]) for line in lines if " ~ " in line}) == 1
+
+
+def styles_of(text: Text, word: str) -> str:
+    """The styles of the first character of a word, as text."""
+    place = text.plain.index(word)
+    return " ".join(str(span.style) for span in text.spans if span.start <= place < span.end)
+
+
+class TestSyntaxColours:
+    def test_code_is_coloured_and_the_sign_has_the_colour_of_the_change(self) -> None:
+        found = compare("f.py", b"def f():\n    pass\n", b"def f():\n    return 'text'\n")
+        colours = syntax_colours(found)
+        assert len(colours) == len(found.rows) == 3
+        hunk, same, changed = (
+            row_text(row, 60, *sides) for row, sides in zip(found.rows, colours, strict=True)
+        )
+        assert [each.plain for each in (hunk, same, changed)] == [
+            row_text(row, 60).plain for row in found.rows
+        ]
+        keyword, string = styles_of(changed, "return"), styles_of(changed, "'text'")
+        assert keyword
+        assert string
+        assert keyword != string
+        assert styles_of(same, "def") == keyword
+        assert styles_of(changed, " ~ ") == "yellow"
+        assert styles_of(changed, "2 ") == "yellow"
+        assert "yellow" not in keyword
+
+    def test_a_text_of_several_lines_is_one_where_it_begins_in_the_hunk(self) -> None:
+        before = b"x = 1\n" * 20
+        found = compare("f.py", before, before + b'"""begin\nreturn\n"""\n')
+        shown = [
+            row_text(row, 60, *sides)
+            for row, sides in zip(found.rows, syntax_colours(found), strict=True)
+        ]
+        [begin, inside] = [
+            styles_of(text, word)
+            for text in shown
+            for word in ("begin", "return")
+            if word in text.plain
+        ]
+        assert begin == inside
+        assert begin != "green", "the colour of the change alone"
+
+    def test_controls_cut_lines_and_unknown_files_look_as_without_colours(self) -> None:
+        after = "a\x1b[31m\tb\n" + "分支" * 40 + "\n" + "y" * 2000 + "\n\n\n1\n"
+        for name in ("f.py", "f.unknown", "Makefile"):
+            found = compare(name, b"1\n", after.encode())
+            for row, sides in zip(found.rows, syntax_colours(found), strict=True):
+                assert row_text(row, 40, *sides).plain == row_text(row, 40).plain
 
 
 class TestTail:
