@@ -6,8 +6,10 @@ All else is tested in the virtual machine that has the module: tests/vm/test_dax
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -131,6 +133,47 @@ def test_it_is_refused_before_the_kernel_is_called(
     with pytest.raises(kind, match=words) as caught:
         call(space, space.reopen("a"))
     assert getattr(caught.value, "hint", None)
+
+
+def is_locked(directory: Path) -> bool:
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def test_other_programs_wait_while_the_kernel_makes_commits_or_drops_a_branch(
+    kernel: FakeKernel, space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module does not lock its table of branches, which all mounts share."""
+    calls = []
+
+    def called(name: str) -> Callable[..., int]:
+        def call(*_: object, **__: object) -> int:
+            assert space.store is not None
+            calls.append((name, is_locked(space.store)))
+            return os.open("/", os.O_RDONLY) if name == "new_mount" else 0
+
+        return call
+
+    for name in ("new_mount", "attach_mount"):
+        monkeypatch.setattr(syscalls, name, called(name))
+    monkeypatch.setattr(daxfs, "_memory_of", lambda _: nullcontext({}))
+    space.branch("made", None, None).__enter__()
+    point = shown_branch(kernel, space, "a", "/main/a")
+    for name in ("reconfigure", "unmount"):
+        monkeypatch.setattr(syscalls, name, called(name))
+    space.reopen("a").commit()
+    kernel.show(point, str(kernel.root), "rw,branch=/main/a")
+    point.mkdir(parents=True)
+    space.reopen("a").abort()
+    made, remounted = ["new_mount", "attach_mount"], ["new_mount", "attach_mount", "unmount"]
+    assert [name for name, _ in calls] == [*made, "reconfigure", "unmount", *remounted, "unmount"]
+    assert all(was_locked for _, was_locked in calls)
 
 
 def test_a_branch_that_another_program_ended_is_not_found(
