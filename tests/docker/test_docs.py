@@ -4,6 +4,7 @@ a document.
     sh          by bash, which stops at the first command that fails; what calls `branching` itself, in a container
     python      by the image's Python, in a branching workspace
     yaml        what stands under `run: |` and `- |` is run as sh, with the image's name in IMAGE
+    console     commands and their output: another test compares them
     text, toml  are no code, nor is a block without a kind, a drawing
 A block whose run would repeat another test's says which: <!-- tested by: FILE, FILE -->. One that is not run at all
 says why: <!-- not run: REASON -->.
@@ -40,7 +41,7 @@ FENCE = re.compile(
 )
 YAML_SCRIPT = re.compile(r"^(?P<indent> *)(?:- |run: )\|\n(?P<text>(?:(?P=indent) +.*\n|\n)+)", re.M)
 RUN = ("sh", "python", "yaml")
-NOT_RUN = ("text", "toml", "")
+NOT_RUN = ("text", "toml", "console", "")
 DERIVED = "branching-with-bc"
 """The image that docs/image.md makes."""
 INSIDE = "limits.md"
@@ -213,6 +214,7 @@ def test_nothing_escapes() -> None:
         assert text.count("\n```") == 2 * len(blocks(document)), f"{document}: a fence without a kind, or not closed"
         for block in blocks(document):
             assert block.kind in RUN + NOT_RUN, f"{document}: what is {block.kind!r}?"
+            assert block.kind != "console" or block.elsewhere, f"{document}: which test compares that output?"
             if block.reason:
                 assert len(block.reason) > 20, f"{document}: why is that not run?"
             for name in block.elsewhere:
