@@ -36,6 +36,7 @@ from branching.agent.fork import Fork, check_specs, new_fork_id
 from branching.agent.fork_session import ForkSession
 from branching.agent.fork_store import InMemoryForkStateStore
 from branching.agent.json_codec import JsonCodec
+from branching.agent.kept_patches import keep_patches
 from branching.agent.merge_override import Override
 from branching.agent.parent_workspace import ParentWorkspace
 from branching.agent.project_tests import TIMEOUT_SECONDS, BranchTester
@@ -367,16 +368,29 @@ class ForkCoordinator(ForkRuns, Resolver):
         """Ends an open fork whose parent was cancelled or has failed, which `error` says.
 
         A fork in a durable store is left to be resumed, as by `detach`. Any other fork is aborted,
-        because nothing could find it again; the parent's own changes land. What prevents that is
-        added to `error` as a note.
+        because nothing could find it again; the parent's own changes land. What its branches
+        changed is kept as patches in the run log. A note of `error` names them, or says what
+        prevented the end.
         """
         try:
             if self.store.home is not None:
                 await self.detach()
             elif not self.is_resolved:
+                await self._keep_patches(error)
                 await self.abort_fork()
         except (BranchingError, OSError) as failure:
             add_note(error, f"and fork {self.fork_id} was not ended: {failure}")
+
+    async def _keep_patches(self, error: BaseException) -> None:
+        async with self._lock:
+            session, place = self._open(), self._place
+            await session.quiet()
+            if place is None:
+                return
+            branches = list(session.fork.branches.values())
+            kept = await run_in_thread(lambda: keep_patches(place.workspace, branches))
+        for name in kept:
+            add_note(error, f"what branch {name} changed is kept: branching log --patch {name}")
 
     async def __aenter__(self) -> ForkCoordinator:
         """Returns the coordinator. The end of the block ends an open fork: by `aclose`, or by

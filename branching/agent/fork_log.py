@@ -23,8 +23,9 @@ from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.queue_listener import QueueListener
 from branching.errors import BranchError
-from branching.fs import Workspace
+from branching.fs import Branch, Workspace
 from branching.runlog.events import Event, EventKind, OnEvent
+from branching.runlog.patches import WHOLE_PATCH_BYTES_MAX
 from branching.runlog.run_controller import RunController
 from branching.runlog.run_log import RunLog
 
@@ -75,6 +76,10 @@ class ForkLog:
         self._partial[branch_id] = rest
         if lines:
             self._tell("output", branch, text="\n".join(lines))
+
+    def keep_patch(self, branch: Branch) -> None:
+        """Keeps what a branch that was noticed changed, before it is merged. It blocks."""
+        self._run_log.keep_patch(branch, WHOLE_PATCH_BYTES_MAX)
 
     def notice(self) -> None:
         """Writes down what has changed since the last time. To be called now and then."""

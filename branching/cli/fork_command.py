@@ -273,7 +273,7 @@ class ForkCommand:
         """Merges a branch. What it changed is kept as a patch: not all of it may be merged."""
         if self._log is not None and winner.branch is not None:
             self._log.notice()
-            await run_in_thread(partial(self._log.controller.before_end, winner.branch))
+            await run_in_thread(partial(self._log.keep_patch, winner.branch))
         return await _whole(coordinator.merge_or_select(f"pick:{winner.id}", options))
 
     # What is seen of it.

@@ -50,7 +50,7 @@ def log(
 
     The output of candidates, and of what was run, is kept with the workspace, also of branches
     that were dropped: the newest 200 and 10 MiB of each, until branching prune. So is what each
-    candidate changed, as a patch of at most 256 KiB.
+    candidate changed, as a patch of at most 256 KiB, of the winner of a fork 64 MiB.
 
     On a terminal only colours are let through of what would command it; a pipe gets all as it was.
 

@@ -2,7 +2,8 @@
 
     STORE/logs/speculate-1a2b3c4d-0.patch     what the candidate changed, as `git apply` takes it
 
-It has at most PATCH_BYTES_MAX bytes; what is left out is said in its last line. BranchFS writes it
+It has at most PATCH_BYTES_MAX bytes, or WHOLE_PATCH_BYTES_MAX where nothing else is left of the
+work; what is left out is said in its last line. BranchFS writes it
 into a pipe and stops when the pipe is closed, so that a branch with much in it costs no more than
 that.
 """
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
     from branching.fs import Branch
 
 PATCH_BYTES_MAX = 256 << 10
+WHOLE_PATCH_BYTES_MAX = 64 << 20
+"""Of a winner, whose version of files in conflict is in no other place, and of branches that were
+dropped although nobody decided so."""
 SUFFIX = ".patch"
-CUT = f"[the rest is left out: a patch that is kept has {PATCH_BYTES_MAX} bytes]\n".encode()
+CUT = "[the rest is left out: a patch that is kept has {} bytes]\n"
 
 
-def patch_of(branch: Branch) -> bytes:
-    """Returns the patch of an open branch, cut at PATCH_BYTES_MAX; empty if nothing was changed.
+def patch_of(branch: Branch, bytes_max: int = PATCH_BYTES_MAX) -> bytes:
+    """Returns the patch of an open branch, cut at so many bytes; empty if nothing was changed.
 
     Raises:
         BranchingError: The branch is gone, or cannot be read.
@@ -36,7 +40,7 @@ def patch_of(branch: Branch) -> bytes:
 
     def collect() -> None:
         size = 0
-        while size <= PATCH_BYTES_MAX and (part := os.read(reading, 1 << 16)):
+        while size <= bytes_max and (part := os.read(reading, 1 << 16)):
             parts.append(part)
             size += len(part)
         os.close(reading)  # who writes on gets EPIPE
@@ -51,8 +55,8 @@ def patch_of(branch: Branch) -> bytes:
             error = raised
     collector.join()
     patch = b"".join(parts)
-    if len(patch) > PATCH_BYTES_MAX:
-        return patch[: patch.rfind(b"\n", 0, PATCH_BYTES_MAX) + 1] + CUT
+    if len(patch) > bytes_max:
+        return patch[: patch.rfind(b"\n", 0, bytes_max) + 1] + CUT.format(bytes_max).encode()
     if error is not None:
         raise error
     return patch

@@ -35,8 +35,8 @@ from branching.errors import BranchingError
 from branching.fs.store_files import is_name, open_directory, open_file, read
 from branching.runlog.control_socket import SUFFIX, ControlServer, is_alive, remove_stale
 from branching.runlog.events import takes_blocks, taking_blocks
+from branching.runlog.patches import PATCH_BYTES_MAX, patch_of
 from branching.runlog.patches import SUFFIX as PATCH_SUFFIX
-from branching.runlog.patches import patch_of
 from branching.runlog.run_controller import RunController
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class RunLog:
         self._entries: dict[str, Entry] = {}
         # Guards the entries: the helm's states come from its own thread.
         self._lock = threading.Lock()
-        self.controller = RunController(self._on_state, self._keep_patch)
+        self.controller = RunController(self._on_state, self.keep_patch)
         """Through which the call is steered."""
         self._control_server: ControlServer | None = None
 
@@ -178,13 +178,13 @@ class RunLog:
             if self._directory is not None and entry and entry.state in UNDER_WAY:
                 self._note(self._directory, replace(entry, state=state))
 
-    def _keep_patch(self, branch: Branch) -> None:
+    def keep_patch(self, branch: Branch, bytes_max: int = PATCH_BYTES_MAX) -> None:
         """Keeps what a branch changed, before it ends. Branches that have no log are left out."""
         with self._lock:
             if self._directory is None or branch.name not in self._entries:
                 return
         try:
-            patch = patch_of(branch)
+            patch = patch_of(branch, bytes_max)
         except BranchingError:
             return  # it cannot be read any more, and its end says why
         with self._lock:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 from conftest import NAME_FROM, Mounted
-from support.command import branching
+from support.command import Running, branching
+from support.forks import branch_with
 
 from branching.runlog import patches
 from branching.tui.diff.patch_sources import PatchSource
@@ -52,8 +54,28 @@ def test_a_long_patch_is_cut_and_says_so(real: Mounted) -> None:
     assert branching(real.root, "speculate", "--quiet", "-c", much).code == 1
     done = branching(real.root, "log", entry_of(real, "seq"), "--patch")
     assert done.code == 0, done.err
-    assert len(done.out) <= patches.PATCH_BYTES_MAX + len(patches.CUT)
-    assert done.out.endswith(f"\n{patches.CUT.decode()}")
+    assert len(done.out) <= patches.PATCH_BYTES_MAX + 100
+    assert done.out.endswith("\n" + patches.CUT.format(patches.PATCH_BYTES_MAX))
+
+
+def test_the_winners_patch_of_a_fork_is_whole_where_its_version_is_in_no_other_place(
+    real: Mounted,
+) -> None:
+    """The file that others changed meanwhile comes last in a long patch."""
+    (real.base / "zz").write_text("1\n")
+    script = "seq 100000 > much; echo 2 > zz; touch begun; while [ ! -e go ]; do sleep 0.1; done"
+    run = Running(real.root, ["fork", "-q", "-c", script])
+    branch = branch_with(real.root, "begun")
+    (real.base / "zz").write_text("theirs\n")
+    (branch / "go").touch()
+    done = run.done()
+    assert done.code == 0, done.err
+    found = re.search(r"the winner's version of these paths: branching (.*)", done.out)
+    assert found
+    patch = branching(real.root, *found[1].split()).out
+    assert len(patch) > patches.PATCH_BYTES_MAX
+    assert "+++ b/zz\n" in patch
+    assert patch.endswith("\n+2\n"), patch[-200:]
 
 
 def test_the_patch_of_a_json_document_is_text_or_null(real: Mounted) -> None:

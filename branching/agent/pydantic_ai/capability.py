@@ -13,9 +13,9 @@ Each run of the agent gets a coordinator of its own, made when it forks. What ha
                      conversation finds it, and so does `coordinator_of(deps)`. A run of another
                      conversation finds it too, works beside it, and can end it: it then gets the
                      winner's files, and keeps its own conversation
-    exception        a run that raises or is cancelled ends its fork: the branches are dropped and
-                     the parent's files land. With a durable `store` the branches are stopped, and
-                     the fork can be resumed
+    exception        a run that raises or is cancelled ends its fork: the branches are dropped, what
+                     they changed is kept as patches, and the parent's files land. With a
+                     durable `store` the branches are stopped, and the fork can be resumed
 
 Without `place` the branches share the files of their agent: conversations and budgets fork, files
 do not.

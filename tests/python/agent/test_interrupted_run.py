@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +17,8 @@ from typing import Any
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from support.agents import coordinator, forever, run, specs, until
+from support.branchfs import find_program
+from support.command import branching
 
 from branching import Workspace
 from branching.agent.checkpoint import InMemoryCheckpointStore
@@ -25,6 +33,31 @@ END_SECONDS_MAX = 3.0
 """An end that waits for a busy mount takes more than 5 seconds."""
 
 
+PROGRAM_SECONDS_MAX = 60
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from agent.test_interrupted_run import Program
+from branching import Workspace
+
+async def main():
+    project = Path(sys.argv[1])
+    with Workspace.open(project) as workspace:
+        program = Program(project, workspace)
+
+        async def say():
+            await program.is_ready.wait()
+            print("ready", flush=True)
+
+        saying = asyncio.create_task(say())
+        await program.agent.run("cancel")
+        await saying
+
+asyncio.run(main())
+"""
+"""Runs until it is interrupted; says when its branches work."""
+
+
 class Interrupted(Exception):
     """Raised by the parent's model while its branches run."""
 
@@ -37,6 +70,7 @@ class Program:
         self.workspace = workspace
         self.is_ready = asyncio.Event()
         self.interrupted_at = 0.0
+        self.notes: list[str] = []
         capability = LiveForkCapability(
             place=workspace, store=store, checkpoint_store=InMemoryCheckpointStore()
         )
@@ -59,7 +93,7 @@ class Program:
         told = prompts(messages)[-1]
         if told == "sleep":
             if since_prompt(messages) == 0:
-                return call("shell", command="touch started; sleep 1000")
+                return call("shell", command="echo work > started; sleep 1000")
             return say("slept")
         if not returned(messages, "fork_run"):
             both = [{"label": label, "steer": "sleep"} for label in "ab"]
@@ -70,8 +104,9 @@ class Program:
 
     async def run(self, how: str) -> None:
         if how == "raise":
-            with pytest.raises(Interrupted):
+            with pytest.raises(Interrupted) as raised:
                 await self.agent.run(how)
+            self.notes = getattr(raised.value, "__notes__", [])
             return
         task = asyncio.create_task(self.agent.run(how))
         await self.is_ready.wait()
@@ -97,6 +132,44 @@ def test_an_interrupted_run_ends_its_fork_promptly(project: Path, how: str) -> N
     assert time.monotonic() - program.interrupted_at < END_SECONDS_MAX
     assert (project / "parent.txt").read_text() == "mine\n"
     assert not (project / "started").exists()
+
+
+def test_the_work_of_the_branches_of_an_interrupted_run_is_kept_as_patches(project: Path) -> None:
+    with Workspace.open(project) as workspace:
+        program = Program(project, workspace)
+        run(program.run("raise"))
+    kept = [re.search("what branch (.*) changed is kept: (.*)", note) for note in program.notes]
+    assert [each and each[1].rpartition("-")[2] for each in kept] == ["a", "b"]
+    for each in kept:
+        assert each is not None
+        done = branching(project, *each[2].removeprefix("branching ").split())
+        assert "+++ b/started\n@@ -0,0 +1 @@\n+work\n" in done.out, done.err
+    assert not (project / "started").exists()
+
+
+def test_a_keyboard_interrupt_ends_the_fork_and_keeps_the_work(project: Path) -> None:
+    """A program of its own gets a SIGINT while its branches run commands."""
+    tests = Path(__file__).parents[1]
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(project)],
+        env={**os.environ, "BRANCHFS": find_program(), "PYTHONPATH": str(tests)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=PROGRAM_SECONDS_MAX)
+    assert process.returncode == -signal.SIGINT, errors
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert (project / "parent.txt").read_text() == "mine\n"
+    listed = json.loads(branching(project, "ls", "--json").out)
+    assert listed["branches"] == []
+    logged = json.loads(branching(project, "log", "--json").out)["candidates"]
+    assert [each["state"] for each in logged] == ["terminated"] * 2
+    for name in [each["branch"] for each in logged]:
+        assert "+work\n" in branching(project, "log", name, "--patch").out
 
 
 @pytest.mark.parametrize("how", ["raise", "cancel"])
