@@ -133,7 +133,10 @@ def fork(
 
     branching ls names a fork that was left, branching log and branching watch show what runs.
 
-    Example: branching fork -n 3 --test-command auto -- claude -p "fix issue 7"
+    An agent cannot write to your home in a branch; give its state a place in $TMPDIR.
+
+    Example: branching fork -n 3 --test-command auto -- sh -c
+    'CLAUDE_CONFIG_DIR=$TMPDIR/claude claude -p "fix issue 7" --dangerously-skip-permissions'
     """
     with handle_errors(json=json):
         if pick is not None and judge is not None:

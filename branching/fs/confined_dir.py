@@ -51,6 +51,10 @@ class ConfinedDir:
         self._directory = directory
         self._owner = owner
 
+    def beside(self, directory: Path) -> ConfinedDir:
+        """Returns another directory, acted on as the same owner."""
+        return ConfinedDir(directory, self._owner)
+
     def read(self, path: str, *, offset: int = 0, limit: int) -> tuple[bytes, int]:
         """Returns at most `limit` bytes from `offset` on, and how many the file has in all."""
         with self._acting(), self._opened(path, os.O_RDONLY | os.O_NONBLOCK) as file:

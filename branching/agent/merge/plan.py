@@ -47,6 +47,11 @@ class Sides:
     """Of main: the base directory, in which others may have changed files behind our back."""
     forked_ns: int
 
+    @property
+    def outside(self) -> ConfinedDir | None:
+        """The base directory, by itself: a view of it may not have noticed yet what others made."""
+        return None if self.directory is None else self.base.beside(self.directory)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
@@ -193,7 +198,10 @@ def _is_directory(tree: ConfinedDir, path: str) -> bool:
 def _same(path: str, sides: Sides) -> bool:
     if _is_directory(sides.winner, path) and _is_directory(sides.parent, path):
         return True  # both made it: what is in it is compared by itself
-    return identity(sides.winner, path) == identity(sides.parent, path)
+    parent = sides.parent
+    if sides.outside is not None and path not in sides.parent_touched:
+        parent = sides.outside
+    return identity(sides.winner, path) == identity(parent, path)
 
 
 def _chosen_hunks(path: str, sides: Sides, options: MergeOptions) -> bytes:

@@ -193,6 +193,37 @@ def test_a_merge_leaves_another_fork_live(driver: str, request: pytest.FixtureRe
     assert {"madea", "madeb"} <= {path.name for path in mounted.base.iterdir()}
 
 
+@pytest.mark.parametrize("driver", ["real", "overlaid"])
+def test_the_second_of_two_forks_of_one_file_keeps_the_first_and_its_own_as_a_patch(
+    driver: str, request: pytest.FixtureRequest
+) -> None:
+    mounted: Mounted = request.getfixturevalue(driver)
+    top = mounted.root
+    (mounted.base / "lines").write_text("1\n")
+    scripts = [
+        f"echo {n} > lines; touch begun{n} own{n}; while [ ! -e go ]; do sleep 0.1; done"
+        for n in "ab"
+    ]
+    runs = [Running(top, ["fork", "-q", "-c", script]) for script in scripts]
+    branches = [branch_with(top, f"begun{n}") for n in "ab"]
+    ended = []
+    for branch, run in zip(branches, runs, strict=True):
+        (branch / "go").touch()
+        ended.append(run.done())
+    first, second = ended
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert "conflict" not in first.out
+    assert "go" not in second.out, "both made the same of it"
+    assert "1 conflict: lines" in second.out
+    assert (mounted.base / "lines").read_text() == "a\n"
+    assert {"owna", "ownb"} <= {path.name for path in mounted.base.iterdir()}
+    found = re.search(r"the winner's version of these paths: branching (.*)", second.out)
+    assert found
+    assert "\n+b\n" in called(top, *found[1].split()).out
+    with Workspace(top) as space:
+        assert space.branches() == []
+
+
 def test_merge3_and_empty_labels_are_refused(root: Path) -> None:
     assert called(root, "fork", "--on-conflict", "merge3", "-c", "true").code == 2
     assert called(root, "fork", "--label", "", "-c", "true").code == 2
