@@ -32,7 +32,7 @@ def advice(command: Sequence[str], code: int, base: Path, *, was_read_only: bool
     if code == EXIT_NOT_FOUND and host_directory() is not None:
         is_here = shutil.which(command[0]) is not None
         what = "a program that it runs" if is_here else repr(command[0])
-        how = "use --image with an image of your own, made FROM this one"
+        how = "branching-docker init writes a Dockerfile that adds the project's tools"
         return [f"{what} is not in the image; {how}: docs/image.md#your-own-tools"]
     hints = []
     if code == EXIT_GIT_FATAL and (repository := _outer_repository(base)) is not None:

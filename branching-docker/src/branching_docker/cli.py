@@ -30,6 +30,7 @@ from branching_docker.host_files import extract_host_file
 from branching_docker.inner import commands, wants_help
 from branching_docker.options import GlobalOptions, connect, global_options
 from branching_docker.plan import checked_workspace, exec_options, is_settled, plan_run, plan_warm, refused_changes
+from branching_docker.project_image import AGENT_PACKAGES, plan_project_image
 from branching_docker.store_volume import resolve_store
 from branching_docker.warm_exec import container_words, run_in_container
 
@@ -309,6 +310,41 @@ def list_containers(options: GlobalOptions) -> None:
     found = connect(options.settings()).containers()
     for line in warm_container.describe([one for one in found if not one.has_ended]):
         typer.echo(line)
+
+
+@app.command()
+def init(
+    context: typer.Context,
+    agent: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--agent",
+            metavar="NAME",
+            help=f"Install this agent, too: {', '.join(AGENT_PACKAGES)}. May be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write a Dockerfile with the tools of DIR's project: Python, Rust, Node, agents.
+
+    It also writes branching-docker.toml, so that later commands on DIR use the image. The commands that build and use
+    it are printed. No file is replaced. DIR is the current directory without -w.
+    """
+    options: GlobalOptions = context.obj
+    agents = agent or []
+    for name in agents:
+        if name not in AGENT_PACKAGES:
+            raise typer.BadParameter(f"{name} is none of {', '.join(AGENT_PACKAGES)}", param_hint="--agent")
+    with handle_errors():
+        workspace = checked_workspace(Path() if options.workspace is None else options.workspace)
+        settings = options.settings()
+        planned = plan_project_image(workspace, base=settings.image, agents=agents)
+        if options.is_dry_run:
+            typer.echo("\n".join(f"# {name}\n{text}" for name, text in planned.files.items()), nl=False)
+            return
+        planned.write()
+    say(f"found {', '.join(planned.languages) or 'no Python, Rust or Node'}; wrote {', '.join(planned.files)}. Next:")
+    typer.echo("\n".join(planned.next_steps(settings.engine or "docker")))
 
 
 @app.command()

@@ -42,7 +42,7 @@ EXEC = "exec"
 RECOVER = "recover"
 JOURNAL = ".branching/journal"
 """In a directory: empty unless a commit is running or was interrupted."""
-OWN_COMMANDS = ("up", EXEC, "down", RECOVER, "build", "pull", "doctor", "completion")
+OWN_COMMANDS = ("up", EXEC, "down", RECOVER, "init", "build", "pull", "doctor", "completion")
 """The wrapper's own commands. All others are passed through to `branching`."""
 PLAIN_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_")
 """Characters that a shell does not interpret. `shlex` knows them too, but is slow to import."""
