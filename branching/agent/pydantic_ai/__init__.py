@@ -1,6 +1,7 @@
 """Agents of pydantic-ai that fork. Needs the extra `agent`: pip install ".[agent]" in the source.
 
 LiveForkCapability   lets an agent fork its runs, by seven tools
+agent_coordinator    a coordinator whose branches run an agent
 AgentRunner          an agent's run in one branch, for a coordinator of one's own
 agent_candidate      an agent's run as a candidate of any pattern (`Speculate`, `BestOfN`, ...)
 BranchWorkspace      a branch as pydantic-ai's workspace
@@ -25,6 +26,7 @@ from branching.agent.branch_files import BranchFiles as BranchOverlay
 from branching.agent.confidence import compute_confidence
 from branching.agent.judge_verdict import JudgeVerdict
 from branching.agent.materializer import Mirror as ForkMaterializer
+from branching.agent.pydantic_ai.agent_coordinator import agent_coordinator
 from branching.agent.pydantic_ai.candidate import agent_candidate
 from branching.agent.pydantic_ai.capability import (
     LiveForkCapability,
@@ -59,6 +61,7 @@ __all__ = [
     "Price",
     "RunnerOptions",
     "agent_candidate",
+    "agent_coordinator",
     "clone_for_branch",
     "compute_confidence",
     "coordinator_of",

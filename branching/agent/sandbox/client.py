@@ -28,6 +28,8 @@ from branching.process import BranchContext, Isolation, ResourceLimits
 
 OUTPUT_BYTES_MAX = 10 << 20
 """Of one command, both streams together."""
+REASON_SECONDS_MAX = 1.0
+"""How long a server that does not answer any more may take to end."""
 Reply = tuple[dict[str, Any], bytes]
 
 
@@ -78,6 +80,8 @@ class BranchSandbox:
         self._waiting: dict[int, Callable[[Reply | Exception], None]] = {}
         self._context: BranchContext | None = None
         self._is_closed = False
+        self._ended_by = ""
+        """Why it ended, if that was not by `close`."""
         self._outbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
@@ -222,16 +226,33 @@ class BranchSandbox:
             pass  # somebody in there has taken it over: it is as good as gone
         finally:
             os.close(replies)
+            reason = self._reason()
             with self._lock:
                 self._is_closed = True
+                self._ended_by = reason
                 waiting, self._waiting = self._waiting, {}
             for tell in waiting.values():
                 tell(self._gone())
 
+    def _reason(self) -> str:
+        """Returns why the server has ended; "" if it was told to, or that cannot be said."""
+        with self._lock:
+            context = None if self._is_closed else self._context
+        if context is None:
+            return ""
+        try:
+            context.wait(REASON_SECONDS_MAX)
+        except TimeoutError:
+            return ""
+        except ProcessBranchError as error:
+            return error.message
+        return ""
+
     def _gone(self) -> BranchingError:
+        why = f" ({self._ended_by})" if self._ended_by else ""
         return SandboxGone(
-            f"the sandbox of {self.directory} has ended, and what ran in it is dead; its files "
-            "are as they were left",
+            f"the sandbox of {self.directory} has ended{why}, and what ran in it is dead; its "
+            "files are as they were left",
             path=str(self.directory),
         )
 

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import os
 import shutil
+import signal
 import stat
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from support.branchfs import mounted
 
 from branching import Branch, Workspace
 from branching.agent.pydantic_ai.workspace import BranchWorkspace
-from branching.agent.sandbox import BranchSandbox
+from branching.agent.sandbox import BranchSandbox, client
 
 
 def _anybody_may_enter(path: Path) -> bool:
@@ -143,3 +144,32 @@ async def test_what_a_command_leaves_running_dies_with_the_sandbox(opened: Opene
     backend.sandbox.close()
     with pytest.raises(Exception, match="has ended"):
         await backend.run(["true"])
+
+
+@pytest.mark.parametrize("how", ["raises", "is killed"])
+def test_a_sandbox_that_ends_by_itself_says_why(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example where the owner of the files may not read the package."""
+
+    def server(*_: object) -> Callable[[Path], object]:
+        def target(_: Path) -> None:
+            if how == "raises":
+                raise ModuleNotFoundError("No module named 'branching'")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return target
+
+    monkeypatch.setattr(client, "_server", server)
+    sandbox = BranchSandbox(tmp_path, isolation="none")
+    expected = {"raises": "No module named 'branching'", "is killed": "SIGKILL"}[how]
+
+    async def ask() -> None:
+        for _ in range(2):  # who waits, and who comes later
+            with pytest.raises(client.SandboxGone, match=expected):
+                await sandbox.run(["true"])
+
+    try:
+        asyncio.run(ask())
+    finally:
+        sandbox.close()
