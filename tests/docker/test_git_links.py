@@ -106,6 +106,6 @@ def test_a_program_that_the_image_lacks_is_named(image: str, place: Path, is_war
     try:
         done = subprocess.run([*command, "run", "--", "pytest"], capture_output=True, text=True)
         assert done.returncode == 127
-        assert "Hint: 'pytest' is not in the image; use --image " in done.stderr
+        assert "Hint: 'pytest' is not in the image; branching-docker init " in done.stderr
     finally:
         subprocess.run([*command, "down"], capture_output=True)

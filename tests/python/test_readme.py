@@ -1,5 +1,6 @@
-"""README.md: its shown output is what the commands print, its table names every command, and its
-picture is a self-contained recording of the race.
+"""README.md: its shown output is what the commands print, its table names every command, its
+picture is a self-contained recording of the race. docs/environment.md
+names every variable.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from branching_docker.settings import LISTS, NAMES
 from support.branchfs import find_program
 
 from branching.cli.app import app
@@ -21,6 +23,7 @@ REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text()
 EXAMPLE = REPOSITORY / "examples" / "race"
 PICTURE = REPOSITORY / "docs" / "race.svg"
+SHOWN_DIRECTORY = "/tmp/race"
 LINES_MAX = 150
 PICTURE_BYTES_MAX = 150_000
 COMMAND_SECONDS_MAX = 120
@@ -29,9 +32,10 @@ OUTSIDE = re.compile(r"href|url\(|@import|<script|<image|<foreignObject|\son\w+=
 """What a picture could load or run."""
 
 
-def steps() -> list[tuple[str, str]]:
-    """Returns each command of the README's sessions, with the output shown for it."""
-    sessions = re.findall(r"^```console\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def steps(document: str) -> list[tuple[str, str]]:
+    """Returns each command of a document's sessions, with the output shown for it."""
+    text = (REPOSITORY / document).read_text()
+    sessions = re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [
         (command, output)
         for session in sessions
@@ -40,9 +44,8 @@ def steps() -> list[tuple[str, str]]:
 
 
 def normal(text: str) -> str:
-    """Returns output without what differs from run to run: branch ids and the directory."""
-    text = re.sub(r"\b(run|speculate)-[0-9a-f]{8}\b", r"\1-ID", text)
-    return re.sub(r"(?<=workspace: ).*", "DIR", text)
+    """Returns output without the ids of branches."""
+    return re.sub(r"\b(run|speculate)-[0-9a-f]{8}\b", r"\1-ID", text)
 
 
 def environment() -> dict[str, str]:
@@ -54,11 +57,12 @@ def environment() -> dict[str, str]:
     }
 
 
-def test_the_shown_output_is_what_the_commands_print(place: Path) -> None:
+@pytest.mark.parametrize("document", ["README.md", "docs/environment.md"])
+def test_the_shown_output_is_what_the_commands_print(document: str, place: Path) -> None:
     directory = place / "race"
     shutil.copytree(EXAMPLE, directory)
-    assert len(steps()) >= 5
-    for command, shown in steps():
+    assert steps(document)
+    for command, shown in steps(document):
         done = subprocess.run(
             ["sh", "-c", command],
             check=False,
@@ -70,7 +74,9 @@ def test_the_shown_output_is_what_the_commands_print(place: Path) -> None:
             text=True,
             timeout=COMMAND_SECONDS_MAX,
         )
-        assert normal(done.stdout) == normal(shown), command
+        assert normal(done.stdout) == normal(shown.replace(SHOWN_DIRECTORY, str(directory))), (
+            command
+        )
 
 
 def test_the_table_of_commands_names_every_command_once() -> None:
@@ -125,3 +131,29 @@ def test_a_new_recording_ends_like_the_picture(place: Path) -> None:
     )
     assert final_screen(recorded) == final_screen(PICTURE)
     assert len(final_screen(recorded)) > 10
+
+
+ENVIRONMENT = (REPOSITORY / "docs" / "environment.md").read_text()
+VARIABLE = re.compile(r"\bBRANCH(?:ING|FS)_[A-Z_]*[A-Z]\b")
+TEST_VARIABLES = {"BRANCHFS_SEED", "BRANCHFS_SOAK"}
+"""Read by tests of BranchFS that stand among its sources."""
+
+
+def variables_of_source() -> set[str]:
+    roots = [("branching", "*.py"), ("branchfs/src", "*.rs"), ("branching-docker/src", "*.py")]
+    files = [file for root, kind in roots for file in (REPOSITORY / root).rglob(kind)]
+    files += [file for file in (REPOSITORY / "docker").iterdir() if file.is_file()]
+    return {name for file in files for name in VARIABLE.findall(file.read_text())} - TEST_VARIABLES
+
+
+def test_the_page_of_variables_names_each_of_the_source() -> None:
+    assert len(variables_of_source()) > 30
+    assert sorted(variables_of_source() - set(VARIABLE.findall(ENVIRONMENT))) == []
+
+
+def test_the_page_of_variables_names_no_other() -> None:
+    wrapper = ENVIRONMENT.split("\n## Read by `branching-docker`\n", 1)[1].split("\n## ", 1)[0]
+    options = {f"BRANCHING_{name.upper()}" for name in NAMES if name not in LISTS}
+    assert set(VARIABLE.findall(wrapper)) == options
+    named = set(VARIABLE.findall(ENVIRONMENT))
+    assert sorted(named - options - variables_of_source()) == []
