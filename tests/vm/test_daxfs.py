@@ -245,35 +245,6 @@ def test_a_name_is_free_again_after_an_abort_and_taken_before(space: Workspace) 
     second.abort()
 
 
-def test_branches_that_programs_make_at_the_same_time_are_apart(space: Workspace) -> None:
-    """The module does not lock its table of branches, which all mounts share."""
-    script = (
-        "import sys; from branching import Workspace; space = Workspace(sys.argv[1]);"
-        "print('ready', flush=True); sys.stdin.readline();"
-        "made = [space.branch(f'{sys.argv[2]}-{i}', None, None).__enter__() for i in range(10)];"
-        "[(each.path / each.name).write_text(each.name) for each in made]"
-    )
-    programs = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, space.root, str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        for number in range(4)
-    ]
-    for program in programs:
-        assert program.stdout is not None
-        assert program.stdout.readline() == b"ready\n"
-    for program in programs:
-        program.communicate(b"go\n")
-    branches = space.branches()
-    found = {each.name: names(each.path) for each in branches}
-    for each in branches:
-        space.reopen(each.name).abort()
-    wanted = [f"{number}-{i}" for number in range(4) for i in range(10)]
-    assert found == {name: sorted([name, "seed.txt"]) for name in wanted}
-
-
 def test_a_commit_that_does_not_fit_leaves_main_as_it_was(space: Workspace) -> None:
     with space.branch("first") as branch:
         (branch.path / "first").write_bytes(bytes(700_000))
