@@ -16,13 +16,16 @@ from support.agents import (
     coordinator,
     run,
     specs,
+    writing,
 )
 
-from branching import Workspace
+from branching import Branch, Workspace
+from branching import Change as FileChange
 from branching.agent.diff import build_diff_report, diff_tool_calls
 from branching.agent.diff.text import DIFF_LINES_MAX, TEXT_BYTES_MAX, unified, with_hunks
 from branching.agent.protocols import ToolCall
 from branching.agent.types import BranchDiffReport, PathDiff
+from branching.errors import BranchError, BranchNotFoundError, BranchStaleError
 from branching.fs.confined_dir import ConfinedDir
 
 SEED = "seed.txt"
@@ -388,3 +391,61 @@ def test_a_report_can_be_made_while_branches_write(real: Mounted) -> None:
             await made.aclose()
 
     run(work())
+
+
+@pytest.mark.parametrize(("failures", "is_reported"), [(9, True), (10, False)])
+def test_changes_are_read_again_if_a_path_went_meanwhile(
+    real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch, failures: int, is_reported: bool
+) -> None:
+    """As the overlay driver answers while a run renames directories."""
+    read = Branch.diff
+    left = [failures]
+
+    def diff(branch: Branch) -> list[FileChange]:
+        if left[0]:
+            left[0] -= 1
+            raise BranchError("branch 'a' cannot be compared: dir was changed while it was read")
+        return read(branch)
+
+    async def work() -> BranchDiffReport:
+        async with coordinator(real_workspace, {"a": writing(made="x")}) as made:
+            await made.fork(specs("a"), parent_history=[])
+            await all_ended(made)
+            monkeypatch.setattr(Branch, "diff", diff)
+            try:
+                return build_diff_report("f", made.branches)
+            finally:
+                monkeypatch.setattr(Branch, "diff", read)
+
+    if is_reported:
+        assert [path.path for path in run(work()).paths] == ["made"]
+    else:
+        with pytest.raises(BranchError, match="changed while it was read"):
+            run(work())
+    assert left == [0]
+
+
+@pytest.mark.parametrize("error", [BranchStaleError, BranchNotFoundError])
+def test_a_branch_that_is_gone_or_stale_is_not_read_again(
+    real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch, error: type[BranchError]
+) -> None:
+    read = Branch.diff
+    reads: list[str] = []
+
+    def diff(branch: Branch) -> list[FileChange]:
+        reads.append(branch.name)
+        raise error("it is gone")
+
+    async def work() -> None:
+        async with coordinator(real_workspace, {"a": writing(made="x")}) as made:
+            await made.fork(specs("a"), parent_history=[])
+            await all_ended(made)
+            monkeypatch.setattr(Branch, "diff", diff)
+            try:
+                with pytest.raises(error):
+                    build_diff_report("f", made.branches)
+            finally:
+                monkeypatch.setattr(Branch, "diff", read)
+
+    run(work())
+    assert len(reads) == 1
