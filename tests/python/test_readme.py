@@ -57,7 +57,7 @@ def environment() -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/environment.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/environment.md", "docs/uninstall.md"])
 def test_the_shown_output_is_what_the_commands_print(document: str, place: Path) -> None:
     directory = place / "race"
     shutil.copytree(EXAMPLE, directory)
