@@ -90,6 +90,8 @@ class LiveForkCapability(AbstractCapability[Any]):
     unknown_price: UnknownPrice = field(default="refuse", kw_only=True)
     checkpoint_store: CheckpointStore | None = field(default=None, kw_only=True)
     on_branch_event: OnEvent | None = field(default=None, kw_only=True)
+    tells_edits: bool = field(default=False, kw_only=True)
+    """A branch's model is told which files somebody else changed while it answered."""
     runner: Callable[[BranchRuntime], Any] | None = field(default=None, kw_only=True)
     """Makes the runner of a branch, in the place of ours."""
 
@@ -266,6 +268,7 @@ class LiveForkCapability(AbstractCapability[Any]):
             on_event=self.on_branch_event,
             model=ctx.model,
             seen_at=self._seen_at(),
+            tells_edits=self.tells_edits,
         )
         agent: Any = ctx.agent
         return lambda branch: AgentRunner(agent, branch, options, coordinator=self.coordinator)

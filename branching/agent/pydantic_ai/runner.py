@@ -24,7 +24,7 @@ from pydantic_ai import (
     ToolDenied,
 )
 from pydantic_ai.capabilities import AbstractCapability
-from pydantic_ai.messages import ModelResponse, WorkspaceRef
+from pydantic_ai.messages import ModelResponse, ToolCallPart, WorkspaceRef
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.usage import UsageLimits
 from pydantic_ai.workspaces import ReadOnlyWorkspace, Workspace
@@ -33,6 +33,7 @@ from branching._threads import run_in_thread
 from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError
+from branching.agent.external_edits import describe_edits
 from branching.agent.protocols import History, RunOutcome
 from branching.agent.pydantic_ai.codec import last_text, moved, workspace_of
 from branching.agent.pydantic_ai.deps import branch_deps
@@ -54,10 +55,18 @@ current_coordinator: ContextVar[ForkCoordinator | None] = ContextVar(
 class Meter(AbstractCapability[Any]):
     """The branch's account and ear in a run."""
 
-    def __init__(self, branch: BranchRuntime, price: Price, home: WorkspaceRef | None) -> None:
+    def __init__(
+        self,
+        branch: BranchRuntime,
+        price: Price,
+        home: WorkspaceRef | None,
+        *,
+        tells_edits: bool = False,
+    ) -> None:
         self._branch = branch
         self._price = price
         self._home = home
+        self._tells_edits = tells_edits
 
     async def wrap_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: Any
@@ -68,9 +77,17 @@ class Meter(AbstractCapability[Any]):
         is_first = self._branch.cost_tracker.requests == 0
         guess = expected(self._price, model, request_context.messages) if is_first else None
         with self._branch.request(guess, is_priced=is_priced(self._price, model)) as meter:
+            if self._tells_edits:
+                await self._branch.mark_own_edits()
             response: ModelResponse = await handler(request_context)
             meter.used(used(self._price, model, response))
-            return response
+        goes_on = any(isinstance(part, ToolCallPart) for part in response.parts)
+        if self._tells_edits and goes_on:
+            # What has changed while the model answered is not the run's own work.
+            edits = describe_edits(await self._branch.edits_of_others())
+            if edits:
+                ctx.enqueue(edits)
+        return response
 
     async def handle_deferred_tool_calls(
         self,
@@ -98,6 +115,9 @@ class RunnerOptions:
     """Added to those of the agent."""
     output_type: Any = None
     """In the place of the agent's."""
+    tells_edits: bool = False
+    """The model is told which files of the branch somebody else changed while it answered. A
+    program that the run has left working counts as somebody else."""
     seen_at: Any = None
     """The path at which commands see the branch; by default that of the workspace."""
 
@@ -139,7 +159,9 @@ class AgentRunner:
                 output_type=self._options.output_type,
                 usage_limits=UsageLimits(request_limit=None),  # the branch has a budget of its own
                 toolsets=self._options.toolsets or None,
-                capabilities=[Meter(branch, self._options.price, home)],
+                capabilities=[
+                    Meter(branch, self._options.price, home, tells_edits=self._options.tells_edits)
+                ],
                 workspace=self._workspace(),
             ) as run:
                 self._run = run

@@ -52,6 +52,10 @@ def _model(words: list[str], settings: Settings) -> Settled:
         if len(words) != 2 or not words[0].isdecimal() or int(words[0]) < 1:
             raise NotUnderstood("write /fork-model I PROVIDER:MODEL, I clear, or clear; I from 1")
         number, model = int(words[0]), words[1]
+        if number > settings.branches and model != "clear":
+            raise NotUnderstood(
+                f"a fork has up to {settings.branches} branches; see /fork-branches"
+            )
         models = {i: name for i, name in settings.models.items() if i != number}
         if model != "clear":
             models[number] = checked_model(model)

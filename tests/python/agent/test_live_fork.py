@@ -18,8 +18,14 @@ from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError
 from branching.agent.fork_tools import NO_BRANCHES, NOT_ENABLED, ForkTools
 from branching.agent.project_tests import TIMEOUT_SECONDS
-from branching.agent.pydantic_ai import LiveForkCapability, coordinator_of, forking
-from branching.agent.types import MergeStrategy
+from branching.agent.pydantic_ai import (
+    LiveForkCapability,
+    RunnerOptions,
+    agent_coordinator,
+    coordinator_of,
+    forking,
+)
+from branching.agent.types import BranchSpec, MergeStrategy
 
 from .scripted import call, model_of, prompts, returned, say, since_prompt, working_agent
 
@@ -290,6 +296,37 @@ def test_the_instructions_explain_forking() -> None:
     assert "## Forking" in told[0]
     assert "inspect_branches" in told[0]
     assert "before your turn ends" in told[0]
+
+
+@pytest.mark.parametrize("tells_edits", [True, False])
+def test_a_branchs_model_is_told_what_a_person_changed_while_it_answered(
+    real_workspace: Workspace, tells_edits: bool
+) -> None:
+    told: list[list[str]] = []
+
+    def answer(messages: list[ModelMessage]) -> ModelResponse:
+        [branch] = [each for each in real_workspace.branches() if each.name.endswith("-one")]
+        if not returned(messages, "shell"):
+            (branch.path / "person").write_text("edited")
+            return call("shell", command="echo own > own")
+        told.append(prompts(messages))
+        return say("done")
+
+    async def work() -> None:
+        async with agent_coordinator(
+            working_agent(model_of(answer)),
+            real_workspace,
+            runs=RunnerOptions(tells_edits=tells_edits),
+            checkpoint_store=InMemoryCheckpointStore(),
+        ) as coordinator:
+            await coordinator.fork([BranchSpec("one", "run: go")])
+            [status] = await coordinator.wait()
+            assert status.state == "done", status
+
+    in_time(work())
+    [seen] = told
+    edits = "Somebody else has changed these files since your last step:\n- person"
+    assert seen == (["run: go", edits] if tells_edits else ["run: go"])
 
 
 # C. The tools

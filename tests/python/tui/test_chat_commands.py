@@ -76,6 +76,7 @@ ANSWERS = (
     ("/fork-model 1 openai:gpt", "models of branches: 1: openai:gpt"),
     ("/fork-model 1 gpt", "! 'gpt' does not say whose model it is"),
     ("/fork-model 0 openai:gpt", "! write /fork-model"),
+    ("/fork-model 99 openai:gpt", "! a fork has up to"),
     ("/fork-model 1 clear", "models of branches: that of the chat"),
     ("/fork-model clear", "every branch has the model of the chat"),
     ("/fork-strategy vote", "the winner is chosen: vote"),
