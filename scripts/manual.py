@@ -60,6 +60,7 @@ def tables() -> dict[Path, str]:
         lines = [line.rstrip() for line in shown.output.strip().splitlines()]
         commands[name] = {
             "summary": command.short_help,
+            "group": command.rich_help_panel,
             "help": named.sub(f"{HOST_NAME} ", "\n".join(lines)),
             "wraps": not command.context_settings.get("allow_interspersed_args", True),
             "options": [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import cleandoc
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from branching import __version__
 from branching.cli.abort import abort
@@ -40,7 +41,22 @@ from branching.cli.undo import redo, undo
 from branching.cli.watch import watch
 from branching.cli.workspace import mount_options
 
+
+class _GroupedCommands(TyperGroup):
+    """Lists the commands in groups, in the order in which a user meets them."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  (click's signature)
+        """Writes the groups, with one width for the names of all commands."""
+        width = max(map(len, _COMMANDS))
+        for title, commands in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(width), text) for name, (_, text) in commands.items()]
+                )
+
+
 app = typer.Typer(
+    cls=_GroupedCommands,
     help="Try things in copy-on-write branches of a directory; keep what works.",
     add_completion=False,  # `completion` is a command
     pretty_exceptions_enable=False,
@@ -48,37 +64,52 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "run": (run, "Run a command in a branch; commit it if the command succeeds."),
-    "speculate": (speculate, "Race several commands; commit the first that succeeds."),
-    "best-of-n": (best_of_n, "Run a command N times; commit the best success."),
-    "reflexion": (reflexion, "Retry a command with the critique of the failed attempt."),
-    "cascaded": (cascaded, "Run waves of attempts that widen."),
-    "tournament": (tournament, "Run N attempts; a judge compares them in pairs."),
-    "beam-search": (beam_search, "Keep the best few candidates of each level and expand them."),
-    "tree-of-thoughts": (tree_of_thoughts, "Refine the best candidate of each level."),
-    "fork": (fork, "Run agents in parallel branches; merge one."),
-    "status": (status, "Show the workspace and its open branches."),
-    "chat": (chat, "Talk with an agent; fork the conversation and its files."),
-    "watch": (watch, "Show all branches and runs in a terminal UI."),
-    "ls": (ls, "List the open branches."),
-    "diff": (diff, "Show the changes of a branch."),
-    "log": (log, "Show the output of earlier commands and candidates."),
-    "shell": (shell, "Open a shell in a branch."),
-    "export": (export, "Write a branch to an archive."),
-    "load": (load, "Make a branch from an archive."),
-    "commit": (commit, "Commit an open branch."),
-    "rebase": (rebase, "Replay a stale branch on the present state."),
-    "abort": (abort, "Drop an open branch."),
-    "undo": (undo, "Undo the last commit."),
-    "redo": (redo, "Redo the last undone commit."),
-    "history": (history, "List the commits that can be undone."),
-    "prune": (prune, "Delete undo history and logs to free space."),
-    "mcp": (mcp, "Serve branches as tools of an agent (MCP)."),
-    "skill": (skill, "Install the skill that tells an agent how to use branching."),
-    "doctor": (doctor, "Check this machine."),
-    "completion": (completion, "Print a shell completion script."),
+_GROUPS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
+    "Try": {
+        "run": (run, "Run a command in a branch; commit it if the command succeeds."),
+        "speculate": (speculate, "Race several commands; commit the first that succeeds."),
+        "best-of-n": (best_of_n, "Run a command N times; commit the best success."),
+        "reflexion": (reflexion, "Retry a command with the critique of the failed attempt."),
+        "cascaded": (cascaded, "Run waves of attempts that widen."),
+        "tournament": (tournament, "Run N attempts; a judge compares them in pairs."),
+        "beam-search": (beam_search, "Keep the best few candidates of each level and expand them."),
+        "tree-of-thoughts": (tree_of_thoughts, "Refine the best candidate of each level."),
+    },
+    "Review": {
+        "ls": (ls, "List the open branches."),
+        "diff": (diff, "Show the changes of a branch."),
+        "log": (log, "Show the output of earlier commands and candidates."),
+        "status": (status, "Show the workspace and its open branches."),
+        "shell": (shell, "Open a shell in a branch."),
+        "watch": (watch, "Show all branches and runs in a terminal UI."),
+    },
+    "Keep or drop": {
+        "commit": (commit, "Commit an open branch."),
+        "abort": (abort, "Drop an open branch."),
+        "rebase": (rebase, "Replay a stale branch on the present state."),
+        "export": (export, "Write a branch to an archive."),
+        "load": (load, "Make a branch from an archive."),
+    },
+    "Undo": {
+        "undo": (undo, "Undo the last commit."),
+        "redo": (redo, "Redo the last undone commit."),
+        "history": (history, "List the commits that can be undone."),
+        "prune": (prune, "Delete undo history and logs to free space."),
+    },
+    "Agents": {
+        "fork": (fork, "Run agents in parallel branches; merge one."),
+        "chat": (chat, "Talk with an agent; fork the conversation and its files."),
+        "mcp": (mcp, "Serve branches as tools of an agent (MCP)."),
+        "skill": (skill, "Install the skill that tells an agent how to use branching."),
+    },
+    "Set up": {
+        "doctor": (doctor, "Check this machine."),
+        "completion": (completion, "Print a shell completion script."),
+    },
 }
+"""The groups of the help, and the function and summary of each command."""
+_COMMANDS = {name: command for group in _GROUPS.values() for name, command in group.items()}
+_TITLES = {name: title for title, group in _GROUPS.items() for name in group}
 _WRAP_A_COMMAND = ("run", "best-of-n", "reflexion", "cascaded", "tournament", "shell", "fork")
 
 
@@ -92,6 +123,7 @@ for _name, (_function, _summary) in _COMMANDS.items():
         _name,
         help=_help(_function),
         short_help=_summary,
+        rich_help_panel=_TITLES[_name],
         # Options of ours end at the first word of the command that is run: its own are its own.
         context_settings={"allow_interspersed_args": _name not in _WRAP_A_COMMAND},
     )(_function)

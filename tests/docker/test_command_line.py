@@ -279,3 +279,19 @@ def test_a_directory_that_went_away_is_refused(tmp_path: Path, command: list[str
     assert done.returncode == 125
     assert "branching-docker: -w . cannot be used.\n" in done.stderr  # the shell complains before us
     assert "Traceback" not in done.stderr
+
+
+def test_the_help_lists_every_command_in_its_group() -> None:
+    listed: dict[str, str] = {}
+    title = ""
+    for line in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            title = line.removesuffix(":")
+        elif title != "Options" and line.startswith("  ") and not line.startswith("   ") and "  " in line.strip():
+            listed[line.split()[0]] = title
+    forwarded = {name: commands()[name]["group"] for name in FORWARDED_COMMANDS}
+    assert {name: title for name, title in listed.items() if name in forwarded} == forwarded
+    assert {name: title for name, title in listed.items() if name not in forwarded} == {
+        **dict.fromkeys(("recover", "up", "exec", "down"), "Container"),
+        **dict.fromkeys(("init", "build", "pull", "doctor", "completion"), "Set up"),
+    }

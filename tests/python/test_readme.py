@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 from branching_docker.settings import LISTS, NAMES
 from support.branchfs import find_program
+from typer.testing import CliRunner
 
 from branching.cli.app import app
 
@@ -79,10 +80,31 @@ def test_the_shown_output_is_what_the_commands_print(document: str, place: Path)
         )
 
 
-def test_the_table_of_commands_names_every_command_once() -> None:
+def command_groups() -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for command in app.registered_commands:
+        groups.setdefault(str(command.rich_help_panel), []).append(str(command.name))
+    return groups
+
+
+def test_the_table_of_commands_has_the_groups_of_the_help() -> None:
     section = README.split("\n## Commands\n", 1)[1].split("\nEach command", 1)[0]
-    named = re.findall(r"`([a-z-]+)`", section)
-    assert sorted(named) == sorted(str(command.name) for command in app.registered_commands)
+    rows = re.findall(r"^\| ([A-Z][\w ]+) \| (.*) \|$", section, re.MULTILINE)
+    groups = {title: re.findall(r"`([a-z-]+)`", cell) for title, cell in rows}
+    assert groups == command_groups()
+
+
+def test_the_help_lists_every_command_in_its_group() -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output
+    listed: dict[str, list[str]] = {}
+    title = ""
+    for line in shown.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            title = line[:-1]
+        elif name := re.match(r"  ([a-z-]+) {2,}", line):
+            listed.setdefault(title, []).append(name[1])
+    listed.pop("Options", None)
+    assert listed == command_groups()
 
 
 def test_the_readme_is_short_and_begins_with_its_two_commands() -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from branching_docker import container_run, image, recovery, warm_container
-from branching_docker.commands import FORWARDED_COMMANDS, CommandGroup, PassthroughCommand
+from branching_docker.commands import FORWARDED_COMMANDS, GROUPS, CommandGroup, PassthroughCommand
 from branching_docker.constants import COMMAND_VARIABLE, EXEC, RECOVER, command_name
 from branching_docker.doctor import examine
 from branching_docker.engine_api import CONTAINER_KILLED
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from branching_docker.settings import Settings
 
 EXAMPLE = "Example: branching-docker -w . speculate -c './fix-a && make test' -c './fix-b && make test'"
+CONTAINER_GROUP = "Container"
+SETUP_GROUP = "Set up"
+"""Groups of the help."""
 app = typer.Typer(
     cls=CommandGroup,
     invoke_without_command=True,
@@ -150,7 +153,14 @@ def forward(
 
 
 for name, summary in FORWARDED_COMMANDS.items():
-    app.command(name, cls=PassthroughCommand, add_help_option=False, short_help=summary, help=summary)(forward)
+    app.command(
+        name,
+        cls=PassthroughCommand,
+        add_help_option=False,
+        short_help=summary,
+        help=summary,
+        rich_help_panel=GROUPS[name],
+    )(forward)
 
 
 @dataclass(frozen=True)
@@ -209,7 +219,7 @@ def settle(workspace: Path, settings: Settings, engine: Engine) -> None:
         say(f"the container was killed in a commit: {done}.")
 
 
-@app.command(RECOVER)
+@app.command(RECOVER, rich_help_panel=CONTAINER_GROUP)
 def recover(context: typer.Context) -> None:
     """Finish or take back a commit that was interrupted because its container was killed.
 
@@ -225,7 +235,7 @@ def recover(context: typer.Context) -> None:
         settle(workspace, settings, connect(settings))
 
 
-@app.command()
+@app.command(rich_help_panel=CONTAINER_GROUP)
 def up(context: typer.Context) -> None:
     """Start a warm container on DIR: later commands on DIR run in it, without a container's start.
 
@@ -266,7 +276,7 @@ def up(context: typer.Context) -> None:
         typer.echo(container.name if container else name)
 
 
-@app.command(EXEC, cls=PassthroughCommand, add_help_option=False)
+@app.command(EXEC, cls=PassthroughCommand, add_help_option=False, rich_help_panel=CONTAINER_GROUP)
 def execute(
     context: typer.Context, command: Annotated[list[str] | None, typer.Argument(metavar="-- CMD...")] = None
 ) -> None:
@@ -288,7 +298,7 @@ def execute(
         raise typer.Exit(exec_warm([EXEC, *(command or [])], target))
 
 
-@app.command()
+@app.command(rich_help_panel=CONTAINER_GROUP)
 def down(context: typer.Context) -> None:
     """End DIR's warm container. Commands in it are ended first; kept branches stay."""
     options: GlobalOptions = context.obj
@@ -312,7 +322,7 @@ def list_containers(options: GlobalOptions) -> None:
         typer.echo(line)
 
 
-@app.command()
+@app.command(rich_help_panel=SETUP_GROUP)
 def init(
     context: typer.Context,
     agent: Annotated[
@@ -347,7 +357,7 @@ def init(
     typer.echo("\n".join(planned.next_steps(settings.engine or "docker")))
 
 
-@app.command()
+@app.command(rich_help_panel=SETUP_GROUP)
 def build(
     context: typer.Context,
     source: Annotated[
@@ -361,7 +371,7 @@ def build(
         image.build(connect(settings), image.build_context(source), settings.image, environ=os.environ)
 
 
-@app.command()
+@app.command(rich_help_panel=SETUP_GROUP)
 def pull(context: typer.Context) -> None:
     """Pull the image from its registry."""
     with handle_errors():
@@ -369,7 +379,7 @@ def pull(context: typer.Context) -> None:
         connect(settings).pull(settings.image)
 
 
-@app.command()
+@app.command(rich_help_panel=SETUP_GROUP)
 def doctor(context: typer.Context) -> None:
     """Check the engine, the image and what works inside, and with -w the directory.
 
@@ -386,7 +396,7 @@ def doctor(context: typer.Context) -> None:
     raise typer.Exit(any(finding.state == "missing" for finding in found))
 
 
-@app.command()
+@app.command(rich_help_panel=SETUP_GROUP)
 def completion(
     shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="The shell to write it for.")] = "bash",
 ) -> None:

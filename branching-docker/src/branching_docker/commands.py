@@ -17,8 +17,11 @@ from typer.core import TyperCommand, TyperGroup
 from branching_docker.constants import OWN_COMMANDS
 from branching_docker.inner import HELP_OPTIONS, commands, parse_words
 
+GROUPS = {name: about["group"] for name, about in commands().items()}
 FORWARDED_COMMANDS = {name: about["summary"] for name, about in commands().items() if name not in OWN_COMMANDS}
 FORWARDED_COMMANDS["ls"] = FORWARDED_COMMANDS["ls"].removesuffix(".") + "; without -w, the running containers."
+COLUMN_GAP = 6
+"""Columns of a line of the help that are neither name nor text."""
 COMMAND_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
@@ -57,6 +60,19 @@ def is_in_command(name: str, given: list[str]) -> bool:
 
 class CommandGroup(TyperGroup):
     """The wrapper's own commands, the known ones of `branching`, and any other word, which the image may know."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Writes the commands in groups, in their order, with one width for the names of all commands."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        width = max(map(len, self.commands))
+        limit = formatter.width - width - COLUMN_GAP
+        for name in self.list_commands(ctx):
+            command: Any = self.commands[name]
+            text = command.get_short_help_str(limit)
+            groups.setdefault(command.rich_help_panel, []).append((name.ljust(width), text))
+        for title, rows in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Returns the command of that name."""
