@@ -386,7 +386,7 @@ class TestOverrideByAnotherProcess:
             report_of = merge_override.report_of
             def dying(*arguments):
                 now()
-            override.report_of = dying
+            merge_override.report_of = dying
             async def main():
                 made = await ForkCoordinator.resume(
                     {fork_id!r}, store=store, runner=Runners({{}}), place=place
