@@ -145,12 +145,17 @@ def why_not(result: SpeculationResult) -> str | None:
 
 
 def result_lines(outcome: SpeculationOutcome, *, labels: bool, scores: bool) -> list[str]:
-    """Returns a line for each candidate: `  [0] fail: CMD (exit 3)`, `  [1] ok   (0.50)`."""
+    """Returns a line for each candidate: `  [0] fail: CMD (exit 3)`, `  [1] ok   (0.50)`.
+
+    A candidate that was stopped because another one won has not failed: `  [2] cancelled: CMD`.
+    """
     lines = []
     for result in outcome.all_results:
         error = why_not(result)
-        why = "" if error is None else f" ({error})"
-        verdict = "ok" if error is None else "fail"
+        if error is None or result.state == "cancelled":
+            verdict, why = error or "ok", ""
+        else:
+            verdict, why = "fail", f" ({error})"
         if scores:
             label = f" {result.label}" if labels else ""
             lines.append(f"  [{result.branch_index}] {verdict:<4} ({result.score:.2f}){label}{why}")

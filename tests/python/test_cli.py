@@ -480,7 +480,7 @@ class TestSpeculate:
             "winner: candidate 1\n"
             "  [0] fail: echo bad; exit 3 (exit 3)\n"
             "  [1] ok: sleep 3; echo good > made; echo done >&2\n"
-            "  [2] fail: sleep 60 (cancelled)\n"
+            "  [2] cancelled: sleep 60\n"
         )
         assert sorted(done.err.splitlines()) == ["[0] bad", "[1] done"]
         assert (root / "made").read_text() == "good\n"
