@@ -16,6 +16,7 @@ from agents import Usage as AgentsUsage
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from openai.types.responses import (
@@ -98,8 +99,9 @@ class LangGraph(Framework):
             model = _ChatModel(script=lambda messages: script(self.read(messages)))
             tools = [*own, *tools]
 
-            async def ask(state: MessagesState) -> dict[str, Any]:
-                return {"messages": [await model.ainvoke(state["messages"])]}
+            # Python 3.10 does not hand the configuration on to what a node awaits.
+            async def ask(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
+                return {"messages": [await model.ainvoke(state["messages"], config)]}
 
             graph = StateGraph(MessagesState)
             graph.add_node("model", ask)
