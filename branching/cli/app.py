@@ -141,7 +141,7 @@ def branching(
     driver: Annotated[
         Driver | None,
         typer.Option(
-            help="What presents a branch as a directory, where the command mounts it: fuse serves "
+            help="Filesystem driver for branches, if the command mounts the directory: fuse serves "
             "every policy, overlay is faster and serves first-winner. [default: $BRANCHFS_DRIVER, "
             "or auto]",
             show_default=False,

@@ -51,7 +51,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain: the same text in a terminal, a file and docs/branching-docker.md
-    help="Runs `branching` on a directory, in a container: what wins is written back, the rest is dropped.",
+    help="Run `branching` in a container. Winning changes are written back to DIR; everything else is discarded.",
     epilog=EXAMPLE,
 )
 app.callback()(global_options)

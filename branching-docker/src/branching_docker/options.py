@@ -123,7 +123,7 @@ def global_options(
     name: Annotated[str | None, option("--name", value="NAME", text="The container's name.")] = None,
     driver: Annotated[
         str | None,
-        option("--driver", value="|".join(DRIVERS), text="What presents a branch as a directory.  [default: auto]"),
+        option("--driver", value="|".join(DRIVERS), text="Filesystem driver for branches.  [default: auto]"),
     ] = None,
     policy: Annotated[
         str | None,
@@ -137,7 +137,8 @@ def global_options(
         str | None, option("--idle", value="TIME", text="End a warm container that idles so long.  [default: 30m]")
     ] = None,
     engine: Annotated[
-        str | None, option("--engine", value="|".join(ENGINES), text="Whose command to use.  [default: what is there]")
+        str | None,
+        option("--engine", value="|".join(ENGINES), text="Container engine.  [default: docker, else podman]"),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the docker command instead of running it.")] = False,
     version: Annotated[
