@@ -10,39 +10,39 @@
 //! ([`held`]) and nobody else. So does a comparison, and a fork with the branch it is forked from; an import takes the turn
 //! too, so that what it is filled over stays as it is.
 
+mod abort;
 mod background;
 mod beginning;
+mod branch_guard;
+mod branch_ref;
 mod branches;
+mod commit_into_branch;
 mod commits;
 mod conflicts;
 #[cfg(test)]
 mod crash_tests;
 mod differences;
-mod elsewhere;
-mod ending;
+mod driver_sync;
+mod external_store;
 mod fail_stop;
 #[cfg(test)]
 mod fault_tests;
 #[cfg(test)]
 mod folding_tests;
-mod held;
 mod history;
 mod import;
 mod inspection;
-mod nested;
 mod planning;
-mod presentation;
 mod probe;
+mod quiesce;
 mod rebase;
 mod records;
 mod recovery;
 mod rest;
-mod selector;
 mod store;
 mod traces;
 mod transaction;
 mod veils;
-mod writers;
 
 use std::fs;
 use std::io;
@@ -64,14 +64,14 @@ use crate::partial;
 use crate::quota::Quota;
 use crate::tree::Tree;
 
+pub(crate) use branch_ref::{Selector, directory_name};
 pub(crate) use commits::CommitOptions;
 pub(crate) use history::{PastInfo, Towards};
-pub(crate) use selector::{Selector, directory_name};
 
 use background::Background;
 use branches::Branches;
-pub(crate) use elsewhere::Located;
-use elsewhere::Places;
+pub(crate) use external_store::Located;
+use external_store::Places;
 pub(crate) use fail_stop::FailStop;
 pub(crate) use inspection::inspect;
 pub(crate) use probe::SCRATCH;

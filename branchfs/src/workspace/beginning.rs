@@ -4,9 +4,9 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::branch_ref::check_name;
 use super::branches::Branches;
 use super::records::{Line, Record};
-use super::selector::check_name;
 use super::{Branch, BranchInfo, MAIN_BRANCH, Policy, Selector, Workspace, now};
 use crate::archive::Unpacked;
 use crate::error::{Context, Error};

@@ -1,7 +1,7 @@
-//! Committing a branch: into the base through [`crate::commit`], or into a parent branch ([`super::nested`]).
+//! Committing a branch: into the base through [`crate::commit`], or into a parent branch ([`super::commit_into_branch`]).
 
 use super::branches::Branches;
-use super::nested::Work;
+use super::commit_into_branch::Work;
 use super::planning::{commit_header, too_late};
 use super::rebase::Resolution;
 use super::rest::estimate_rest;

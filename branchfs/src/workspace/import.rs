@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::fs::{Mode, OFlags};
 
 use super::beginning::{Filled, may_be_forked, refuse_limited, refuse_taken};
-use super::selector::check_name;
+use super::branch_ref::check_name;
 use super::{BranchInfo, Selector, Workspace};
 use crate::archive::{self, Rights};
 use crate::error::{Context, Error};

@@ -8,7 +8,7 @@ use rustix::fs::FileType;
 
 #[cfg(test)]
 use super::Selector;
-use super::nested::Work;
+use super::commit_into_branch::Work;
 use super::{Branch, CommitOptions, Policy, Record, Workspace, now};
 #[cfg(test)]
 use crate::commit::Disk;

@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use super::commit_into_branch::Work;
 use super::commits::has_no_live_children;
 use super::conflicts::Theirs;
-use super::nested::Work;
 use super::records::Line;
 use super::{Branch, MAIN_BRANCH, Policy, Selector, Workspace, now};
 use crate::commit::{self, Disk, Metadata};

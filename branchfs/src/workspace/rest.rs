@@ -14,9 +14,9 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType, Statx};
 
 use super::branches::Branches;
-use super::elsewhere::copy_object;
-use super::nested::Work;
-use super::writers::Frozen;
+use super::commit_into_branch::Work;
+use super::external_store::copy_object;
+use super::quiesce::Frozen;
 use super::{Branch, BranchId, MAIN_BRANCH, Record, Workspace};
 use crate::commit::{Change, Decided, Item, Kept, Kind, Place, Plan, Rest, What};
 use crate::error::{Context, Error};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{CWD, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
-use super::elsewhere::{Located, resolved};
+use super::external_store::{Located, resolved};
 use super::inspection::inspect;
 use crate::error::{Context, Error};
 use crate::no_follow;
