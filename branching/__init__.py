@@ -4,8 +4,8 @@
 
     outcome = Speculate([first_fix, second_fix])(Workspace("/workspace"))
 
-Importing the package loads this file only. A name loads the layer it lives in when it is first
-used: `Workspace` the file system layer, `Speculate` the patterns and the file system.
+Importing the package loads this file only. Each name imports its layer on first use: `Workspace`
+imports the file system layer, `Speculate` the patterns and the file system layer.
 """
 
 # Type checkers know this name. Importing typing for it would double the start-up time.
@@ -109,9 +109,9 @@ _HOME = {
     "BranchContext": "branching.process",
     "ResourceLimits": "branching.process",
 }
-"""Where each public name lives that is not an exception."""
+"""The module of each public name that is not an exception."""
 _LAYERS = frozenset({"fs", "patterns", "process"})
-"""Named in annotations, which load a layer only when they are evaluated."""
+"""Layers that annotations refer to. They are imported when an annotation is evaluated."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,33 +1,41 @@
-"""Every exception of the library, in one tree.
+"""All exceptions of the library.
 
-    BranchingError                  anything below; catch this one to catch all
-    ├── MountError                  the workspace's mount cannot be used, or cannot make a branch
-    ├── BranchError                 one branch cannot do what was asked
-    │   ├── BranchStaleError        a sibling was committed first; the branch can only be aborted
-    │   ├── BranchNotFoundError     there is no such branch (any more)
-    │   ├── CommitError             the commit did not happen; parent and branch are as before
-    │   │   └── ConflictError       … because it would overwrite what others did
-    │   ├── AbortError              the branch could not be dropped; it is still there
+    BranchingError                  the base class; catch it to catch all of them
+    ├── MountError                  the workspace's mount cannot be used or cannot create a branch
+    ├── BranchError                 an operation on one branch failed
+    │   ├── BranchStaleError        a sibling was committed first; rebase or abort the branch
+    │   ├── BranchNotFoundError     the branch does not exist, or no longer
+    │   ├── CommitError             the commit did not happen; parent and branch are unchanged
+    │   │   └── ConflictError       the commit would overwrite changes made elsewhere
+    │   ├── AbortError              the branch could not be dropped; it still exists
     │   └── RecoveryError           a commit, undo or redo was applied but not completed
-    ├── ProcessBranchError          a process in a branch failed or could not be run as asked
-    │   ├── ForkError               the process could not be made
+    ├── ProcessBranchError          a process in a branch failed or could not be run
+    │   ├── ForkError               the process could not be created
     │   ├── NamespaceError          the sandbox could not be set up; nothing ran
     │   └── SetupError              the setup of a call failed; no candidate was tried
     └── MemoryBranchError           a memory branch failed
 
-Mistakes of the calling program (a wrong argument, a name with a slash) are TypeError and
-ValueError, not part of the tree. This file imports nothing of ours, so that naming an exception
-never loads a layer.
+Mistakes of the calling program (a wrong argument, a name with a slash) raise TypeError or
+ValueError, which are not part of the tree. This module imports no other module of the package, so
+that the use of an exception never loads a layer.
 """
 
 from __future__ import annotations
 
 
 class BranchingError(Exception):
-    """The root of the tree. The workspace is unchanged unless a subclass says otherwise.
+    """Base class of all exceptions of the library.
 
-    `str()` gives the message and, on a line of its own, the hint; `message` and `hint` are the
-    parts. The other attributes carry what the message tells in words, for programs.
+    The workspace is unchanged unless a subclass says otherwise. `str()` returns the message and,
+    on a separate line, the hint. The attributes give programs the facts that the message contains.
+
+    Args:
+        message: What failed, on which object, and the resulting state.
+        hint: What to do next.
+        branch: Name of the branch concerned.
+        path: The file or directory concerned.
+        paths: The workspace-relative paths concerned: those of a conflict, or files still open.
+        limit: Name of the resource limit concerned.
     """
 
     def __init__(
@@ -48,13 +56,13 @@ class BranchingError(Exception):
         self.path = path
         """The file or directory concerned, or None."""
         self.paths = paths
-        """The workspace-relative paths concerned: of a conflict, of files still open."""
+        """The workspace-relative paths concerned: those of a conflict, or files still open."""
         self.limit = limit
         """Name of the resource limit concerned, or None."""
 
     @property
     def message(self) -> str:
-        """What happened and what holds now, without the hint."""
+        """The message without the hint."""
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
@@ -62,59 +70,62 @@ class BranchingError(Exception):
 
 
 class MountError(BranchingError):
-    """The mount does not answer, cannot be mounted, or cannot make a branch. Nothing was done."""
+    """The mount does not respond, cannot be mounted, or cannot create a branch.
+
+    Nothing was changed.
+    """
 
 
 class BranchError(BranchingError):
-    """A branch cannot do what was asked: it is not open, frozen, or its name is taken."""
+    """An operation on a branch failed: it is not open, it is frozen, or its name is taken."""
 
 
 class BranchStaleError(BranchError):
-    """A sibling was committed first. The branch's files answer ESTALE; only abort is left."""
+    """A sibling was committed first. The branch's files return ESTALE: rebase or abort it."""
 
 
 class BranchNotFoundError(BranchError):
-    """No branch of that name or number is open."""
+    """No open branch has this name or number."""
 
 
 class CommitError(BranchError):
-    """The commit did not happen: parent and branch are as they were before it."""
+    """The commit did not happen. Parent and branch are unchanged."""
 
 
 class ConflictError(CommitError):
-    """The commit would overwrite what others did, or a sibling won the race.
+    """The commit would overwrite changes made elsewhere, or a sibling was committed first.
 
-    Parent and branch are as they were. `paths` lists the conflicting files where there are any.
+    Parent and branch are unchanged. `paths` lists the conflicting files, if any.
     """
 
 
 class AbortError(BranchError):
-    """The branch could not be dropped: it is still there, its parent untouched."""
+    """The branch could not be dropped. It still exists, and its parent is unchanged."""
 
 
 class RecoveryError(BranchError):
-    """A commit, undo or redo failed in its last part: recovery has to run.
+    """A commit, undo or redo failed in its last phase, and recovery must run.
 
-    Usually it was applied and only needs completion: do not repeat it. Where even its rollback
-    failed, the base directory may be partly old and partly new. The message says which. No other
-    commit is accepted until recovery has run: at the next change, or at the next mount.
+    Usually it was applied and only needs completion: do not repeat it. If its rollback failed too,
+    the base directory may be partly old and partly new. The message says which case it is. No
+    other commit is accepted until recovery has run, at the next change or at the next mount.
     """
 
 
 class ProcessBranchError(BranchingError):
-    """A process in a branch failed, or could not be run the way it was asked for."""
+    """A process in a branch failed, or could not be run as requested."""
 
 
 class ForkError(ProcessBranchError):
-    """The process could not be made. Nothing ran."""
+    """The process could not be created. Nothing ran."""
 
 
 class NamespaceError(ProcessBranchError):
-    """The sandbox could not be set up. Nothing ran; there is no fallback to running without."""
+    """The sandbox could not be set up. Nothing ran; nothing is ever run without it instead."""
 
 
 class SetupError(ProcessBranchError):
-    """The setup that candidates were to start from failed. No candidate was tried."""
+    """The setup of a call failed. No candidate was tried."""
 
 
 class MemoryBranchError(BranchingError):
@@ -122,9 +133,14 @@ class MemoryBranchError(BranchingError):
 
 
 def add_note(error: BaseException | None, note: str) -> None:
-    """Sends a second failure along with the exception under way, which must not be hidden by it.
+    """Adds a note about a second failure to an exception that is being handled.
 
-    `add_note` came with Python 3.11; its effect is this attribute, which 3.10 carries unseen.
+    `BaseException.add_note` came with Python 3.11. It sets this attribute, which Python 3.10 keeps
+    but does not print.
+
+    Args:
+        error: The exception; None does nothing.
+        note: Description of the second failure.
     """
     if error is not None:
         error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]

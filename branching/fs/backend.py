@@ -1,8 +1,8 @@
-"""What a branching file system must offer: the whole interface between it and the library.
+"""The interface between a branching file system and the library.
 
-A backend speaks for one mount. Each is a file with such a class (`branchfs.py`, `daxfs.py`) and an
-entry in the registry of `workspace.py`. All calls are safe from any
-thread and after a fork, and raise exceptions of `branching.errors` only.
+A backend object represents one mount. Each backend is a module with a class that implements this
+interface (`branchfs.py`, `daxfs.py`) and an entry in the registry of `workspace.py`. All methods
+are safe to call from any thread and after a fork, and raise exceptions of `branching.errors` only.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 Policy = Literal["first-winner", "snapshot", "serializable"]
-"""What a commit means for the siblings of the branch.
+"""The rule for the siblings of a branch when it is committed.
 
-first-winner    they have lost: they are stale
-snapshot        they live on, and can be committed if they wrote no path that was committed since
-serializable    the same, and if they read no such path either
+first-winner    siblings become stale
+snapshot        siblings stay live; each can be committed if it wrote no path committed since
+serializable    as snapshot, and the sibling must not have read such a path either
 """
 Driver = Literal["auto", "fuse", "overlay"]
-"""What presents the branches as directories."""
+"""The driver that presents branches as directories."""
 
 MAIN_ID = 0
 """The id of the root branch, whose content is the base directory."""
@@ -28,31 +28,31 @@ MAIN_ID = 0
 
 @dataclass(frozen=True, kw_only=True)
 class BranchRecord:
-    """What the file system knows of an open branch."""
+    """An open branch, as the file system reports it."""
 
     id: int
-    """Never reused, unlike the name."""
+    """Number of the branch. It is never reused, unlike the name."""
     name: str
     parent: int
     """Id of the parent; `MAIN_ID` is the workspace itself."""
     path: Path
-    """The branch as a directory."""
+    """Directory that shows the branch."""
     branch_path: str
-    """Its place in the tree of branches: `/main/outer/inner`."""
+    """Path in the tree of branches: `/main/outer/inner`."""
     state: str
     """"live" or "stale"."""
     frozen: bool
-    """It has live children, and so cannot be written to."""
+    """True if the branch has live children and therefore refuses writes."""
     created: float
     """Unix time."""
     disk_limit: int | None = None
-    """Bytes that it may add, if that is limited."""
+    """Maximum number of bytes that the branch may add; None for no limit."""
     disk_used: int | None = None
-    """Bytes that it has added; None where neither it nor a branch above it is limited."""
+    """Bytes that the branch has added; None if neither it nor an ancestor has a limit."""
     disk_refusals: int | None = None
-    """How often a change in it was refused for that (EDQUOT)."""
+    """Number of changes in the branch that the limit refused (EDQUOT)."""
     has_base_record: bool | None = None
-    """Of a branch just loaded: whether its archive says what it was made against."""
+    """For a branch just loaded: whether its archive records the state it was made against."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +66,27 @@ class Change:
     kind: str
     """"file", "directory", "symlink" or "other"."""
     origin: str | None = None
-    """Where a renamed path was before."""
+    """Former path of a renamed object."""
     lines: tuple[int, int] | None = None
-    """How many lines were added and removed, where they were counted."""
+    """Number of lines added and removed; None if they were not counted."""
     aspects: tuple[str, ...] = ()
-    """In what it differs if it was there: "content", "mode", "owner", "xattrs", "times"."""
+    """How an existing object differs: "content", "mode", "owner", "xattrs", "times"."""
     privileges: tuple[str, ...] = ()
-    """Of a file that a commit to the workspace added or changed, and that gives rights of its owner
-    or group to all who execute it: "set-user-ID", "set-group-ID", "capabilities"."""
+    """Rights that an added or changed file gives to every user who executes it: "set-user-ID",
+    "set-group-ID", "capabilities". Set only for commits to the workspace itself."""
 
 
 def privilege_warnings(changes: Iterable[Change], count_max: int | None = None) -> list[str]:
-    """Returns what to say of committed files that give rights to those who execute them: one text
-    a file, and, of more than `count_max` files, how many are left out."""
+    """Returns a warning for each committed file that gives rights to users who execute it.
+
+    Args:
+        changes: The committed changes.
+        count_max: Maximum number of files to name. One more warning then gives the number of
+            files left out. Default: no maximum.
+
+    Returns:
+        The warnings, in the order of the changes.
+    """
     warnings = [
         f"warning: the commit has {change.path!r} with {' and '.join(change.privileges)}: "
         "whoever executes it gets rights of its owner or group"
@@ -93,17 +101,17 @@ def privilege_warnings(changes: Iterable[Change], count_max: int | None = None) 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffSummary:
-    """How many paths a branch changed, by kind of change."""
+    """Number of paths that a branch changed, by kind of change."""
 
     added: int = 0
     modified: int = 0
-    """In content, type, mode, owner, times or attributes."""
+    """Paths changed in content, type, mode, owner, times or attributes."""
     deleted: int = 0
     renamed: int = 0
 
     @staticmethod
     def of(changes: Iterable[Change]) -> DiffSummary:
-        """Counts the changes."""
+        """Counts `changes` by kind."""
         counts = {"added": 0, "modified": 0, "deleted": 0, "renamed": 0}
         for change in changes:
             counts[change.change if change.change in counts else "modified"] += 1
@@ -116,27 +124,27 @@ class DiffSummary:
 
     @property
     def short(self) -> str:
-        """`+2 ~1 -1 >1`: added, modified, deleted, renamed; `none` for no changes."""
+        """Short form, such as `+2 ~1 -1 >1` (added, modified, deleted, renamed), or `none`."""
         counts = zip("+~->", vars(self).values(), strict=True)
         return " ".join(f"{mark}{count}" for mark, count in counts if count) or "none"
 
     @staticmethod
     def parse(text: str) -> DiffSummary:
-        """Reads what `str` returns; of another text nothing is counted."""
+        """Parses the output of `str()`. For any other text all counts are 0."""
         pairs = (part.split(" ") for part in text.split(", "))
         counts = {pair[1]: int(pair[0]) for pair in pairs if len(pair) == 2 and pair[0].isdecimal()}
         known = ("added", "modified", "deleted", "renamed")
         return DiffSummary(**{kind: count for kind, count in counts.items() if kind in known})
 
     def __str__(self) -> str:
-        """`2 added, 1 deleted`, or `no changes`."""
+        """Returns a text such as `2 added, 1 deleted`, or `no changes`."""
         counts = vars(self).items()
         return ", ".join(f"{count} {kind}" for kind, count in counts if count) or "no changes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommitRecord:
-    """A commit to the workspace itself that is kept in its history."""
+    """A commit to the workspace itself, as recorded in its history."""
 
     id: int
     branch: str
@@ -144,20 +152,20 @@ class CommitRecord:
     committed: float
     """Unix time."""
     undone: float | None
-    """When it was taken back; None if it stands."""
+    """Unix time of the undo; None if the commit was not undone."""
     changes: int
-    """How many paths it changed."""
+    """Number of paths that the commit changed."""
     bytes: int
-    """What keeping it takes on disk."""
+    """Disk space of the history entry, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reversal:
-    """What an undo did, or a redo; or would do."""
+    """The result of an undo or a redo, or of its dry run."""
 
     commit: CommitRecord
     changes: list[Change]
-    """What it changed in the workspace."""
+    """Changes to the workspace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +173,12 @@ class Committed:
     """The result of a commit, or of its dry run."""
 
     changes: list[Change]
-    """The paths that it changed in the parent."""
+    """Paths changed in the parent."""
     forgotten: list[str]
-    """Branch names of the earlier commits that can no longer be undone because of it."""
+    """Branch names of earlier commits that can no longer be undone because of this commit."""
     remaining: int = 0
-    """How many changed paths were not committed. The branch stays open with them; with 0 it is
-    closed."""
+    """Number of changed paths that were not committed. If it is not 0, the branch stays open with
+    these paths; otherwise it is closed."""
 
 
 class Backend(Protocol):
@@ -181,40 +189,55 @@ class Backend(Protocol):
 
     @property
     def root(self) -> Path:
-        """The mount's own directory, which shows the main branch."""
+        """The mount point, which shows main."""
 
     @property
     def base(self) -> Path:
-        """The directory that is branched, as the file system itself names it."""
+        """The base directory, as the file system itself names it."""
 
     @property
     def store(self) -> Path | None:
-        """Where the branches are kept, if that is a directory."""
+        """The store directory; None if the branches are not stored in a directory."""
 
     @property
     def policy(self) -> str:
-        """What a commit means for the siblings of the branch, unless it says otherwise."""
+        """The mount's policy, used by commits that do not set another."""
 
     @property
     def fstype(self) -> str:
-        """What presents the branches: "branchfs", "overlay", "daxfs"."""
+        """The file system that presents the branches: "branchfs", "overlay" or "daxfs"."""
 
     @property
     def driver_reason(self) -> str:
-        """Why that presents them, and not something else."""
+        """The reason why this file system presents the branches."""
 
     @property
     def owner(self) -> tuple[int, int]:
         """Uid and gid of the base directory's owner."""
 
     def check_call(self, *, is_nested: bool, is_part: bool, is_compared: bool) -> None:
-        """Raises MountError if the file system cannot do what a call will need at its end: branches
-        in branches, the commit of a part of the changed paths, the list of them.
+        """Checks that the file system supports the operations that a call needs at its end.
+
+        Args:
+            is_nested: The call creates nested branches.
+            is_part: The call commits a part of the changed paths.
+            is_compared: The call lists the changed paths.
+
+        Raises:
+            MountError: One of them is not supported.
         """
 
     def create(self, name: str, parent: int, *, disk_limit: int | None = None) -> BranchRecord:
-        """Forks `parent`; the branch may add so many bytes. BranchStaleError if the parent is
-        stale, MountError if it cannot be done.
+        """Creates a branch of `parent`.
+
+        Args:
+            name: Name of the new branch.
+            parent: Id of the parent.
+            disk_limit: Maximum number of bytes that the branch may add.
+
+        Raises:
+            BranchStaleError: The parent is stale.
+            MountError: The branch could not be created.
         """
 
     def commit(
@@ -230,50 +253,77 @@ class Backend(Protocol):
         rebase: bool = False,
         dry_run: bool = False,
     ) -> Committed:
-        """Applies the branch to its parent, all or nothing. CommitError or ConflictError if not.
+        """Applies the branch to its parent, all or nothing; see `Branch.commit`.
 
-        The branch stays open with what `only`, `exclude` and `skip` leave, unless `drop_rest`.
+        If `only`, `exclude` or `skip` leave changed paths, the branch stays open with them, unless
+        `drop_rest` is set.
+
+        Raises:
+            ConflictError: A sibling was committed first, or the parent has other changes to the
+                same paths.
+            CommitError: The file system refused the commit.
         """
 
     def rebase(
         self, branch: BranchRecord, *, force: bool = False, dry_run: bool = False
     ) -> list[str]:
-        """Forks the branch anew from its parent's present state and keeps its changes.
+        """Forks the branch again from its parent's present state and keeps its changes.
 
-        Returns the conflicting paths that `force` decided. ConflictError or CommitError if not.
+        Returns:
+            The conflicting paths of which `force` kept the branch's version.
+
+        Raises:
+            ConflictError: Branch and parent changed the same paths.
+            CommitError: The file system refused the rebase.
         """
 
     def abort(self, branch: BranchRecord) -> None:
-        """Drops the branch and its children. One that is gone already is no error."""
+        """Drops the branch and its children. Does nothing if the branch no longer exists."""
 
     def diff(self, branch: BranchRecord, *, count_lines: bool = False) -> list[Change]:
-        """Lists what the branch changed, by path."""
+        """Returns the changes of the branch, sorted by path."""
 
     def patch(self, branch: BranchRecord, file: int) -> int:
-        """Writes what the branch changed as a patch; returns how many changes it cannot say."""
+        """Writes the changes of the branch to a descriptor, as a patch.
+
+        Returns:
+            The number of changes that a patch cannot represent.
+        """
 
     def export(self, branch: BranchRecord, file: int) -> None:
-        """Writes the branch's layer as an archive."""
+        """Writes the layer of the branch to a descriptor, as an archive."""
 
     def load(self, name: str, parent: int, file: int, *, force: bool = False) -> BranchRecord:
-        """Creates a branch from an archive, or nothing. ConflictError where the parent has changed
-        since the archive was made, unless `force`.
+        """Creates a branch from an archive. If it fails, no branch is created.
+
+        Args:
+            name: Name of the new branch.
+            parent: Id of the parent.
+            file: Descriptor of the archive.
+            force: Load the archive even if the parent has changed since it was made.
+
+        Raises:
+            ConflictError: The parent has changed since the archive was made.
         """
 
     def history(self) -> list[CommitRecord]:
-        """Lists the commits to main that can be taken back or made again, the oldest first."""
+        """Returns the commits to main that can be undone or redone, oldest first."""
 
     def undo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
-        """Takes the last commit to main back, all or nothing. CommitError or ConflictError."""
+        """Undoes the last commit to main, all or nothing; see `Workspace.undo`."""
 
     def redo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
-        """Makes the commit that was undone last again. CommitError or ConflictError."""
+        """Redoes the last undone commit, all or nothing; see `Workspace.redo`."""
 
     def prune(self, keep: int = 0) -> tuple[int, int]:
-        """Forgets all but the newest `keep` commits; returns how many, and their bytes."""
+        """Removes all but the newest `keep` history entries.
+
+        Returns:
+            The number of removed entries and their size in bytes.
+        """
 
     def branches(self) -> list[BranchRecord]:
-        """Lists the open branches, the oldest first."""
+        """Returns the open branches, oldest first."""
 
     def close(self) -> None:
-        """Gives back connections; a later call opens new ones. The mount stays."""
+        """Closes the connections. A later call opens new ones. The mount stays."""

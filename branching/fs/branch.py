@@ -1,18 +1,19 @@
-"""A branch: a directory of its own that becomes part of its parent, or never was.
+"""A branch: a directory whose changes are applied to its parent or dropped, all or none.
 
-A Branch object is the handle of one branch of the file system. `with` makes the branch and ends
-it: committed on a clean exit, aborted on an exception, left open where told so. States:
+A Branch object is a handle of one branch of the file system. Entering the `with` creates the
+branch. Leaving it commits the branch on a clean exit and aborts it on an exception, unless options
+leave it open. States:
 
     new ── __enter__ ──> open ── commit() ──> committed
                           └───── abort() ───> aborted
 
-A commit of a part leaves the branch open with the rest, also after a clean exit of the `with`.
+A partial commit leaves the branch open with the rest, also after a clean exit of the `with`.
 
 `async with` does the same without blocking the event loop. A cancelled task aborts the branch, as
 any exception does.
 
-The state changes under no lock: a branch belongs to the thread that opened it. Different branches
-may be used from different threads at once.
+No lock protects the state: use a Branch only in the thread that opened it. Different branches can
+be used from different threads concurrently.
 """
 
 from __future__ import annotations
@@ -43,14 +44,18 @@ from branching.fs.branch_leases import end_lease, lease
 from branching.fs.in_use import held, held_alone
 
 NAME_BYTES_MAX = 254
-"""A directory entry can have 255 bytes, and the branch's has an `@` in front."""
+"""A directory entry can have 255 bytes, and that of a branch starts with `@`."""
 
 OnSuccess = Literal["commit"] | None
 OnError = Literal["abort"] | None
 
 
 class Branch:
-    """One branch. Made by `Workspace.branch()` or `Branch.branch()`, opened by `with`."""
+    """A branch of a workspace, created by entering its `with` statement.
+
+    Objects of this class come from `Workspace.branch()`, `Workspace.reopen()` and
+    `Branch.branch()`.
+    """
 
     def __init__(
         self,
@@ -79,17 +84,25 @@ class Branch:
         self._record: BranchRecord | None = None
         self._ended: str | None = None
         self.is_leased = on_success == "commit" and on_error == "abort"
-        """It is dropped if this process is killed while it is open: its `with` ends it always."""
+        """True if the branch is dropped when this process is killed. Its `with` always ends it."""
         self.forgotten: list[str] = []
         """After a commit: branch names of earlier commits that can no longer be undone."""
         self.remaining = 0
-        """After a commit: changed paths that were not committed. The branch is open with them."""
+        """After a commit: number of changed paths that stay in the branch, uncommitted."""
         self._is_rest = False
         self._pid = os.getpid()
 
     @classmethod
     def of(cls, backend: Backend, record: BranchRecord) -> Branch:
-        """Returns a handle of a branch that is open already. It ends by `commit` or `abort`."""
+        """Returns a handle of a branch that is already open.
+
+        Args:
+            backend: The mount of the branch.
+            record: The branch.
+
+        Returns:
+            The branch. It stays open until `commit` or `abort`.
+        """
         parent_path = record.branch_path.rpartition("/")[0]
         branch = cls(backend, record.name, parent_id=record.parent, parent_path=parent_path)
         branch._record = record
@@ -97,38 +110,51 @@ class Branch:
 
     @property
     def name(self) -> str:
-        """The name it was given."""
+        """Name of the branch."""
         return self._name
 
     @property
     def path(self) -> Path:
-        """The directory that shows the branch. BranchError before `with` has opened it."""
+        """The directory that shows the branch.
+
+        Raises:
+            BranchError: The branch is not created yet.
+        """
         return self._opened().path
 
     @property
     def seen_at(self) -> Path:
-        """The path at which commands in the branch see it: `Workspace.seen_at`."""
+        """The path at which commands in the branch see it; see `Workspace.seen_at`."""
         return self._backend.seen_at
 
     @property
     def branch_path(self) -> str:
-        """Its place in the tree of branches: `/main/outer/inner`."""
+        """Path in the tree of branches: `/main/outer/inner`."""
         return self._record.branch_path if self._record else f"{self._parent_path}/{self._name}"
 
     @property
     def has_base_record(self) -> bool:
-        """Whether it was loaded from an archive that says what it was made against."""
+        """Whether it was loaded from an archive that records the state it was made against."""
         return bool(self._record and self._record.has_base_record)
 
     @property
     def is_open(self) -> bool:
-        """It was made, and neither committed nor aborted through this object."""
+        """Whether it was created, and not committed or aborted through this object."""
         return self._record is not None and self._ended is None
 
     def check_call(
         self, *, is_nested: bool = False, is_part: bool = False, is_compared: bool = False
     ) -> None:
-        """Raises MountError if a call cannot succeed on this file system: see `Backend`."""
+        """Checks that a call can succeed on this file system; see `Backend.check_call`.
+
+        Args:
+            is_nested: The call creates nested branches.
+            is_part: The call commits a part of the changed paths.
+            is_compared: The call lists the changed paths.
+
+        Raises:
+            MountError: The file system does not support one of them.
+        """
         self._backend.check_call(is_nested=is_nested, is_part=is_part, is_compared=is_compared)
 
     def branch(
@@ -139,10 +165,25 @@ class Branch:
         *,
         disk_limit: int | None = None,
     ) -> Branch:
-        """Returns a child of this branch, to be opened by `with`. It commits into this branch.
+        """Returns a child of this branch, to be used in a `with` statement.
 
-        While a child is open this branch is frozen: writes in it answer EROFS. What the child
-        adds counts in this branch's disk limit too.
+        The child commits into this branch. While a child is open, this branch is frozen: writes in
+        it fail with EROFS. Bytes that the child adds also count towards this branch's disk limit.
+
+        Args:
+            name: Name of the child.
+            on_success: None leaves the child open after a clean exit.
+            on_error: None leaves the child open after an exception.
+            disk_limit: Bytes that the child may add. Writes above it fail with EDQUOT. Default: no
+                limit.
+
+        Returns:
+            The child, not yet created.
+
+        Raises:
+            BranchError: This branch is not created yet.
+            TypeError: `name` or `disk_limit` has the wrong type.
+            ValueError: `name` cannot be a branch name, or an option has an invalid value.
         """
         return Branch(
             self._backend,
@@ -166,26 +207,37 @@ class Branch:
         rebase: bool = False,
         dry_run: bool = False,
     ) -> list[Change]:
-        """Applies the branch to its parent, all or nothing, and closes it; returns what changed.
+        """Applies the branch to its parent, all or nothing, and closes it.
 
         If `only`, `exclude` or `skip` leave changed paths, the branch stays open with them, on top
         of the new content of its parent, and `remaining` is their number. A clean exit of its
-        `with` then leaves it open too: `commit` or `abort` it, now or later. Open files of the
-        branch become stale. `drop_rest` drops these paths and closes the branch.
+        `with` then leaves it open too: `commit` or `abort` it later. Open files of the branch
+        become stale. On a branch that has ended, this does nothing and returns an empty list.
 
-        Where a path of the base was changed by others since the branch depended on it, `force`
-        takes the branch's side and `skip` the others'. `only` and `exclude` are patterns of the
-        paths to commit. `policy` says what becomes of the siblings, if not what the mount says.
-        `rebase` rebases a stale branch first; without it a stale branch is a conflict.
-        A change says if its file gives rights of its owner or group to all who execute it.
-        `dry_run` tells what would be changed, or raises what would be raised, and does nothing.
-        On a branch that has ended already this does nothing and returns []. Where `only` and
-        `exclude` leave nothing of what was changed the commit is refused: the work would be lost.
+        Args:
+            force: Commit the branch's version of paths that were changed elsewhere since the
+                branch depended on them.
+            skip: Leave these paths out of the commit.
+            only: Glob patterns of the paths to commit. If `only` and `exclude` leave no changed
+                path, the commit is refused, because the work would be lost.
+            exclude: Glob patterns of paths to leave out.
+            drop_rest: Drop the paths that were left out, and close the branch.
+            policy: The rule for siblings. Default: the mount's policy.
+            rebase: Rebase the branch first if it is stale. Without it, a stale branch is a
+                conflict.
+            dry_run: Return what a commit would change, or raise what it would raise, without
+                changing anything.
 
-        Raises ConflictError when a sibling was committed first, or others changed the same paths,
-        and CommitError when something runs in the branch (`in_use`, also with `force`) or the file
-        system refused. Parent and branch are then as before. Raises
-        RecoveryError when the commit was applied but not completed; this object is then closed.
+        Returns:
+            The changes to the parent. For commits to main, a change also names the privileges
+            that its file gives to all users who execute it.
+
+        Raises:
+            ConflictError: A sibling was committed first, or the same paths were changed elsewhere.
+                Parent and branch are unchanged.
+            CommitError: The branch is in use (see `in_use`, also with `force`), or the file system
+                refused the commit. Parent and branch are unchanged.
+            RecoveryError: The commit was applied but not completed. This object is closed.
         """
         record = self._opened()
         if self._ended is not None:
@@ -209,7 +261,7 @@ class Branch:
         self.remaining = committed.remaining
         if self.remaining and not dry_run:
             self._is_rest = True
-            self.release()  # it is work that was kept
+            self.release()  # the rest of a partial commit must survive the end of this process
         elif not dry_run:
             self._end("committed")
         self.forgotten = committed.forgotten
@@ -218,22 +270,23 @@ class Branch:
         return _with_privileges(record.path if dry_run else self._backend.base, committed.changes)
 
     def rebase(self, *, force: bool = False, dry_run: bool = False) -> list[str]:
-        """Forks the branch anew from its parent's present state and keeps its changes on top.
+        """Forks the branch again from its parent's present state, with its changes on top.
 
-        Makes a stale branch live again. A live one shows what was committed to its parent since
-        the fork. Nothing is copied; open files of the branch become stale.
+        Makes a stale branch live again. A live branch then also shows changes committed to its
+        parent since the fork. No data is copied. Open files of the branch become stale.
 
         Args:
-            force: Keep the branch's version of paths that were changed in the parent, too.
-            dry_run: Find these paths, and change nothing.
+            force: Keep the branch's version of paths that were also changed in the parent.
+            dry_run: Report conflicts without changing anything.
 
         Returns:
             The conflicting paths of which the branch's version was kept; empty without `force`.
 
         Raises:
-            ConflictError: Both sides changed the `paths` that it lists. The branch is unchanged.
-            CommitError: Something runs in the branch, it has live children, files open for
-                writing, or a stale parent, or the file system refused. The branch is unchanged.
+            ConflictError: Branch and parent both changed the `paths` that it lists. The branch is
+                unchanged.
+            CommitError: The branch is in use, has live children, files open for writing, or a
+                stale parent, or the file system refused. The branch is unchanged.
             RecoveryError: The branch was rebased, and the store must be recovered.
         """
         record = self._opened()
@@ -242,19 +295,22 @@ class Branch:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keeps every process from committing or rebasing the branch for the length of the `with`.
+        """Returns a context in which no process can commit or rebase the branch.
 
-        Everything that runs commands in branches does this: the patterns, `branching run` and
-        `shell`, the MCP server, agents. A commit is refused meanwhile, also with `force`, and
-        names the process. Where the store belongs to another user it has no effect.
+        All code that runs commands in branches uses it: the patterns, `branching run` and `shell`,
+        the MCP server and agents. A commit is refused in the meantime, even with `force`, and the
+        error names the process. It has no effect if the store belongs to another user.
         """
         with held(self._backend, self._opened()):
             yield
 
     def abort(self) -> None:
-        """Drops the branch with all it holds, and its children. Its parent is untouched.
+        """Drops the branch, its changes and its children. Its parent is unchanged.
 
-        On a branch that has ended already this does nothing. AbortError if it cannot be dropped.
+        Does nothing if the branch has ended.
+
+        Raises:
+            AbortError: The branch could not be dropped. It still exists.
         """
         record = self._opened()
         if self._ended is None:
@@ -262,7 +318,7 @@ class Branch:
             self._end("aborted")
 
     def release(self) -> None:
-        """Has the branch stay open also if this process is killed."""
+        """Keeps the branch open even if this process is killed."""
         if self._record is not None and self.is_leased:
             self.is_leased = False
             end_lease(self._backend, self._record)
@@ -272,31 +328,51 @@ class Branch:
         self.release()
 
     def diff(self, *, count_lines: bool = False) -> list[Change]:
-        """Lists what the branch changed against its parent, by path."""
+        """Returns the differences between the branch and its parent.
+
+        Args:
+            count_lines: Also count the added and removed lines of each file.
+
+        Returns:
+            The changes, sorted by path.
+        """
         return self._backend.diff(self._opened(), count_lines=count_lines)
 
     def patch(self, file: IO[bytes]) -> int:
-        """Writes what the branch changed to an open file, as a patch that `git apply` takes.
+        """Writes the changes of the branch to an open file, as a patch for `git apply`.
 
-        Returns how many changes a patch cannot say (owners, empty directories, special files);
-        comment lines in it name them. BranchError if it cannot be written to its end.
+        Args:
+            file: A file open for writing.
+
+        Returns:
+            The number of changes that a patch cannot represent (owners, empty directories, special
+            files). Comment lines in the patch list them.
+
+        Raises:
+            BranchError: The patch could not be written completely.
         """
         file.flush()
         return self._backend.patch(self._opened(), file.fileno())
 
     def export(self, file: IO[bytes]) -> None:
-        """Writes all that the branch changed to an open file, as an OCI layer (a tar archive).
+        """Writes the changes of the branch to an open file, as an OCI layer (a tar archive).
 
-        `Workspace.load` makes a branch of it, here or elsewhere. BranchError if it cannot be
-        written to its end; the file then holds no whole archive.
+        `Workspace.load` creates a branch from it, in this or another workspace.
+
+        Args:
+            file: A file open for writing.
+
+        Raises:
+            BranchError: The archive could not be written completely. The file is not usable.
         """
         file.flush()
         self._backend.export(self._opened(), file.fileno())
 
     def inspect(self) -> BranchRecord:
-        """Asks what the file system knows of the branch now: its state, its disk use.
+        """Returns the present state of the branch, with its disk use.
 
-        BranchNotFoundError when it is gone.
+        Raises:
+            BranchNotFoundError: The branch no longer exists.
         """
         record = self._opened()
         for known in self._backend.branches():
@@ -305,7 +381,7 @@ class Branch:
         raise BranchNotFoundError(f"branch {self._name!r} is gone", branch=self._name)
 
     def is_stale(self) -> bool:
-        """Asks whether a sibling was committed first, or the branch is gone altogether."""
+        """Returns whether the branch is stale or no longer exists."""
         try:
             return self.inspect().state == "stale"
         except BranchNotFoundError:
@@ -342,7 +418,7 @@ class Branch:
         traceback: TracebackType | None,
     ) -> None:
         if self._ended is not None or self._pid != os.getpid():
-            return  # who was forked in the `with` leaves it too: the branch is our parent's
+            return  # in a child process forked inside the `with`: the parent ends the branch
         # A file of a DaxFS branch tells of the lost race before the commit does.
         was_stale = _is_estale(error) and self._backend.fstype == "daxfs" and self.is_stale()
         with defer_sigint():
@@ -352,7 +428,7 @@ class Branch:
                 try:
                     self.abort()
                 except BranchingError as failure:
-                    # The exception under way is what the caller must see; this one goes along.
+                    # The caller must see the original exception.
                     add_note(error, f"and its branch stays open: {failure}")
             self.release()
         if was_stale:
@@ -366,7 +442,7 @@ class Branch:
         try:
             return await run_in_thread(self.__enter__)
         except BaseException:
-            if self.is_open:  # it was made before the cancellation could be heard
+            if self.is_open:  # created before the thread noticed the cancellation
                 await run_in_thread(self.abort)
             raise
 
@@ -382,8 +458,8 @@ class Branch:
         try:
             self.commit()
         except (BranchStaleError, ConflictError) as conflict:
-            # A lost race leaves nothing to be rescued. After any other conflict the work can
-            # still be committed (`force`, `skip`), so the branch stays.
+            # After a lost race the work is of no use. After any other conflict it can still be
+            # committed (`force`, `skip`), so the branch stays open.
             if not conflict.paths:
                 self.abort()
             self.release()
@@ -404,7 +480,15 @@ def _is_estale(error: BaseException | None) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError unless `name` can be a branch's (the rule of branchfs/docs/control.md)."""
+    """Checks that `name` is a valid branch name, by the rules in branchfs/docs/control.md.
+
+    Args:
+        name: The name.
+
+    Raises:
+        TypeError: It is not a string.
+        ValueError: It is not a valid name.
+    """
     if not isinstance(name, str):
         raise TypeError(f"a branch name must be a string, not {type(name).__name__}")
     if reason := _fault(name):
@@ -412,7 +496,7 @@ def check_name(name: str) -> None:
 
 
 def _with_privileges(top: Path, changes: list[Change]) -> list[Change]:
-    """Adds what privileges the changed files below `top` give to those who execute them."""
+    """Adds to each changed file below `top` the privileges it gives to users who execute it."""
     return [
         replace(change, privileges=found)
         if change.kind == "file"
@@ -428,7 +512,7 @@ def _privileges(path: Path) -> tuple[str, ...]:
         mode = os.lstat(path).st_mode
         names = os.listxattr(path, follow_symlinks=False)
     except OSError:
-        return ()  # changed meanwhile, or not ours to look at
+        return ()  # changed in the meantime, or not readable for us
     return tuple(
         name
         for name, is_given in (

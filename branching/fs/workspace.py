@@ -1,8 +1,8 @@
-"""A workspace: a mount of a branching file system, found from any path inside it, or made.
+"""A workspace: a mount of a branching file system, found from any path inside it, or created.
 
-Opened from a path inside a branch it stands for that branch: what is forked from it is nested in
-the branch and commits into it. So a candidate that races others itself gets the winner into its
-own branch, not past it into main, where it would make itself stale.
+A workspace that is opened from a path inside a branch represents that branch: branches forked from
+it are nested in the branch and commit into it. A candidate that itself runs a race therefore gets
+the winner into its own branch. A commit past it into main would make the candidate stale.
 """
 
 from __future__ import annotations
@@ -38,14 +38,20 @@ if TYPE_CHECKING:
     from branching.fs.automount import MountLease
 
 _BACKENDS = (BranchFS, DaxFS)
-"""Every file system we can branch, in the order they are asked."""
+"""The supported file systems, in the order in which they are tried."""
 
 
 class Workspace:
-    """Opens the mount that `path` lies in; `path` may be deep inside it, or inside a branch.
+    """An open workspace: the mount that contains `path`.
 
-    Raises MountError where there is no such mount, or nobody answers for it, and
-    BranchNotFoundError when `path` lies in a branch that is gone.
+    Opening it also drops the branches that killed programs left behind; `dropped` has their names.
+
+    Args:
+        path: A path in the mount, at any depth. A path inside a branch opens that branch.
+
+    Raises:
+        MountError: No mount contains `path`, or its daemon does not respond.
+        BranchNotFoundError: `path` is inside a branch that no longer exists.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -53,7 +59,7 @@ class Workspace:
         self._backend = _open(Path(path))
         sweep(self._backend)
         self.dropped = [record.name for record in drop_leased(self)]
-        """Branches that programs which were killed had left, and that were dropped just now."""
+        """Names of orphaned branches that were dropped when this object was created."""
         self._branch = _branch_around(Path(path), self._backend)
 
     @classmethod
@@ -66,18 +72,22 @@ class Workspace:
     ) -> Workspace:
         """Opens `directory` as a workspace, and mounts it until `close` if it is not mounted.
 
-        The workspace is this directory, never one above it, unless it lies inside a mount: then
-        it is that mount's workspace. Branches are kept in `.branching` in the directory. Several
-        processes may open one directory; the last one to `close` unmounts it.
+        The base is this directory, never one above it. If the directory is inside a mount, that
+        mount's workspace is opened instead. Branches are stored in `.branching` in the directory.
+        Several processes may open one directory; the last one to `close` unmounts it.
 
         Args:
-            directory: the directory, or a path in a mount.
-            policy: the mount's policy, as for `mount`. Default: BRANCHFS_POLICY, or first-winner.
-            driver: the mount's driver, as for `mount`. Default: BRANCHFS_DRIVER, or auto.
+            directory: The directory, or a path in a mount.
+            policy: The mount's policy, as for `mount`. Default: BRANCHFS_POLICY, or first-winner.
+            driver: The mount's driver, as for `mount`. Default: BRANCHFS_DRIVER, or auto.
+
+        Returns:
+            The workspace.
 
         Raises:
-            MountError: there is no such directory, no program `branchfs` or no /dev/fuse, or the
-                directory cannot be mounted, or it is mounted with another policy or driver.
+            MountError: The directory does not exist, the program `branchfs` or /dev/fuse is
+                missing, or the directory cannot be mounted or is mounted with another policy or
+                driver.
         """
         place = Path(directory)
         try:
@@ -102,7 +112,7 @@ class Workspace:
         return workspace
 
     def _check_mounted_with(self, policy: Policy | None, driver: Driver | None) -> None:
-        """Raises MountError if the mount, which others have made, is another than was asked for."""
+        """Raises MountError if an existing mount has another policy or driver than requested."""
         has = "fuse" if self.fstype == "branchfs" else self.fstype
         wanted = []
         if policy is not None and policy != self.policy:
@@ -130,15 +140,25 @@ class Workspace:
         policy: Policy = "first-winner",
         driver: Driver = "auto",
     ) -> Workspace:
-        """Mounts `base` and opens it; `close`, or the end of a `with`, unmounts it.
+        """Mounts `base` and opens it. `close`, or the end of a `with`, unmounts it.
 
-        It is mounted at `mountpoint`, by default a new directory; branches are kept in `storage`,
-        by default `.branching` in the base. `policy` says what a commit means for the siblings of
-        the branch: they are stale (first-winner), or live on and can be committed if they wrote
-        (snapshot), or wrote and read (serializable), nothing that was committed since. `driver`
-        says what presents the branches: overlay is the faster, serves first-winner alone and takes
-        root; fuse serves all; auto takes overlay where it can.
-        Raises MountError when it cannot be mounted.
+        Args:
+            base: The directory to branch.
+            mountpoint: Where to mount it; created if missing. Default: a new directory.
+            storage: The store. Default: `.branching` in the base.
+            branchfs_bin: The program `branchfs`. Default: BRANCHFS, or the one in PATH.
+            policy: The rule for siblings at a commit. first-winner makes them stale. snapshot
+                keeps them live; each can be committed if it wrote no path committed since.
+                serializable also requires that it read no such path.
+            driver: overlay is faster, needs root, and supports only first-winner. fuse supports
+                all policies. auto uses overlay where possible.
+
+        Returns:
+            The workspace.
+
+        Raises:
+            MountError: The base is not a directory or cannot be mounted, or there is no program
+                `branchfs`.
         """
         directory = Path(base).resolve()
         if not directory.is_dir():
@@ -166,7 +186,7 @@ class Workspace:
                 workspace._held = held
                 if held.is_made_up:
                     workspace._backend.seen_at = workspace._backend.base
-                # Who forgets to close it must not leave a mount behind.
+                # Also unmounts a workspace that the caller forgot to close.
                 weakref.finalize(workspace, held.close)
         except BaseException:
             if held is not None:
@@ -176,18 +196,20 @@ class Workspace:
 
     @property
     def path(self) -> Path:
-        """The root of the mount, which shows main; the branch's directory if opened in one."""
+        """The root of the mount, which shows main; in a branch, the branch's directory."""
         return self._branch.path if self._branch else self._backend.root
 
     @property
     def root(self) -> Path:
-        """The root of the mount in any case."""
+        """The root of the mount, also if the workspace was opened inside a branch."""
         return self._backend.root
 
     @property
     def seen_at(self) -> Path:
-        """The path at which commands in a branch see the workspace: the mount's root, or the
-        directory itself if the mount is a temporary one of `Workspace.open`."""
+        """The path at which commands in a branch see the workspace.
+
+        It is the mount's root, or the base if the mount is a temporary one of `Workspace.open`.
+        """
         return self._backend.seen_at
 
     @property
@@ -197,45 +219,56 @@ class Workspace:
 
     @property
     def store(self) -> Path | None:
-        """Where the branches are kept. Commands in branches have no business there."""
+        """The store directory; None if there is none. Commands in branches must not use it."""
         return self._backend.store
 
     @property
     def policy(self) -> str:
-        """What a commit means for the siblings of the branch, unless it says otherwise."""
+        """The mount's policy, used by commits that do not set another."""
         return self._backend.policy
 
     @property
     def fstype(self) -> str:
-        """What presents the branches: "branchfs", "overlay" or "daxfs"."""
+        """The file system that presents the branches: "branchfs", "overlay" or "daxfs"."""
         return self._backend.fstype
 
     @property
     def driver_reason(self) -> str:
-        """Why this driver presents the branches: for FUSE, why overlayfs cannot."""
+        """The reason for the driver in use: for FUSE, why overlayfs could not be used."""
         return self._backend.driver_reason
 
     @property
     def owner(self) -> tuple[int, int]:
-        """Uid and gid of the base directory's owner, to whom all files should belong."""
+        """Uid and gid of the base directory's owner, who should own all files."""
         return self._backend.owner
 
     @property
     def branch_path(self) -> str:
-        """Its place in the tree of branches: `/main`, or that of the branch it was opened in."""
+        """Path in the tree of branches: `/main`, or that of the branch it was opened in."""
         return self._branch.branch_path if self._branch else "/main"
 
     @property
     def concurrent_policy(self) -> Policy | None:
-        """The policy with which a command commits so that the branches of others live on; None
-        where that is the mount's own, or the file system has no other."""
+        """The policy for commits that must not make other branches stale.
+
+        None if the mount's own policy does this, or the file system has no other policy.
+        """
         has_others = self.fstype != "daxfs"
         return "snapshot" if self.policy == "first-winner" and has_others else None
 
     def check_call(
         self, *, is_nested: bool = False, is_part: bool = False, is_compared: bool = False
     ) -> None:
-        """Raises MountError if a call cannot succeed on this file system: see `Backend`."""
+        """Checks that a call can succeed on this file system; see `Backend.check_call`.
+
+        Args:
+            is_nested: The call creates nested branches.
+            is_part: The call commits a part of the changed paths.
+            is_compared: The call lists the changed paths.
+
+        Raises:
+            MountError: The file system does not support one of them.
+        """
         self._backend.check_call(is_nested=is_nested, is_part=is_part, is_compared=is_compared)
 
     def branch(
@@ -246,12 +279,24 @@ class Workspace:
         *,
         disk_limit: int | None = None,
     ) -> Branch:
-        """Returns a branch of the workspace, which `with` opens and ends.
+        """Returns a branch of the workspace, to be used in a `with` statement.
 
-        A clean exit commits it, an exception aborts it and goes on. With `on_success=None` or
-        `on_error=None` it is left open instead. It may add `disk_limit` bytes; above that writing
-        in it fails with EDQUOT. Raises ValueError for an impossible name; nothing
-        is made before `with`.
+        The branch is created when the `with` is entered. A clean exit commits it. An exception
+        aborts it and propagates.
+
+        Args:
+            name: Name of the branch.
+            on_success: None leaves the branch open after a clean exit.
+            on_error: None leaves the branch open after an exception.
+            disk_limit: Bytes that the branch may add. Writes above it fail with EDQUOT. Default:
+                no limit.
+
+        Returns:
+            The branch, not yet created.
+
+        Raises:
+            TypeError: `name` or `disk_limit` has the wrong type.
+            ValueError: `name` cannot be a branch name, or an option has an invalid value.
         """
         return Branch(
             self._backend,
@@ -264,9 +309,16 @@ class Workspace:
         )
 
     def reopen(self, name: str) -> Branch:
-        """Returns the open branch of that name, to go on with it, commit it or abort it.
+        """Returns the open branch named `name`, to use it further, commit it or abort it.
 
-        Raises BranchNotFoundError when there is none.
+        Args:
+            name: Name of the branch.
+
+        Returns:
+            The branch. It stays open until `commit` or `abort`.
+
+        Raises:
+            BranchNotFoundError: No open branch has this name.
         """
         for record in self._backend.branches():
             if record.name == name:
@@ -305,33 +357,66 @@ class Workspace:
         return Branch.of(self._backend, record)
 
     def branches(self) -> list[BranchRecord]:
-        """Lists the open branches at all depths, the oldest first."""
+        """Returns the open branches at all depths, oldest first."""
         return self._backend.branches()
 
     def history(self) -> list[CommitRecord]:
-        """Lists the commits to the workspace that are kept (10, or 1 GiB), the oldest first."""
+        """Returns the commits in the history, oldest first. It holds at most 10, or 1 GiB."""
         return self._backend.history()
 
     def undo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
-        """Takes the last commit to the workspace back, all or nothing; again, the one before.
+        """Undoes the last commit to the workspace, all or nothing. Repeat it to undo earlier ones.
 
-        Raises ConflictError when others have changed what it changed since, and CommitError when
-        there is nothing to undo, or branches are open; with `force` their changes are set aside
-        (a redo brings them back) and the branches go stale. `dry_run` tells and does nothing.
+        Args:
+            force: Undo it even if the same paths were changed since, or branches are open. The
+                changes since are set aside, and a redo restores them. The branches become stale.
+            dry_run: Return the result without changing anything.
+
+        Returns:
+            The undone commit and the changes to the workspace.
+
+        Raises:
+            ConflictError: The paths that the commit changed were changed again since.
+            CommitError: There is nothing to undo, or branches are open.
+            RecoveryError: The undo was applied but not completed.
         """
         return self._backend.undo(force=force, dry_run=dry_run)
 
     def redo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
-        """Makes the commit that was undone last again. Raises the same."""
+        """Redoes the last undone commit, all or nothing.
+
+        Args:
+            force: As for `undo`.
+            dry_run: Return the result without changing anything.
+
+        Returns:
+            The redone commit and the changes to the workspace.
+
+        Raises:
+            ConflictError: The paths concerned were changed since the undo.
+            CommitError: There is nothing to redo, or branches are open.
+            RecoveryError: The redo was applied but not completed.
+        """
         return self._backend.redo(force=force, dry_run=dry_run)
 
     def prune(self, keep: int = 0) -> tuple[int, int]:
-        """Forgets all but the newest `keep` commits; returns how many, and their bytes on disk."""
+        """Removes all but the newest `keep` commits from the history.
+
+        Args:
+            keep: Number of commits that can still be undone afterwards.
+
+        Returns:
+            The number of removed commits, and the disk space they used in bytes.
+        """
         return self._backend.prune(keep)
 
     def close(self) -> None:
-        """Closes the connections to the file system. Its branches stay, and so does the mount,
-        unless it was made by `open` or `mount`: then MountError if it cannot be unmounted.
+        """Closes the connections to the file system.
+
+        Open branches stay. The mount stays too, unless `open` or `mount` created it.
+
+        Raises:
+            MountError: A mount that `open` or `mount` created cannot be unmounted.
         """
         self._backend.close()
         if self._held is not None:
@@ -382,9 +467,16 @@ def _open(path: Path) -> Backend:
 
 
 def find_mount(path: Path) -> Mount | None:
-    """Returns the deepest mount around `path` that some backend serves.
+    """Returns the innermost mount that contains `path` and that a backend supports.
 
-    Raises MountError where the path cannot be looked at, as a daemon does not answer for it.
+    Args:
+        path: Any path.
+
+    Returns:
+        The mount; None if there is none.
+
+    Raises:
+        MountError: The path cannot be resolved because a daemon does not respond.
     """
     for mount in mounts_named(path):
         if any(backend.serves(mount) for backend in _BACKENDS):
@@ -397,7 +489,7 @@ def find_mount(path: Path) -> Mount | None:
 
 
 def _branch_around(path: Path, backend: Backend) -> BranchRecord | None:
-    """Returns the branch that `path` lies in: `/@outer/@inner/file` lies in `inner`."""
+    """Returns the branch that contains `path`: `/@outer/@inner/file` is in `inner`."""
     place = Path(os.path.realpath(path))
     if not place.is_relative_to(backend.root):  # a branch that is a mount of its own
         return next((each for each in backend.branches() if place.is_relative_to(each.path)), None)

@@ -1,7 +1,7 @@
-"""What all patterns share: the options every constructor takes, and how they open a runner.
+"""The base class of all patterns, with the options that every constructor accepts.
 
-A pattern object is configuration only. It can be called any number of times, from several threads
-at once.
+A pattern object holds configuration only. It can be called any number of times, also concurrently
+from several threads.
 """
 
 from __future__ import annotations
@@ -27,57 +27,62 @@ if TYPE_CHECKING:
 
 NameOf = Callable[[int | str], str]
 Expand = Callable[[Path, int], Sequence[Callable[[Path], object]]]
-"""`expand(path, depth)`: the strategies to try next from what is at `path`."""
+"""`expand(path, depth)` returns the strategies to try next, starting from the state at `path`."""
 
 
 class Options(TypedDict, total=False):
-    """Keyword options that every pattern takes beside its own."""
+    """Keyword options that every pattern accepts in addition to its own."""
 
     commit: bool
-    """False: choose, but leave the winner's branch open; it is the outcome's `branch`."""
+    """False leaves the winner's branch open, as the outcome's `branch`."""
     only: Sequence[str]
-    """Globs of the paths to commit; all unless given. The winner's branch stays open with the other
-    paths that it changed; it is the outcome's `branch` then."""
+    """Glob patterns of the paths to commit. Default: all. The winner's branch stays open with its
+    other changed paths, as the outcome's `branch`."""
     drop_rest: bool
-    """Drop what `only` leaves, and close the branch."""
+    """Drop the paths that `only` leaves out, and close the branch."""
     setup: Callable[[Path], object] | None
     """`setup(path)` runs once before the candidates, in a branch that all of them are forked from.
-    What it made is committed with the winner, and with a winner only. SetupError if it returns
-    something false other than None; what it raises ends the call."""
+    Its changes are committed together with those of the winner. A false return value other than
+    None raises SetupError. An exception ends the call."""
     keep_failed: bool
-    """When nothing succeeds, leave the branches open, for the caller to look at and to end."""
+    """Leave the branches open if no candidate succeeds. The caller must end them."""
     runner: RunElsewhere | None
     """Runs a candidate elsewhere: `runner(candidate, arguments, *, timeout)`."""
     max_parallel: int | None
-    """How many candidates run at once; all unless given."""
+    """Maximum number of candidates that run concurrently. Default: no maximum."""
 
     isolate_processes: bool
-    """Each candidate runs in a process of its own, in a sandbox, and dies when it is not needed.
-    What it changes in variables is lost; what it returns comes back."""
+    """Run each candidate in a separate process in a sandbox, and kill it when it is not needed.
+    Changes to variables are lost; return values are sent back."""
     resource_limits: branching.ResourceLimits | None
     """Limits of each candidate; turns `isolate_processes` on."""
     group_limits: branching.ResourceLimits | None
     """Limits of all candidates together; turns `isolate_processes` on."""
     isolation: branching.process.Isolation | None
-    """"none": processes without a sandbox. It and the next four are those of `BranchContext`, turn
-    `isolate_processes` on, and are for functions: a command is told its own."""
+    """"none" uses processes without a sandbox. This option and the next four are those of
+    `BranchContext` and turn `isolate_processes` on. They apply to functions only; commands have
+    their own options."""
     network: bool
     env: Mapping[str, str] | None
     clean_env: bool
     hide: Sequence[str]
     on_event: OnEvent | None
-    """Is told each step; see `Event`."""
+    """Called for each step of a candidate; see `Event`."""
 
 
 class Pattern:
-    """The common part. `label` starts the names of the branches a pattern makes."""
+    """Base class of the patterns.
+
+    The keyword arguments are those of every pattern; see `Options`. `timeout` is the time limit of
+    a call in seconds, None for no limit. `label` is the prefix of the names of its branches.
+    """
 
     label = "pattern"
     _is_nested = False
-    """It may fork branches from branches."""
+    """Whether it creates nested branches."""
 
     def __init_subclass__(cls) -> None:
-        """Puts the shared options into the signature, in place of `Unpack[Options]`."""
+        """Shows the shared options in the constructor's signature instead of `Unpack[Options]`."""
         init = cls.__init__
         own = inspect.signature(init)
         names = [name for name, each in own.parameters.items() if each.kind is each.VAR_KEYWORD]
@@ -92,7 +97,7 @@ class Pattern:
         init.__signature__ = own.replace(parameters=[*parameters, *shared.values()])  # type: ignore[attr-defined]
         for name in names:
             del init.__annotations__[name]
-        # They are evaluated where they were written.
+        # The annotations are evaluated in this module, where they are written.
         init.__annotations__ |= {
             name: ForwardRef(each.annotation, module=__name__) for name, each in shared.items()
         }
@@ -160,16 +165,34 @@ class Pattern:
         self._group_limits = group_limits
 
     def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
-        """Tries, chooses, commits. Raises what a callback raised, and ConflictError or CommitError
-        when the commit was refused; whatever it raises, nothing was committed.
+        """Tries the candidates, chooses a winner and commits its branch.
+
+        An exception of a callback propagates, and nothing is committed.
+
+        Args:
+            workspace: The workspace, or a branch in which to work.
+
+        Returns:
+            The outcome, with a result for each candidate.
+
+        Raises:
+            ConflictError: The commit conflicts with changes made elsewhere.
+            CommitError: The commit was refused.
+            SetupError: The setup failed.
         """
         raise NotImplementedError
 
     async def run_async(self, workspace: Workspace | Branch) -> SpeculationOutcome:
-        """Does the same without blocking the event loop: candidates run in threads as ever.
+        """Calls the pattern without blocking the event loop. Candidates still run in threads.
 
-        Cancelling the task ends the call in order, candidates and branches with it, before
-        CancelledError goes on; cancelling it again hurries that.
+        Cancelling the task stops the candidates and drops their branches before CancelledError
+        propagates. Cancelling it again shortens the grace period of the candidates.
+
+        Args:
+            workspace: The workspace, or a branch in which to work.
+
+        Returns:
+            The outcome, with a result for each candidate.
         """
         scope = CancelScope()
         return await run_in_thread(
@@ -198,13 +221,21 @@ class Pattern:
 
 
 def check_seconds(name: str, seconds: float | None) -> None:
-    """Raises ValueError unless it is a time one can wait for, or None."""
+    """Checks a duration.
+
+    Args:
+        name: Name of the option, for the message.
+        seconds: The duration, or None.
+
+    Raises:
+        ValueError: The duration is not positive and finite.
+    """
     if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
         raise ValueError(f"{name} must be a positive number of seconds, not {seconds!r}")
 
 
 def unique_names(label: str) -> NameOf:
-    """Returns names that no other call uses: the label, chance, and what the branch is for."""
+    """Returns a function that names the branches of one call: label, random part, purpose."""
     call = secrets.token_hex(4)
     return lambda purpose: f"{label}-{call}-{purpose}"
 
@@ -212,7 +243,16 @@ def unique_names(label: str) -> NameOf:
 def checked_candidates(
     candidates: object, *, can_be_empty: bool = False
 ) -> list[Callable[..., object]]:
-    """Returns the candidates as a list. TypeError or ValueError unless it is one of callables."""
+    """Returns the candidates as a list.
+
+    Args:
+        candidates: A list or tuple of callables.
+        can_be_empty: Accept an empty sequence.
+
+    Raises:
+        TypeError: It is not a list or tuple of callables.
+        ValueError: It is empty.
+    """
     if not isinstance(candidates, (list, tuple)):
         raise TypeError(f"candidates must be a sequence of callables, not {candidates!r}")
     if not candidates and not can_be_empty:
@@ -226,7 +266,20 @@ def checked_candidates(
 def expand_candidates(
     candidates_or_task: object, n: int | None, default_n: int
 ) -> list[tuple[Callable[..., object], tuple[int, ...]]]:
-    """Returns what to call for each try: one task `n` times, or each candidate once."""
+    """Returns the calls of a pattern: one task `n` times, or each candidate once.
+
+    Args:
+        candidates_or_task: A task `task(path, index)`, or a sequence of candidates.
+        n: Number of calls of the task; None for a sequence.
+        default_n: Number of calls of the task if `n` is None.
+
+    Returns:
+        Pairs of a function and its arguments after the path.
+
+    Raises:
+        TypeError: `n` is given for a sequence, or a candidate is not callable.
+        ValueError: `n` is less than 1, or there are no candidates.
+    """
     if callable(candidates_or_task):
         count = default_n if n is None else n
         if count < 1:

@@ -1,4 +1,4 @@
-"""BeamSearch: keep the best few alive at each level, each going its own way."""
+"""BeamSearch: continues from the best few branches at each level."""
 
 from __future__ import annotations
 
@@ -18,17 +18,28 @@ if TYPE_CHECKING:
 
 
 class BeamSearch(Pattern):
-    """Runs `strategy(path)` in parallel branches and goes on from the `beam_width` best.
+    """Runs strategies in parallel branches and continues from the `beam_width` best successes.
 
-    `expand(path, depth)` looks at each of those beams (depth 1, 2, ...) and returns the strategies
-    to try on it, in branches nested in the beam's: beams share what they have in common and copy
-    nothing. All of a level are ranked together, whichever beam they come from; a beam without a
-    successor among the best is dropped. After `max_depth` levels, or when `expand` has nothing
-    more for any beam, the best is committed with all it builds on. A level in which nothing
-    succeeds drops everything. The timeout ends the search with the best of the level it
-    interrupts.
+    The strategies of the next level run in branches nested in those of the beams, which copies no
+    data. All successes of a level are ranked together. A beam without a successor among the best
+    is dropped. After the last level the best success is committed with the branches it is nested
+    in. If no strategy of a level succeeds, nothing is committed.
 
-    Strategies return a bool or a pair (bool, score); `evaluate(path)` overrides the score.
+    All options of `branching.patterns.base.Options` are accepted as keyword arguments, too.
+
+    Args:
+        strategies: Functions `strategy(path)` that return a bool or a pair (bool, score).
+        expand: `expand(path, depth)` returns the strategies to try on the beam at `path` (depth 1,
+            2, ...). The search ends when it returns an empty list for every beam.
+        evaluate: Returns the score of the branch at `path`. It replaces a returned score.
+        beam_width: Number of branches to continue from at each level.
+        max_depth: Maximum number of levels.
+        timeout: Time limit of a call in seconds. It ends the search with the best success of the
+            level that it interrupts. Default: no limit.
+
+    Raises:
+        TypeError: A strategy is not callable, or an option has the wrong type.
+        ValueError: There are no strategies, or an option has an invalid value.
     """
 
     label = "beam-search"
@@ -56,6 +67,7 @@ class BeamSearch(Pattern):
         self._is_nested = max_depth > 1
 
     def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
+        """Searches and commits the best success; see `Pattern.__call__`."""
         with self._runner(workspace) as runner:
             parents: dict[Attempt, Attempt] = {}
             for strategy in self._strategies:
@@ -84,7 +96,7 @@ class BeamSearch(Pattern):
     def _prune(
         self, runner: Runner, beams: list[Attempt], parents: dict[Attempt, Attempt]
     ) -> list[Attempt]:
-        """Returns the best of a level, and drops the rest of it with the beams they end."""
+        """Returns the best successes of a level. Drops the others, and beams without successor."""
         best = self._rating.best(runner, self._beam_width)
         continued = {parents.get(attempt) for attempt in best}
         for beam in beams:
@@ -96,7 +108,7 @@ class BeamSearch(Pattern):
     def _drop_line(
         runner: Runner, beam: Attempt, parents: dict[Attempt, Attempt], best: list[Attempt]
     ) -> None:
-        """Drops a beam, and what it was built on as far as no survivor is built on it too."""
+        """Drops a beam and those of its ancestors that no remaining beam is nested in."""
         needed = {line for attempt in best for line in _line(attempt, parents)}
         for attempt in _line(beam, parents):
             if attempt in needed:
@@ -105,7 +117,7 @@ class BeamSearch(Pattern):
 
     @staticmethod
     def _merged(runner: Runner, beams: list[Attempt], parents: dict[Attempt, Attempt]) -> Branch:
-        """Merges the best beam into what it is built on, level by level; returns the last."""
+        """Merges the best beam into its ancestors, level by level. Returns the topmost branch."""
         line = _line(beams[0], parents)
         for attempt in line[:-1]:
             runner.merge(attempt)
@@ -113,7 +125,7 @@ class BeamSearch(Pattern):
 
 
 def _line(attempt: Attempt, parents: dict[Attempt, Attempt]) -> list[Attempt]:
-    """Returns the attempt and those it is built on, the newest first."""
+    """Returns the attempt and its ancestors, newest first."""
     line = [attempt]
     while line[-1] in parents:
         line.append(parents[line[-1]])

@@ -1,4 +1,4 @@
-"""BestOfN: let all candidates finish, take the one with the highest score."""
+"""BestOfN: runs all candidates and commits the success with the highest score."""
 
 from __future__ import annotations
 
@@ -18,15 +18,26 @@ DEFAULT_N = 3
 
 
 class BestOfN(Pattern):
-    """Runs candidates in parallel branches and commits the best success.
+    """Runs candidates in parallel branches and commits the success with the highest score.
 
-    Either one task, `task(path, attempt)`, tried `n` times, or a sequence of candidates,
-    `candidate(path)`; `n` belongs to the first form only. Both return a bool or a pair
-    (bool, score).
+    The score of a success is the first of these that exists: the result of `evaluate(path)`, the
+    score that the candidate returned, its entry in `scores`, 1.0. If scores are equal, the first
+    in candidate order wins.
 
-    A success is worth, in this order: what `evaluate(path)` says of its branch, the score it
-    returned, its entry in `scores`, 1.0. Of equals the first in candidate order wins. When the
-    timeout ends the call, the best of those that have finished is committed.
+    All options of `branching.patterns.base.Options` are accepted as keyword arguments, too.
+
+    Args:
+        candidates_or_task: Functions `candidate(path)`, or one function `task(path, attempt)` that
+            is called `n` times. They return a bool or a pair (bool, score).
+        n: Number of calls of the task. Default: 3. Not allowed for a sequence of candidates.
+        scores: A score for each candidate.
+        evaluate: Returns the score of the branch at `path`.
+        timeout: Time limit of a call in seconds. The best success of the candidates that have
+            finished by then is committed. Default: no limit.
+
+    Raises:
+        TypeError: A candidate is not callable, or an option has the wrong type.
+        ValueError: There are no candidates, or an option has an invalid value.
     """
 
     label = "best-of-n"
@@ -48,6 +59,7 @@ class BestOfN(Pattern):
         self._rating = Rating(evaluate, scores)
 
     def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
+        """Runs the candidates and commits the best success; see `Pattern.__call__`."""
         with self._runner(workspace) as runner:
             for candidate, args in self._calls:
                 runner.start(candidate, *args, read=read_scored)

@@ -1,4 +1,4 @@
-"""Cascaded: start with one, widen as long as all fail, and let each wave know why."""
+"""Cascaded: runs growing waves of attempts, each with the errors of the earlier waves."""
 
 from __future__ import annotations
 
@@ -19,12 +19,24 @@ DEFAULT_FAN_OUT = (1, 2, 4)
 
 
 class Cascaded(Pattern):
-    """Calls `task(path, feedback) -> (success, error)` in waves of parallel branches.
+    """Calls a task in waves of parallel branches and commits the first success.
 
-    `fan_out` has the width of each wave. `feedback` lists the errors of all failed attempts of
-    the waves before, [] in the first; an attempt that raised adds its exception's text, an empty
-    error adds nothing. The first success of a wave is committed at once and ends the call.
-    `wave_timeout` limits each wave, `timeout` the whole call.
+    A new wave starts when all attempts of the previous one have failed. The first success is
+    committed immediately and ends the call.
+
+    All options of `branching.patterns.base.Options` are accepted as keyword arguments, too.
+
+    Args:
+        task: Function `task(path, feedback)` that returns (success, error). `feedback` lists the
+            errors of all failed attempts of earlier waves. For an attempt that raised, it has the
+            text of the exception. Empty errors are left out.
+        fan_out: Number of attempts in each wave.
+        timeout: Time limit of a call in seconds. Default: no limit.
+        wave_timeout: Time limit of each wave in seconds. Default: no limit.
+
+    Raises:
+        TypeError: The task is not callable, or an option has the wrong type.
+        ValueError: An option has an invalid value.
     """
 
     label = "cascaded"
@@ -49,6 +61,7 @@ class Cascaded(Pattern):
         self._wave_timeout = wave_timeout
 
     def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
+        """Runs the waves and commits the first success; see `Pattern.__call__`."""
         with self._runner(workspace) as runner:
             feedback: list[str] = []
             for width in self._fan_out:
@@ -59,10 +72,10 @@ class Cascaded(Pattern):
         return runner.outcome()
 
     def _wave(self, runner: Runner, width: int, feedback: list[str]) -> list[Attempt]:
-        """Runs one wave to its first success, which is committed, or until all have failed."""
+        """Runs one wave until an attempt succeeds, which is committed, or all have failed."""
         text = "\n".join(feedback)
         wave = [
-            # Each gets a list of its own: what one does to it is not the others' feedback.
+            # Each attempt gets its own list, so that it cannot change the feedback of the others.
             runner.start(
                 self._task,
                 list(feedback),

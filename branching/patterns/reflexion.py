@@ -1,4 +1,4 @@
-"""Reflexion: try, learn from the failure, try again."""
+"""Reflexion: repeats a task, with feedback on the previous failure, until it succeeds."""
 
 from __future__ import annotations
 
@@ -22,12 +22,23 @@ _log = logging.getLogger("branching")
 
 
 class Reflexion(Pattern):
-    """Calls `task(path, attempt, feedback) -> bool` again and again until it succeeds.
+    """Calls a task repeatedly until it succeeds, and commits the success.
 
-    Every attempt gets a fresh branch; `max_retries` is the number of attempts. `feedback` is None
-    at first, then what `critique(path)` said of the branch that failed, which is dropped after.
-    A critique that raises gives no feedback (and a log entry); the next attempt is made all the
-    same. The first success is committed.
+    Each attempt gets a new branch. A failed branch is dropped after its critique.
+
+    All options of `branching.patterns.base.Options` are accepted as keyword arguments, too.
+
+    Args:
+        task: Function `task(path, attempt, feedback)`. A true return value is a success.
+            `feedback` is None in the first attempt, then the result of `critique`.
+        max_retries: Maximum number of attempts, including the first.
+        critique: Returns feedback on the failed branch at `path`. If it raises, the exception is
+            logged and the next attempt gets no feedback.
+        timeout: Time limit of a call in seconds. Default: no limit.
+
+    Raises:
+        TypeError: The task is not callable, or an option has the wrong type.
+        ValueError: An option has an invalid value.
     """
 
     label = "reflexion"
@@ -51,6 +62,7 @@ class Reflexion(Pattern):
         self._critique = critique
 
     def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
+        """Repeats the task and commits the first success; see `Pattern.__call__`."""
         with self._runner(workspace) as runner:
             feedback: str | None = None
             for number in range(self._max_retries):

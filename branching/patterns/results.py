@@ -1,4 +1,4 @@
-"""What comes out of a pattern, and how a candidate's return value is read."""
+"""Results of a pattern, and the interpretation of a candidate's return value."""
 
 from __future__ import annotations
 
@@ -17,87 +17,97 @@ if TYPE_CHECKING:
 State = Literal["won", "succeeded", "failed", "timed_out", "cancelled", "error"]
 """How a candidate ended.
 
-won         its branch was chosen and committed
-succeeded   it succeeded; another one was chosen, or none could be
-failed      it said no: a false value, an exit code other than 0
-timed_out   the call's time was over before it ended
-cancelled   it was stopped, or never started, because it was not needed any more
-error       it raised, or could not be run at all
+won         its branch was chosen, and committed unless the call leaves it open
+succeeded   it succeeded, but another candidate or none was chosen
+failed      it returned a false value, or an exit code other than 0
+timed_out   a time limit expired before it ended
+cancelled   it was stopped, or not started, because it was no longer needed
+error       it raised an exception, or could not be run
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationResult:
-    """What became of one candidate."""
+    """The result of one candidate."""
 
     branch_index: int
-    """Its place in the list of candidates, or the number of the attempt."""
+    """Index in the list of candidates, or number of the attempt, from 0."""
     success: bool
     score: float = 0.0
     return_value: object = None
-    """Exactly what the candidate returned."""
+    """Return value of the candidate, unchanged."""
     exception: BaseException | None = None
-    """What it raised; TimeoutError when the call's time was over before it ended."""
+    """Exception of the candidate; TimeoutError if a time limit expired before it ended."""
     branch_path: Path | None = None
-    """The directory it worked in, gone by now unless kept; None if it never started."""
+    """Directory of its branch, which exists only if `kept`; None if it was not started."""
     exit_code: int = 0
-    """A command's exit code; 0 or 1 for a function."""
+    """Exit code of a command; 0 or 1 for a function."""
     state: State = "failed"
     duration: float = 0.0
-    """Seconds it ran."""
+    """Running time in seconds."""
     branch_name: str = ""
     """Name of its branch."""
     label: str = ""
-    """What was tried, for people: a command as it was given, or a function's name."""
+    """Display name: the command as given, or the name of the function."""
     changes: DiffSummary | None = None
-    """What it changed against the branch it started from; None where that was not asked: it was
+    """Changes since the fork of its branch. None if they were not determined: the candidate was
     stopped, or succeeded after another one had won."""
     kept: bool = False
-    """Its branch is still open."""
+    """Whether its branch is still open."""
     process: branching.process.Ended | None = None
-    """How its process ended and what it used, if it had one of its own."""
+    """Exit status and resource usage of its process; None if it had no separate process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationOutcome:
-    """What became of the whole call."""
+    """The result of a call of a pattern."""
 
     committed: bool = False
     winner: SpeculationResult | None = None
     all_results: list[SpeculationResult] = field(default_factory=list)
-    """One result a candidate, in candidate order, whatever order they finished in."""
+    """One result per candidate, in candidate order."""
     branch: Branch | None = None
-    """With `commit=False`: the winner's branch, still open, for the caller to end. So it is where
-    `only` left something of it."""
+    """The winner's branch, if it is still open: with `commit=False`, or after a partial commit.
+    The caller must commit or abort it."""
     changes: list[Change] = field(default_factory=list)
-    """What was committed, by path."""
+    """The committed changes, sorted by path."""
     remaining: int = 0
-    """How many paths that the winner changed were not committed: `branch` is open with them."""
+    """Number of paths changed by the winner that were not committed. `branch` is open with them."""
     timed_out: bool = False
-    """The time was over before the call could commit anything."""
+    """Whether the time limit expired before the call had a winner."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateResult:
-    """A candidate's return value, understood."""
+    """A candidate's return value, after interpretation."""
 
     success: bool
     value: object = None
     score: float | None = None
-    """What the candidate itself said it is worth; None if it did not."""
+    """The score that the candidate returned; None if it returned none."""
     error: str = ""
-    """Why it failed, in its own words."""
+    """The reason for its failure, as the candidate reported it."""
     exception: BaseException | None = None
     exit_code: int = 0
     changes: DiffSummary | None = None
     ended: branching.process.Ended | None = None
-    """How the process of the candidate ended, if it had one."""
+    """How the candidate's process ended; None if it had no separate process."""
 
 
 def reject_coroutines(value: object) -> object:
-    """Returns what a function of the user's returned. TypeError where nothing of it has run."""
+    """Returns `value`, the return value of a user's function, unless it is a coroutine.
+
+    Args:
+        value: The return value.
+
+    Returns:
+        The same value.
+
+    Raises:
+        TypeError: It is a coroutine or a generator, so the function's body has not run.
+    """
     if isinstance(value, (CoroutineType, GeneratorType)):
-        value.close()  # or Python warns that nobody awaited it
+        value.close()  # otherwise Python warns that it was never awaited
     elif not isinstance(value, AsyncGeneratorType):
         return value
     kind = "coroutine" if isinstance(value, CoroutineType) else "generator"
@@ -105,7 +115,7 @@ def reject_coroutines(value: object) -> object:
 
 
 def read_verdict(value: object) -> CandidateResult:
-    """Reads a return value that means yes or no."""
+    """Interprets a return value as success or failure by its truth value."""
     if isinstance(value, CandidateResult):
         return value
     success = bool(value)
@@ -113,7 +123,7 @@ def read_verdict(value: object) -> CandidateResult:
 
 
 def read_scored(value: object) -> CandidateResult:
-    """Reads yes or no, or a pair of that and a score."""
+    """Interprets a return value as success or failure, or as a pair (success, score)."""
     if isinstance(value, CandidateResult):
         _finite(value.score)
         return value
@@ -124,7 +134,7 @@ def read_scored(value: object) -> CandidateResult:
 
 
 def read_explained(value: object) -> CandidateResult:
-    """Reads yes or no, or a pair of that and the reason why not."""
+    """Interprets a return value as success or failure, or as a pair (success, error)."""
     if isinstance(value, CandidateResult):
         return value
     if not (isinstance(value, tuple) and len(value) == 2):
@@ -134,9 +144,18 @@ def read_explained(value: object) -> CandidateResult:
 
 
 def checked_score(value: object) -> float:
-    """Returns the score as a float. TypeError for what is no number, ValueError for NaN and inf.
+    """Returns the score as a float.
 
-    Those two cannot be ranked: a NaN would win or lose by its place in the list.
+    Args:
+        value: The score.
+
+    Returns:
+        The score as a finite number.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is NaN or infinite. NaN cannot be ranked: it would win or lose by its
+            position in the list.
     """
     try:
         score = float(value)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Speculate: race candidates, take the first that succeeds."""
+"""Speculate: runs candidates concurrently and commits the first success."""
 
 from __future__ import annotations
 
@@ -15,11 +15,21 @@ if TYPE_CHECKING:
 
 
 class Speculate(Pattern):
-    """Runs `candidate(path) -> bool` for all candidates in parallel branches.
+    """Runs all candidates in parallel branches and commits the first success.
 
-    The first success is committed at once, the others are stopped and aborted. With
-    `first_wins=False` all run to the end (or the timeout), and the first success in the order of
-    the candidates is committed.
+    The other candidates are stopped and their branches aborted.
+
+    All options of `branching.patterns.base.Options` are accepted as keyword arguments, too.
+
+    Args:
+        candidates: Functions `candidate(path)`. A true return value is a success.
+        first_wins: False lets all candidates run to the end, or to the timeout. The first success
+            in the order of the candidates is then committed.
+        timeout: Time limit of a call in seconds. Default: no limit.
+
+    Raises:
+        TypeError: A candidate is not callable, or an option has the wrong type.
+        ValueError: There are no candidates, or an option has an invalid value.
     """
 
     label = "speculate"
@@ -37,6 +47,7 @@ class Speculate(Pattern):
         self._first_wins = first_wins
 
     def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
+        """Runs the candidates and commits the first success; see `Pattern.__call__`."""
         with self._runner(workspace) as runner:
             attempts = [
                 runner.start(candidate, wins_at_once=self._first_wins)

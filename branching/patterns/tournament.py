@@ -1,4 +1,4 @@
-"""Tournament: all candidates play, pairs are judged, one is left."""
+"""Tournament: compares successes in pairs until one is left."""
 
 from __future__ import annotations
 
@@ -18,20 +18,30 @@ if TYPE_CHECKING:
 DEFAULT_N = 4
 
 Judge = Callable[[Path, Path], int]
-"""`judge(path_a, path_b)`: 0 if a is the better, 1 if b is."""
+"""`judge(path_a, path_b)` returns 0 if a is better, 1 if b is better."""
 
 
 class Tournament(Pattern):
-    """Runs candidates in parallel branches, then lets `judge(path_a, path_b)` eliminate in pairs.
+    """Runs candidates in parallel branches, then eliminates successes in pairs by a judge.
 
-    Either one task, `task(path, index)`, tried `n` times, or a sequence of candidates,
-    `candidate(path)`; `n` belongs to the first form only.
+    Each round pairs the remaining successes in candidate order, and drops the loser of each pair
+    immediately. The last of an odd number goes to the next round without a comparison. A sole
+    success wins without a comparison.
 
-    The successes meet in candidate order, round by round: the judge returns 0 if the first is the
-    better and 1 if the second is; the loser's branch is dropped at once. An odd one goes on to the
-    next round unjudged, and a sole success wins unjudged. With `parallel_judges` the matches of a
-    round are judged at once. When the timeout ends the candidates, those that have succeeded by
-    then play no more: nothing is committed unless there is just one.
+    All options of `branching.patterns.base.Options` are accepted as keyword arguments, too.
+
+    Args:
+        candidates_or_task: Functions `candidate(path)`, or one function `task(path, index)` that
+            is called `n` times. A true return value is a success.
+        n: Number of calls of the task. Default: 4. Not allowed for a sequence of candidates.
+        judge: `judge(path_a, path_b)` returns 0 if a is better, 1 if b is better.
+        parallel_judges: Judge all pairs of a round concurrently.
+        timeout: Time limit of a call in seconds. If it expires while candidates run, nothing is
+            compared: the call commits only a sole success. Default: no limit.
+
+    Raises:
+        TypeError: A candidate or the judge is not callable, or an option has the wrong type.
+        ValueError: There are no candidates, or an option has an invalid value.
     """
 
     label = "tournament"
@@ -54,6 +64,7 @@ class Tournament(Pattern):
         self._parallel_judges = parallel_judges
 
     def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
+        """Runs and judges the candidates and commits the winner; see `Pattern.__call__`."""
         with self._runner(workspace) as runner:
             attempts = [runner.start(candidate, *args) for candidate, args in self._calls]
             for attempt in runner.finished():
@@ -67,7 +78,7 @@ class Tournament(Pattern):
         return runner.outcome()
 
     def _round(self, runner: Runner, left: list[Attempt]) -> list[Attempt]:
-        """Returns who is left after one round."""
+        """Judges one round and returns the remaining attempts."""
         pairs = list(zip(left[::2], left[1::2], strict=False))
         matches = [(a, self._judge, (a.path, b.path)) for a, b in pairs]
         winners: list[Attempt] = []

@@ -1,4 +1,4 @@
-"""TreeOfThoughts: choose the best strategy, then the best refinement of it, and so on."""
+"""TreeOfThoughts: chooses the best strategy, then the best refinement of it, level by level."""
 
 from __future__ import annotations
 
@@ -18,15 +18,26 @@ if TYPE_CHECKING:
 
 
 class TreeOfThoughts(Pattern):
-    """Runs `strategy(path)` for all strategies in parallel branches and commits the best success.
+    """Runs strategies in parallel branches and commits the best success.
 
-    With `expand` and a `max_depth` above 1 it goes deeper: the best of a level is merged into a
-    root branch, `expand(path, depth)` looks at that branch and returns the strategies of the next
-    level (depth 1, 2, ...), which start from there. The root is committed at the end. A level in
-    which nothing succeeds drops everything. An `expand` that returns no strategies ends the search
-    with what there is; the timeout ends it with the best of the level it interrupts.
+    With `expand` and a `max_depth` above 1, the search has several levels. The best success of a
+    level is merged into a root branch, from which the strategies of the next level start. The root
+    branch is committed at the end. If no strategy of a level succeeds, nothing is committed.
 
-    Strategies return a bool or a pair (bool, score); `evaluate(path)` overrides the score.
+    All options of `branching.patterns.base.Options` are accepted as keyword arguments, too.
+
+    Args:
+        strategies: Functions `strategy(path)` that return a bool or a pair (bool, score).
+        evaluate: Returns the score of the branch at `path`. It replaces a returned score.
+        expand: `expand(path, depth)` returns the strategies of the next level (depth 1, 2, ...)
+            for the root branch at `path`. An empty list ends the search.
+        max_depth: Maximum number of levels.
+        timeout: Time limit of a call in seconds. It ends the search with the best success of the
+            level that it interrupts. Default: no limit.
+
+    Raises:
+        TypeError: A strategy is not callable, or an option has the wrong type.
+        ValueError: There are no strategies, or an option has an invalid value.
     """
 
     label = "tree-of-thoughts"
@@ -51,6 +62,7 @@ class TreeOfThoughts(Pattern):
         self._is_nested = expand is not None and max_depth > 1
 
     def __call__(self, workspace: Workspace | Branch) -> SpeculationOutcome:
+        """Searches and commits the best success; see `Pattern.__call__`."""
         with self._runner(workspace) as runner:
             if self._expand is not None and self._max_depth > 1:
                 self._go_deeper(runner, self._expand)

@@ -1,12 +1,12 @@
-"""A function, or a command, run in a process of its own that sees one branch as the workspace.
+"""Runs a function or a command in a separate process that sees one branch as the workspace.
 
     with BranchContext(target, branch.path) as context:
         context.wait()
 
-The process is started at `with` and gone with all its descendants at its end, whatever it does.
-It is never forked from this program, which may have threads, but by a small server; the target is
-sent there, with copies of all it refers to (`function_pickle`), and what it returns or raises
-comes home the same way (`result_channel`).
+Entering the `with` starts the process. Leaving it ends the process and all its descendants. The
+process is not forked from this program, which may have threads, but by the fork server. The target
+is sent there with copies of all objects it refers to (`function_pickle`). Its return value or
+exception is sent back (`result_channel`).
 """
 
 from __future__ import annotations
@@ -42,44 +42,59 @@ R = TypeVar("R")
 Target = Callable[[Path], object] | Sequence[str]
 
 CANCEL_GRACE_SECONDS = 1.0
-"""Between SIGTERM and SIGKILL when a task that waits is cancelled."""
+"""Time between SIGTERM and SIGKILL when a waiting task is cancelled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Ended):
-    """How the process ended, and what came of the target."""
+    """How the process ended, and the result of the target."""
 
     value: object = None
-    """What the target returned."""
+    """Return value of the target."""
     exception: BaseException | None = None
-    """What it raised; its cause has the traceback as text."""
+    """Exception of the target. Its cause has the traceback as text."""
 
     @property
     def ended(self) -> str:
-        """What ended it, in one word: see `How`."""
+        """The cause of the end in one word; see `How`."""
         return self.how
 
 
 class BranchContext:
-    """Runs `target(path)` in a process whose view of the files has the branch as the workspace.
+    """Runs `target(path)` in a separate process that sees a branch as the workspace.
 
-    `workspace` is a branch's directory, or a Branch; the target is given the path at which it sees
-    it, and starts there. Returning is success, raising failure; SystemExit sets the exit code. A
-    sequence of strings is a command.
+    The process inherits the standard streams of this program. Of other open files it gets only
+    pipes to whose file objects (`open(number, "wb")`) the target refers; a bare descriptor number
+    is not valid in the process.
 
-    It sees the workspace at `seen_at`, by default at the root of the branch's mount. With
-    `isolation="none"` there is no sandbox: the process works in the directory itself and can
-    reach all that its user can. The process has the standard streams of this program open, and of
-    its other files only the pipes whose file objects (`open(number, "wb")`) the target names; a
-    number means nothing there. `close_fds=True` refuses these, too; a function still has one file
-    for its result, which programs that it starts do not inherit. `env` adds to the environment,
-    `clean_env` starts from an almost empty one. `hide` lists globs of files that cannot be read.
-    `stdout` and `stderr` take a descriptor, or a function that is handed the bytes while `wait()`
-    runs. `accept` names classes whose instances may come back though they are of installed
-    packages, or are made in a way of their own (`__reduce__`, `__setstate__`). `isolate` has no
-    effect: it always is.
+    Args:
+        target: A function, or a command as a sequence of strings. A function is called with the
+            path at which it sees the workspace, which is also its working directory. Returning is
+            success, raising is failure, and SystemExit sets the exit code.
+        workspace: A Branch, or the directory of a branch.
+        isolate: Has no effect: the process is always isolated.
+        close_fds: Refuse targets that refer to pipes. A function still has one open file for its
+            result, which programs that it starts do not inherit.
+        limits: Resource limits, in force before the target starts.
+        parent_cgroup: The control group in which to create that of the process.
+        isolation: "none" runs the process without a sandbox, in the directory itself, with access
+            to all files of its user.
+        seen_at: The path at which the process sees the workspace. Default: the root of the
+            branch's mount.
+        network: False leaves the process only the loopback interface.
+        env: Variables to add to the environment.
+        clean_env: Start with an almost empty environment.
+        hide: Glob patterns of files that the process cannot read.
+        stdout: A descriptor, or a function that is called with the output while `wait()` runs.
+        stderr: The same for standard error.
+        accept: Classes whose instances may be part of the result even though they belong to
+            installed packages or define their own unpickling (`__reduce__`, `__setstate__`).
+        arguments: Further arguments for the target, after the path.
 
-    `limits` hold from before the target starts; `parent_cgroup` is a group to be limited in.
+    Raises:
+        TypeError: The target is neither a function nor a non-empty sequence of strings, or `hide`
+            is a string.
+        ValueError: A glob is invalid, or options exclude each other.
     """
 
     def __init__(
@@ -123,7 +138,7 @@ class BranchContext:
         self._arguments = tuple(arguments)
 
         self._supervisor = Supervisor()
-        self._attending = threading.Lock()  # held by the thread that attends; guards all below
+        self._attending = threading.Lock()  # held by the thread in wait(); guards all below
         self._stack = ExitStack()
         self._process: SandboxedProcess | None = None
         self._pid: int | None = None
@@ -136,25 +151,33 @@ class BranchContext:
 
     @property
     def pid(self) -> int:
-        """The target's process, as it is numbered here."""
+        """Process id of the target, as seen from this program.
+
+        Raises:
+            ProcessBranchError: The process was not started.
+        """
         if self._pid is None:
             raise ProcessBranchError("Process not started")
         return self._pid
 
     @property
     def alive(self) -> bool:
-        """Whether it, or anything it started, is still there."""
+        """Whether the process or one of its descendants is still running."""
         process = self._process
         return process is not None and self._result is None and not process.has_ended()
 
     @property
     def cgroup_scope(self) -> Path | None:
-        """The directory of its control group; None where no limit needs one."""
+        """The directory of the process's control group; None if no limit needs one."""
         return None if self._scope is None else self._scope.path
 
     @property
     def result(self) -> Result:
-        """How it ended and what came of it. ProcessBranchError before its end."""
+        """How the process ended, and the result of the target.
+
+        Raises:
+            ProcessBranchError: The process has not ended.
+        """
         if self._result is None and not self.alive:
             with self._attending:
                 self._collect()
@@ -163,10 +186,14 @@ class BranchContext:
         return self._result
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits for the end.
+        """Waits for the process to end.
 
-        Raises TimeoutError when it goes on after `timeout` seconds, and ProcessBranchError when it
-        failed: its cause is what the target raised.
+        Args:
+            timeout: Maximum time to wait, in seconds. Default: no maximum.
+
+        Raises:
+            TimeoutError: The process is still running after `timeout` seconds.
+            ProcessBranchError: The process failed. The target's exception is the `__cause__`.
         """
         _ = self.pid
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -191,9 +218,17 @@ class BranchContext:
             ) from result.exception
 
     async def wait_async(self, timeout: float | None = None) -> None:
-        """Does the same without blocking the event loop. Cancelling the task ends the process, by
-        SIGTERM, and by SIGKILL when it is cancelled again or does not end; CancelledError goes on
-        when all of it is gone.
+        """Waits for the process to end without blocking the event loop.
+
+        Cancelling the task sends SIGTERM to the process. SIGKILL follows if the process does not
+        end or the task is cancelled again. CancelledError propagates when all processes are gone.
+
+        Args:
+            timeout: Maximum time to wait, in seconds. Default: no maximum.
+
+        Raises:
+            TimeoutError: The process is still running after `timeout` seconds.
+            ProcessBranchError: The process failed. The target's exception is the `__cause__`.
         """
 
         def hurry(again: bool) -> None:
@@ -202,18 +237,28 @@ class BranchContext:
         await run_in_thread(lambda: self.wait(timeout), on_cancel=hurry)
 
     def kill(self, grace_seconds: float = 0.0) -> None:
-        """Asks for the end, from any thread, without waiting for it. Whoever waits is told."""
+        """Requests the end of the process and returns immediately. Safe to call from any thread.
+
+        Args:
+            grace_seconds: Time between SIGTERM and SIGKILL.
+        """
         self._supervisor.kill(grace_seconds)
 
     def pause(self, *, is_on: bool = True) -> None:
-        """Stops all of it (SIGSTOP) or lets it go on, while somebody waits for it. Its time limit
-        runs on.
+        """Pauses the process and its descendants (SIGSTOP), or resumes them.
+
+        It has an effect only while a thread is in `wait()`. The time limit is not paused.
+
+        Args:
+            is_on: False resumes.
         """
         self._supervisor.pause(is_on=is_on)
 
     def abort(self, timeout: float = 5.0) -> None:
-        """Ends it with all its descendants: SIGTERM, and SIGKILL after `timeout` seconds. After
-        its end this does nothing.
+        """Ends the process and its descendants, and waits for this. Does nothing after the end.
+
+        Args:
+            timeout: Time between SIGTERM and SIGKILL, in seconds.
         """
         if self._process is None or self._result is not None:
             return
@@ -256,10 +301,18 @@ class BranchContext:
 
     @staticmethod
     def create(targets: Sequence[Target], workspaces: Sequence[Any], **options: Any) -> Contexts:
-        """Starts a context for each target, in the workspace at the same place; ends all of them.
+        """Returns a context manager that starts one BranchContext for each target.
 
-        For `with` and `async with`. The options are those of a single one. ValueError when there
-        are not as many of both.
+        Leaving the `with` or `async with` ends all of them. Entering it raises ValueError if the
+        sequences differ in length.
+
+        Args:
+            targets: The targets.
+            workspaces: The workspace of each target, in the same order.
+            **options: Options for each BranchContext.
+
+        Returns:
+            The context manager. Its value is the list of contexts.
         """
         return Contexts(targets, workspaces, options)
 
@@ -330,7 +383,7 @@ class BranchContext:
         self._pipes.close_child_ends()
 
     def _descriptors(self, stack: ExitStack) -> dict[int, int]:
-        """Returns by number what the process is to have open."""
+        """Returns the standard streams of the process, by descriptor number."""
         found = {}
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         stack.callback(os.close, nothing)
@@ -340,18 +393,18 @@ class BranchContext:
         return found
 
     def _abandon(self) -> None:
-        """Ends what `abort` did not: it was interrupted itself."""
+        """Ends the process if `abort` was interrupted."""
         if self._result is None and self._process is not None:
             self._process.finish()
 
     def _collect(self) -> None:
-        """Takes notice of the end."""
+        """Reaps the process and records its result. The caller holds the lock."""
         if self._result is not None or self._process is None:
             return
         try:
             end = self._process.finish()
         except BaseException:
-            self._process = None  # it was killed, and waited for in vain: nothing more can be done
+            self._process = None  # killed, but it did not die in time; do not retry
             raise
         self._pipes.drain()
         home = result_channel.read(self._result_file, self._originals, self._accept)
@@ -371,7 +424,7 @@ class BranchContext:
 
 
 class Contexts:
-    """Several contexts, started and ended together. `BranchContext.create` makes it."""
+    """Several contexts that are started and ended together; see `BranchContext.create`."""
 
     def __init__(
         self, targets: Sequence[Target], workspaces: Sequence[Any], options: Mapping[str, Any]
@@ -413,7 +466,7 @@ class Contexts:
 
 
 async def _entered(manager: AbstractContextManager[R]) -> R:
-    """Enters it; when the task is cancelled meanwhile, leaves it again first."""
+    """Enters `manager` in a thread. If the task is cancelled meanwhile, exits it again."""
     is_entered = False
 
     def enter() -> R:

@@ -1,14 +1,14 @@
-"""The limits of a call: what each of its branches may use, and all of them together.
+"""The limits of a call: those of each branch, and those of all branches together.
 
-CallLimits are open for the length of a call. Opening it tries every limit once, so that one that
-cannot be enforced is an error before anything runs. Each command then gets a scope of its own:
+CallLimits are open for the duration of a call. Opening them tries every limit once, so that a limit
+that cannot be enforced raises an error before anything runs. Each command then gets its own scope:
 
-    group                 all of the call, if it needs a control group at all
+    group                 the whole call, if it needs a control group
     ├── branch-5f3e       a command
     └── branch-77aa
 
-Limits on disk space are no control group's: whoever makes the branches asks for `disk_each` and
-`disk_together`. `told` says of a command's end which of its limits it met.
+Control groups do not limit disk space: the code that creates the branches applies `disk_each` and
+`disk_together`. `told` determines which limit caused the end of a command.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ _NONE = ResourceLimits()
 
 
 class CallLimits:
-    """What a call may use. `open()` it first and `close()` it when nothing of it runs any more."""
+    """The limits of a call. Call `open()` first, and `close()` after its last process ended.
+
+    Args:
+        each: Limits of each branch.
+        together: Limits of all branches together.
+    """
 
     def __init__(self, each: ResourceLimits | None, together: ResourceLimits | None) -> None:
         self._each = each or _NONE
@@ -35,31 +40,35 @@ class CallLimits:
 
     @property
     def limits(self) -> ResourceLimits:
-        """What each branch may use."""
+        """Limits of each branch."""
         return self._each
 
     @property
     def group(self) -> Cgroup | None:
-        """The scope of all of the call, while it is open and needs one."""
+        """The control group of the whole call; None if it is not open or needs none."""
         return self._group
 
     @property
     def disk_each(self) -> int | None:
-        """Bytes that a branch may add."""
+        """Bytes that each branch may add; None for no limit."""
         return self._each.disk
 
     @property
     def disk_together(self) -> int | None:
-        """Bytes that all branches may add together."""
+        """Bytes that all branches together may add; None for no limit."""
         return self._together.disk
 
     @property
     def wall_seconds(self) -> float | None:
-        """How long each command or function may run."""
+        """Seconds that each command or function may run; None for no limit."""
         return _shorter(self._each.wall_time, self._together.wall_time)
 
     def open(self) -> None:
-        """Makes sure that every limit can be enforced. ProcessBranchError names one that cannot."""
+        """Creates the control group of the call, and checks that every limit can be enforced.
+
+        Raises:
+            ProcessBranchError: A limit cannot be enforced; the message names it.
+        """
         if not (self._each.needs_cgroup or self._together.needs_cgroup):
             return
         self._group = Cgroup.create(self._together, below=self._each)
@@ -70,18 +79,29 @@ class CallLimits:
             raise
 
     def close(self) -> None:
-        """Ends what is left of the call's processes. A second call does nothing."""
+        """Kills the remaining processes of the call. A second call does nothing."""
         if self._group is not None:
             self._group.remove()
             self._group = None
 
     def scope(self) -> Cgroup | None:
-        """Makes the scope of one command; None where none is needed. It is the caller's."""
+        """Creates the control group of one command.
+
+        Returns:
+            The group, which the caller must remove; None if no limit needs one.
+        """
         return None if self._group is None else Cgroup.create(self._each, parent=self._group)
 
     @contextmanager
     def watch(self, kill: Callable[[], None]) -> Iterator[threading.Event]:
-        """Calls `kill` when the time of one command is over; tells by the event that it did."""
+        """Returns a context that calls `kill` when the time limit of one command expires.
+
+        Args:
+            kill: Called from another thread.
+
+        Yields:
+            An event that is set before `kill` is called.
+        """
         is_over = threading.Event()
         seconds = self.wall_seconds
         if seconds is None:
@@ -103,8 +123,17 @@ class CallLimits:
 
 
 def told(ended: Ended, *, usage: Usage | None, disk_refusals: int, is_over: bool) -> Ended:
-    """Returns the end with what its control group counted, and with the limit that was met, where
-    the command failed for it."""
+    """Adds resource usage, and the limit that made the command fail, to the end of a command.
+
+    Args:
+        ended: How the command ended.
+        usage: Counters of its control group, if it had one.
+        disk_refusals: Number of changes that the disk limit refused while it ran.
+        is_over: Whether it was killed because its time limit expired.
+
+    Returns:
+        A copy of `ended` with these facts.
+    """
     if usage is not None:
         ended = replace(
             ended,

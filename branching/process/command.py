@@ -1,12 +1,12 @@
-"""One program, run in a directory until it ends or is killed, with all that it started.
+"""Runs one program in a directory until it ends or is killed, with all its descendants.
 
-The thread that calls `run()` owns the process: it alone reads its output, signals it and reaps
-it, waiting for all of this at one place. Other threads only ring a bell (`kill()`).
+Only the thread that calls `run()` reads the output of the process, signals it and reaps it. It
+waits for all of these events in one place. `kill()` and `pause()` in other threads only wake it.
 
-The process lives in a sandbox, in which it sees the directory at the workspace's own path and can
-leave nothing behind; or, where that was asked for, in the directory itself as a process group.
+The process runs in a sandbox, in which it sees the directory at the workspace's own path and from
+which no process survives. Without a sandbox it runs in the directory itself, as a process group.
 
-Exit codes are the shell's: 126 cannot be executed, 127 not found, 128+n killed by signal n.
+Exit codes are those of a shell: 126 not executable, 127 not found, 128+n killed by signal n.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SCORE_FD = 3
 
 
 class Command:
-    """A program with its arguments and surroundings. `run()` it once; `kill()` from anywhere."""
+    """A program with its arguments and environment. Call `run()` once, `kill()` from any thread."""
 
     def __init__(
         self,
@@ -57,9 +57,24 @@ class Command:
         scope: Cgroup | None = None,
         terminal: PtyProxy | None = None,
     ) -> None:
-        """`scope` is the control group that the program runs in, from its first instruction on;
-        `terminal` is one of its own, which stands for ours. `score` gives it descriptor 3: what it
-        writes there is in `Ended.score`, or is handed to the function as it comes.
+        """Prepares the command. Nothing is started.
+
+        Args:
+            argv: The program and its arguments.
+            cwd: Working directory. In a sandbox it is the sandbox's path of the workspace instead.
+            environment: The complete environment.
+            sandbox: The sandbox; None runs the program without one.
+            owner: The user to run it as. Default: the user of this process.
+            stdout: A descriptor, or a function that is called with the output.
+            stderr: The same for standard error.
+            inherit_stdin: Give the program the standard input and the terminal of this process.
+            score: Open descriptor 3 in the program. Its data goes to `Ended.score`, or to this
+                function as it arrives.
+            scope: The control group in which the program runs from its first instruction.
+            terminal: A separate terminal for the program, connected to that of this process.
+
+        Raises:
+            ValueError: `argv` is empty.
         """
         if not argv:
             raise ValueError("a command needs at least the name of a program")
@@ -79,27 +94,40 @@ class Command:
         self._supervisor = Supervisor()
 
     def kill(self, grace_seconds: float = 0.0) -> None:
-        """Asks for the end: SIGTERM to all of it now, SIGKILL after the grace. Does not wait.
+        """Sends SIGTERM to all processes of the command, and SIGKILL later. Does not wait.
 
-        Before `run()` it keeps the program from being started. A second call can shorten the
-        grace, not lengthen it. After the end it does nothing.
+        Before `run()` it prevents the start of the program. A second call can shorten the grace
+        period, but not extend it. After the end it does nothing.
+
+        Args:
+            grace_seconds: Time between SIGTERM and SIGKILL.
         """
         self._supervisor.kill(grace_seconds)
 
     def pause(self, *, is_on: bool = True) -> None:
-        """Stops all of it (SIGSTOP), or lets it go on. Does not wait; from any thread.
+        """Pauses all processes of the command (SIGSTOP), or resumes them. Does not wait.
 
-        The clock of a time limit runs on. Not for a command that has the terminal: what stops
-        there, stops for the one who sits at it.
+        Safe to call from any thread. A time limit is not paused. Do not use it on a command that
+        is attached to the terminal: job control would stop the user's shell job.
+
+        Args:
+            is_on: False resumes.
         """
         self._supervisor.pause(is_on=is_on)
 
     def run(self) -> Ended:
-        """Starts the program, waits for its end and returns how it ended; all of it is gone then.
+        """Starts the program and waits for its end. No process of it is left when this returns.
 
-        Raises NamespaceError when the sandbox could not be made, ForkError when the system could
-        not make the process, ProcessBranchError when it did not die within a bound. A program that
-        is not there or not executable is no exception: it ends with 127 or 126.
+        A missing or non-executable program does not raise an exception: the command ends with exit
+        code 127 or 126.
+
+        Returns:
+            How the program ended.
+
+        Raises:
+            NamespaceError: The sandbox could not be created.
+            ForkError: The process could not be created.
+            ProcessBranchError: The process did not die within a bounded time after SIGKILL.
         """
         started = time.monotonic()
         open_closed()
@@ -132,7 +160,7 @@ class Command:
         if self._sandbox is not None:
             return self._start_sandboxed(self._sandbox, pipes)
         if self._scope is not None or self._pty_proxy is not None:
-            # It must be held at a gate until the limits are on it, or led by another on a terminal.
+            # Its start must wait until its limits apply, or another process must lead its session.
             return self._start_sandboxed(Sandbox.of(self._cwd, at=self._cwd), pipes)
         try:
             return UnsandboxedProcess(
@@ -145,7 +173,7 @@ class Command:
                 terminal=JobControl.ours() if self._inherit_stdin else None,
             )
         except OSError as error:
-            # The name of the program stands in the error only when it was exec that failed.
+            # The error contains the name of the program only if exec failed.
             if error.filename != self._argv[0] or error.errno in (errno.EAGAIN, errno.ENOMEM):
                 raise ForkError(
                     f"no process could be made in {self._cwd}: {error.strerror}; nothing ran",

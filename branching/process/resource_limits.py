@@ -1,4 +1,4 @@
-"""What a branch may use at most. Pure values; who enforces which stands with each field."""
+"""Resource limits of a branch, as plain values. Each field states how it is enforced."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 
 CPU_MIN = 0.001
-"""One millisecond a second: the kernel's bandwidth control deals out nothing smaller."""
+"""One millisecond per second, the smallest share that the kernel's bandwidth control supports."""
 CPU_MAX = 100_000.0
-"""More CPUs than any machine has; the kernel refuses what is far above."""
+"""More CPUs than any machine has. The kernel refuses much larger values."""
 PIDS_MAX = 4_194_304
-"""The most processes that a Linux can have."""
+"""The maximum number of processes of a Linux kernel."""
 BYTES_MAX = (1 << 63) - 1
-"""The largest file, and more than any memory: the kernel counts in 64 bits."""
+"""The maximum file size. The kernel counts bytes in 64 bits."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])?", re.ASCII | re.IGNORECASE)
 _UNIT_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -24,27 +24,30 @@ _UNIT_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 class ResourceLimits:
     """Limits of one branch, or, as `group_limits`, of all branches of a call together.
 
-    None is no limit. Zero is an error, and so is all that could not limit anything: ValueError,
-    or TypeError for a value of the wrong type. A limit that the machine cannot enforce raises
-    ProcessBranchError before anything runs; none is ever ignored.
+    None means no limit. No limit is ever ignored: one that the machine cannot enforce raises
+    ProcessBranchError before anything runs.
+
+    Raises:
+        TypeError: A value has the wrong type.
+        ValueError: A value is zero, negative, or out of range.
     """
 
     memory: int | None = None
-    """Bytes of memory, files in a tmpfs and the page cache included; swap is no way around it.
-    Above it the kernel kills (the branch ends as "oom")."""
+    """Bytes of memory, including files in a tmpfs and the page cache. Swap does not extend it.
+    Above it the kernel kills processes of the branch, which ends as "oom"."""
     cpu: float | None = None
-    """Share of CPU time; 0.5 is half of one CPU, 2.0 two whole ones. Above it the branch waits."""
+    """Number of CPUs: 0.5 is half a CPU, 2.0 is two. Above it the kernel throttles the branch."""
     _: KW_ONLY
     memory_high: int | None = None
-    """Bytes of memory above which the kernel slows the branch down and reclaims (cgroup v2)."""
+    """Bytes of memory above which the kernel throttles the branch and reclaims (cgroup v2)."""
     oom_group: bool = False
-    """Out of memory, all processes of the branch are killed, not only the largest."""
+    """When memory runs out, kill all processes of the branch instead of only the largest."""
     pids: int | None = None
-    """Processes and threads at one time. Above it fork fails with EAGAIN."""
+    """Number of concurrent processes and threads. Above it fork fails with EAGAIN."""
     disk: int | None = None
-    """Bytes that the branch may add to its layer. Above it writing fails with EDQUOT."""
+    """Bytes that the branch may add to its layer. Above it writes fail with EDQUOT."""
     wall_time: float | None = None
-    """Seconds from the start, after which the branch is killed (it ends as "timeout")."""
+    """Seconds after the start at which the branch is killed. It ends as "timeout"."""
 
     def __post_init__(self) -> None:
         for name in ("memory", "memory_high", "disk"):
@@ -57,14 +60,24 @@ class ResourceLimits:
 
     @property
     def needs_cgroup(self) -> bool:
-        """Whether any of the limits is one that a control group enforces."""
+        """Whether one of the limits is enforced by a control group."""
         return self.oom_group or any(
             limit is not None for limit in (self.memory, self.cpu, self.memory_high, self.pids)
         )
 
 
 def parse_memory_size(text: str) -> int:
-    """Reads 1048576, 512K, 1.5g as bytes; the units count by 1024. ValueError for anything else."""
+    """Parses a size such as 1048576, 512K or 1.5g.
+
+    Args:
+        text: A number with an optional unit K, M, G or T, which are powers of 1024.
+
+    Returns:
+        The size in bytes.
+
+    Raises:
+        ValueError: The text is not a size.
+    """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a size; write 512M or 1.5G (units K, M, G, T)")

@@ -1,4 +1,4 @@
-"""What a pattern tells while it runs: for displays, dashboards and logs."""
+"""The events of a running pattern, for displays, dashboards and logs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Literal
 from branching.fs import DiffSummary
 
 SETUP_INDEX = -1
-"""The index by which the setup of a call, which is no candidate, is told of."""
+"""The index in events about the setup of a call, which is not a candidate."""
 
 EventKind = Literal[
     "started",
-    "resumed",  # only of agents: its process had died, and its log goes on
+    "resumed",  # only for agents: the candidate's process had died, and its log is continued
     "output",
     "finished",
     "scored",
@@ -21,7 +21,7 @@ EventKind = Literal[
     "judged",
     "committed",
     "kept",
-    "spent",  # only of agents
+    "spent",  # only for agents
 ]
 
 
@@ -31,34 +31,43 @@ class Event:
 
     kind: EventKind
     index: int
-    """Which candidate, as in `SpeculationResult.branch_index`; `SETUP_INDEX` is the setup."""
+    """Index of the candidate, as in `SpeculationResult.branch_index`; `SETUP_INDEX` for the setup.
+    """
     branch: str
-    """Name of its branch."""
+    """Name of the candidate's branch."""
     label: str = ""
-    """What is tried, for people: a command as it was given, or a function's name."""
+    """Display name of the candidate: the command as given, or the name of the function."""
     text: str = ""
-    """A line of output; what the critique said; how it finished, in words."""
+    """A line of output, the text of a critique, or the reason for the end."""
     state: str = ""
     """With "finished": the candidate's state."""
     score: float | None = None
     cost_usd: float | None = None
-    """What its model calls have cost so far, where that is known."""
+    """Cost of the candidate's model calls so far, in US dollars; None if unknown."""
     seconds: float = 0.0
-    """With "finished": how long it ran."""
+    """With "finished": how long the candidate ran."""
     changes: DiffSummary | None = None
-    """What its branch changed, where that is known: with "finished" and "committed"."""
+    """With "finished" and "committed": the changes of the branch; None if unknown."""
 
 
 OnEvent = Callable[[Event], None]
-"""Called in order, one call at a time, but from several threads. Raising ends the pattern."""
+"""A listener. It is called for each event in order, never concurrently, but from several threads.
+If it raises, the pattern ends."""
 
 
 def taking_blocks(listener: OnEvent) -> OnEvent:
-    """Marks a listener as one that takes several lines of output in one event."""
+    """Marks a listener that accepts several lines of output in one event.
+
+    Args:
+        listener: The listener.
+
+    Returns:
+        The same listener.
+    """
     listener.takes_blocks = True  # type: ignore[attr-defined]
     return listener
 
 
 def takes_blocks(listener: OnEvent) -> bool:
-    """Whether the text of an "output" event may have several lines, joined by newlines."""
+    """Returns whether the listener accepts "output" events of several lines, joined by newlines."""
     return getattr(listener, "takes_blocks", False)

@@ -1,20 +1,22 @@
-"""The output of candidates, and of commands that are run, kept for `branching log`.
+"""The run log: output and state of candidates and commands, for `branching log`.
 
-    STORE/logs/speculate-1a2b3c4d-0.log     what the candidate printed
-    STORE/logs/speculate-1a2b3c4d-0.json    what became of it (see `Entry`)
-    STORE/logs/speculate-1a2b3c4d-0.patch   what it changed (see `patches`)
-    STORE/logs/9f3c2a1b.door                where the call can be steered (see `control_socket`)
-    STORE/logs/kept                         the store is to stay for the logs
+    STORE/logs/speculate-1a2b3c4d-0.log     output of the candidate
+    STORE/logs/speculate-1a2b3c4d-0.json    its state and result (see `Entry`)
+    STORE/logs/speculate-1a2b3c4d-0.patch   its changes (see `patches`)
+    STORE/logs/9f3c2a1b.door                socket that controls the call (see `control_socket`)
+    STORE/logs/kept                         marks a store that must not be removed
 
-A log has the name of its branch and outlives it. The directory belongs to the workspace's owner. It
-goes with the store when nothing of the workspace is kept, but for those of races: nobody may have
-seen what their candidates printed. The newest `ENTRIES_MAX` are kept, until `branching prune`.
+A log is named after its branch and outlives it. The directory belongs to the workspace's owner. It
+is removed with the store when the workspace keeps nothing else. Logs of races keep the store,
+because their output may not have been displayed. The newest `ENTRIES_MAX` entries are kept until
+`branching prune`.
 
-We may be root and the directory another's, who could put links in our way: so everything is
-opened relative to the directory's descriptor, new, and never through a link.
+This process may be root while another user owns the directory and could place symbolic links in it.
+All files are therefore created new, relative to the directory's descriptor, without following
+links.
 
-A log is a convenience: where it cannot be written (no room, not ours), that is said once on
-stderr, and the call goes on.
+A call does not fail because of its log: if the log cannot be written (disk full, no permission), a
+message is printed once on stderr and the call continues.
 """
 
 from __future__ import annotations
@@ -45,13 +47,15 @@ if TYPE_CHECKING:
 
 ENTRIES_MAX = 200
 UNDER_WAY = ("running", "paused")
-"""States of what has not ended."""
+"""States of candidates that have not ended."""
 KEPT = "kept"
 LOG_BYTES_MAX = 10 << 20
-"""Of one candidate. What comes after is shown but not kept, and the log says so."""
+"""Maximum size of one candidate's log. Output beyond it is displayed but not logged, and the last
+line of the log says so."""
 
 COMMAND_SUFFIX = "-command"
-"""Of the branch of a `run` that has a setup: the setup's is named as the user said."""
+"""Suffix of the command's branch in a `run` with a setup. The branch of the setup has the name that
+the user gave."""
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _AGAIN = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -59,14 +63,14 @@ _AGAIN = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What is known of one candidate."""
+    """State and result of one candidate."""
 
     branch: str
     command: str
-    """The command of ours it was tried by: "speculate"."""
+    """The subcommand that ran the candidate, such as "speculate"."""
     index: int
     label: str
-    """What was tried."""
+    """Display name of the candidate: the command as given, or the name of the function."""
     state: str
     """"running", "paused", or as in `SpeculationResult.state`."""
     started: float
@@ -75,20 +79,27 @@ class Entry:
     score: float | None = None
     changes: str = ""
     cost_usd: float | None = None
-    """What its model calls have cost, where somebody knows."""
+    """Cost of its model calls in US dollars; None if unknown."""
     door: str = ""
-    """The socket beside the log at which it can be steered, if it can be."""
+    """File name of the control socket beside the log, or "" if there is none."""
 
     @property
     def call(self) -> str:
-        """The name that all candidates of one call have in common."""
-        if self.command == "run":  # its user names the branch
+        """The part of the name that all candidates of one call have in common."""
+        if self.command == "run":  # the user chose the name of the branch
             return self.branch.removesuffix(COMMAND_SUFFIX)
         return self.branch.rpartition("-")[0]
 
 
 class RunLog:
-    """Writes the logs of one call."""
+    """Writes the logs of one call, while its `with` is entered.
+
+    Args:
+        store: The store; None writes no log.
+        owner: Uid and gid for the files, if this process is root.
+        command: The subcommand, for `Entry.command`.
+        keeps_store: Keep the store for these logs even if nothing else of the workspace is kept.
+    """
 
     def __init__(
         self,
@@ -105,20 +116,38 @@ class RunLog:
         self._directory: int | None = None
         self._logs: dict[str, _Log] = {}
         self._entries: dict[str, Entry] = {}
-        # Guards the entries: the helm's states come from its own thread.
+        # Guards the entries: the run controller reports states from another thread.
         self._lock = threading.Lock()
         self.controller = RunController(self._on_state, self.keep_patch)
-        """Through which the call is steered."""
+        """The run controller of the call."""
         self._control_server: ControlServer | None = None
 
     @classmethod
     def of(cls, workspace: Workspace, command: str, *, keeps_store: bool = False) -> RunLog:
-        """Returns the run log of a workspace. From inside a branch none can be seen: what is
-        printed there is the output of somebody's candidate, and kept as that."""
+        """Returns the run log of a workspace.
+
+        Inside a branch the store is not visible and nothing is logged: output there is already
+        logged as that of the enclosing candidate.
+
+        Args:
+            workspace: The workspace.
+            command: The subcommand, for `Entry.command`.
+            keeps_store: As for the constructor.
+
+        Returns:
+            The run log, to be used in a `with` statement.
+        """
         return cls(workspace.store, workspace.owner, command, keeps_store=keeps_store)
 
     def and_then(self, listener: Callable[[Event], None]) -> Callable[[Event], None]:
-        """Returns a listener that writes each event down before `listener` has it."""
+        """Returns a listener that logs each event and then passes it on.
+
+        Args:
+            listener: The listener that receives the events after they are logged.
+
+        Returns:
+            The new listener. It takes blocks if `listener` does.
+        """
 
         def on_event(event: Event) -> None:
             if self._directory is not None:
@@ -134,11 +163,11 @@ class RunLog:
 
     @property
     def is_open(self) -> bool:
-        """Something can be written down: the store is in sight, and nothing has failed so far."""
+        """Whether events are logged: the store is accessible, and no write has failed."""
         return self._directory is not None
 
     def controlled(self) -> AbstractContextManager[None]:
-        """Returns a context in which what is called can be steered from other processes."""
+        """Returns a context in which other processes can control the candidates of the call."""
         return self.controller.activate()
 
     def __enter__(self) -> RunLog:
@@ -165,7 +194,7 @@ class RunLog:
         self._close()
 
     def _close(self) -> None:
-        with self._lock:  # another thread may be writing, and the number soon be another file's
+        with self._lock:  # another thread may be writing; the descriptor number is reused
             if self._directory is not None:
                 os.close(self._directory)
                 self._directory = None
@@ -179,14 +208,21 @@ class RunLog:
                 self._note(self._directory, replace(entry, state=state))
 
     def keep_patch(self, branch: Branch, bytes_max: int = PATCH_BYTES_MAX) -> None:
-        """Keeps what a branch changed, before it ends. Branches that have no log are left out."""
+        """Saves the patch of a branch before the branch ends.
+
+        Does nothing for a branch without a log, or one that can no longer be read.
+
+        Args:
+            branch: The open branch.
+            bytes_max: Maximum size of the patch, which is truncated at a line end.
+        """
         with self._lock:
             if self._directory is None or branch.name not in self._entries:
                 return
         try:
             patch = patch_of(branch, bytes_max)
         except BranchingError:
-            return  # it cannot be read any more, and its end says why
+            return  # the error that ends the branch gives the reason
         with self._lock:
             if self._directory is None or not patch:
                 return
@@ -225,7 +261,7 @@ class RunLog:
         os.close(file)
 
     def _make_room(self, directory: int) -> None:
-        """Removes the oldest entries, so that another one fits; never one of a call under way."""
+        """Removes the oldest entries to make room for one, except those of running calls."""
         names = [name for name in os.listdir(directory) if name.endswith(".json")]
         excess = len(names) + 1 - ENTRIES_MAX
         if excess <= 0:
@@ -266,7 +302,7 @@ class RunLog:
             earlier = read_entry(f"{event.branch}.json", directory=directory)
         if earlier is None:
             self._make_room(directory)
-            # Of branches of one name, one after the other, the last one's is kept.
+            # An earlier branch may have had the same name; its log is replaced.
             _remove(f"{event.branch}.log", directory)
             _remove(f"{event.branch}{PATCH_SUFFIX}", directory)
         if before := self._logs.get(event.branch):
@@ -291,7 +327,7 @@ class RunLog:
         self._note(directory, entry)
 
     def _note(self, directory: int, entry: Entry) -> None:
-        """Writes the entry, replacing what it said before: a reader finds either, never half."""
+        """Replaces the entry's file atomically."""
         self._entries[entry.branch] = entry
         scratch = f".{entry.branch}"
         file = open_file(scratch, _NEW, directory=directory)
@@ -311,18 +347,18 @@ def _age(name: str, directory: int) -> float:
     try:
         return os.lstat(name, dir_fd=directory).st_mtime
     except FileNotFoundError:
-        return 0.0  # another call makes room too
+        return 0.0  # another call removed it
 
 
 def _remove(name: str, directory: int) -> None:
     try:
         os.unlink(name, dir_fd=directory)
     except FileNotFoundError:
-        pass  # it never was, or another call makes room too
+        pass  # it did not exist, or another call removed it
 
 
 class _Log:
-    """One growing file. What is told is written immediately, so that it can be followed."""
+    """The log file of one candidate. Output is written immediately, so that it can be followed."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -330,7 +366,7 @@ class _Log:
         self._is_full = False
 
     def write(self, block: str) -> None:
-        """Writes whole lines."""
+        """Appends whole lines, given without the last newline."""
         if self._is_full:
             return
         data = block.encode("utf-8", "replace") + b"\n"
@@ -347,9 +383,15 @@ class _Log:
 
 
 def forget(logs: Path) -> None:
-    """Removes the logs of candidates that have ended, and those of calls that were killed.
+    """Removes the logs of candidates that have ended, and of calls that were killed.
 
-    OSError where `logs` is no directory but a link, or not ours; where there is none, all is well.
+    Does nothing if the directory does not exist.
+
+    Args:
+        logs: The directory of the logs.
+
+    Raises:
+        OSError: `logs` is a symbolic link, or not accessible.
     """
     try:
         directory = open_directory(logs)
@@ -363,7 +405,7 @@ def forget(logs: Path) -> None:
         for path in here.glob("*.json"):
             entry = read_entry(path.name, directory=directory)
             if entry is None:
-                continue  # none of ours
+                continue  # not an entry
             if entry.state in UNDER_WAY and entry.door in control_servers:
                 is_running = True
                 continue
@@ -377,14 +419,14 @@ def forget(logs: Path) -> None:
 
 
 def read_entries(logs: Path) -> list[Entry]:
-    """Returns what is known of the candidates whose output was kept, the oldest first."""
+    """Returns the entries of all logged candidates, oldest first."""
     found = [read_entry(path) for path in logs.glob("*.json")]
     entries = [entry for entry in found if entry is not None]
     return sorted(entries, key=lambda entry: (entry.started, entry.index))
 
 
 def lost(logs: Path) -> list[Entry]:
-    """Returns the candidates that never ended: the programs that tried them were killed."""
+    """Returns the entries of candidates that did not end because their program was killed."""
     under_way = [entry for entry in read_entries(logs) if entry.door and entry.state in UNDER_WAY]
     control_servers = {entry.door for entry in under_way}
     is_there = {
@@ -394,9 +436,15 @@ def lost(logs: Path) -> list[Entry]:
 
 
 def read_entry(path: Path | str, *, directory: int | None = None) -> Entry | None:
-    """Returns what a file of the run log says; None if it goes just now, or is none of ours.
+    """Reads an entry of the run log.
 
-    A relative path is one in `directory`. The entry names files beside it, and nothing else.
+    Args:
+        path: The file; a relative path is relative to `directory`.
+        directory: A directory descriptor.
+
+    Returns:
+        The entry; None if the file is missing or not a valid entry. A valid entry refers only to
+        files in the same directory.
     """
     try:
         entry = Entry(**json.loads(read(path, directory=directory)))
