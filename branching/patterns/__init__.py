@@ -1,8 +1,8 @@
 """The patterns: ways to try candidates in branches and to choose one.
 
-Configure a pattern, call it with a Workspace (or a Branch, to work inside that), get a
-SpeculationOutcome. One runner serves them all (`runner.py`). A name loads its file when it is first
-used: whoever needs an event, or how a call is cancelled, loads none of the patterns.
+Configure a pattern and call it with a Workspace, or with a Branch to work inside that. The result
+is a SpeculationOutcome. All patterns use one runner (`runner.py`). Each name imports its module on
+first use, so that code that needs only events loads none of the patterns.
 """
 
 from branching._lazy import lazy_exports
@@ -45,7 +45,7 @@ _HOME = {
     "Tournament": ".tournament",
     "TreeOfThoughts": ".tree_of_thoughts",
 }
-"""Which module of this package has the name."""
+"""The module of each name."""
 
 
 __getattr__ = lazy_exports(__name__, _HOME)

@@ -1,8 +1,7 @@
-"""One candidate being tried: its branch, its state, and the task that runs it.
+"""An attempt: one run of a candidate, with its branch, its state, and the task that runs it.
 
-An Attempt belongs to the thread that called the pattern; only that thread changes it. A Task is
-what a thread of its own runs for it (the candidate, or a callback such as evaluate), and what that
-thread sees of the attempt.
+Only the thread that called the pattern changes an Attempt. A Task is the work that another thread
+does for it (the candidate, or a callback such as evaluate).
 """
 
 from __future__ import annotations
@@ -25,31 +24,31 @@ R = TypeVar("R")
 
 
 class Attempt:
-    """One candidate, from the moment it is lined up to its result."""
+    """One run of a candidate, from its registration to its result."""
 
     def __init__(self, index: int, branch: Branch, feedback: str, label: str = "") -> None:
         self.index = index
         self.branch = branch
         self.feedback = feedback
-        """What earlier attempts taught, as text for a command."""
+        """Feedback on earlier attempts, as text for a command."""
         self.label = label
-        """What is tried, for people."""
+        """Display name of the candidate."""
         self.budget: CallLimits | None = None
-        """What it may use, if that is limited."""
+        """Its resource limits; None for no limits."""
         self.state: State | None = None
-        """None while it waits or runs."""
+        """Final state; None while it waits or runs."""
         self.answer = CandidateResult(success=False)
         self.score = 0.0
         self.is_rated = False
-        """`score` is what the pattern goes by, not just what the answer implied."""
+        """Whether the pattern has set `score`; otherwise it is the default from the answer."""
         self.changes: DiffSummary | None = None
-        """What it changed, once that is known."""
+        """Changes of its branch; None if not determined yet."""
         self._started: float | None = None
         self._seconds = 0.0
 
     @property
     def path(self) -> Path:
-        """The directory it works in."""
+        """Directory of its branch."""
         return self.branch.path
 
     @property
@@ -58,7 +57,7 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """How long it ran."""
+        """Running time in seconds; 0 until it ends."""
         return self._seconds
 
     def begin(self) -> None:
@@ -92,7 +91,7 @@ class Attempt:
 
 
 class Task(CancelScope):
-    """Code that runs in a thread of its own on behalf of one attempt."""
+    """Code that runs in a separate thread on behalf of one attempt."""
 
     def __init__(
         self, attempt: Attempt, say: Callable[[Attempt, str], None], *, must_end: bool
@@ -101,24 +100,24 @@ class Task(CancelScope):
         self.attempt = attempt
         self._say = say
         self.ended: Ended | None = None
-        """How the process that ran for it has ended."""
+        """How the process of the task ended; None if it has not ended or there is none."""
         self.must_end = must_end
-        """It ends when cancelled, and the call waits for that. A plain function cannot be
-        stopped: its thread is left behind, on a branch that is gone."""
+        """Whether the call waits for the end of the task after cancelling it. A plain function
+        cannot be stopped: its thread continues in a branch that no longer exists."""
 
     @staticmethod
     def of_caller() -> Task | None:
-        """Returns the task that the calling code runs in, if it runs in one."""
+        """Returns the task that the calling code runs in, or None."""
         scope = CancelScope.current()
         return scope if isinstance(scope, Task) else None
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Calls `function` under this scope. Nobody commits the branch meanwhile."""
+        """Calls `function` in this scope. No process can commit the branch in the meantime."""
         with self.attempt.branch.in_use():
             return super().run(function, *args, **kwargs)
 
     def say(self, block: str) -> None:
-        """Tells whole lines of output, without the last one's end."""
+        """Reports whole lines of output, given without the last newline."""
         self._say(self.attempt, block)
 
 
@@ -129,12 +128,12 @@ def _score(answer: CandidateResult) -> float:
 
 
 def with_end(answer: CandidateResult, task: Task) -> CandidateResult:
-    """Adds how the candidate's process ended, if it had one."""
+    """Adds the end of the candidate's process to the answer, if it had one."""
     ended = task.ended
     if ended is None:
         return answer
     if not answer.success and ended.success and ended.oom_kills:
-        # The function noticed only that a process that it had started failed.
+        # The function cannot see why the process that it started failed.
         reason = f"out of memory: a process that it started was killed ({ended.reason})"
         ended = replace(ended, how="oom", reason=reason)
         answer = replace(answer, error=answer.error or reason)
@@ -142,11 +141,11 @@ def with_end(answer: CandidateResult, task: Task) -> CandidateResult:
 
 
 def ends_when_cancelled(function: Callable[..., object]) -> bool:
-    """Whether it is a command, or the like, that can be told to end."""
+    """Returns whether the function can be stopped, such as one that runs a command."""
     return bool(getattr(function, "ends_when_cancelled", False))
 
 
 def label_of(function: Callable[..., object]) -> str:
-    """What it is called, for people."""
+    """Returns the display name of a candidate, or "" if it has none."""
     label = getattr(function, "label", None) or getattr(function, "__name__", "")
     return label if isinstance(label, str) else ""

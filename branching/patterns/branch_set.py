@@ -1,7 +1,7 @@
-"""The branches of one call: forked from one parent, committed, kept, or given up at its end.
+"""The branches of one call. They are forked from one parent and committed, kept or aborted.
 
-Where there is a setup, or a limit on what all may add together, there is one branch between: the
-others are forked from it, the winner is merged into it, and it is what is committed.
+With a setup, or a disk limit for all branches together, there is an intermediate branch. The others
+are forked from it, the winner is merged into it, and it is committed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BranchSet:
-    """What is neither committed nor kept is aborted by `clear`."""
+    """The branches of one call. `clear` aborts those that are neither committed nor kept."""
 
     def __init__(
         self,
@@ -33,16 +33,16 @@ class BranchSet:
         policy: Policy | None = None,
         ends_with_process: bool = True,
     ) -> None:
-        """With `is_between` all are forked from a branch between them and the parent.
+        """With `is_between` all branches are forked from an intermediate branch.
 
-        With the policy "snapshot" a commit lets other branches of the parent live on, and conflicts
-        are found by path, whichever was committed first. If the process is killed, the branches
-        are dropped by whoever opens the workspace next, unless `ends_with_process` is false.
+        With the policy "snapshot", a commit leaves other branches of the parent live, and conflicts
+        are detected by path, whichever was committed first. If the process is killed, the next
+        program that opens the workspace drops the branches, unless `ends_with_process` is false.
         """
         self._ends_with_process = ends_with_process
         self._policy: Policy | None = policy
         self.forgotten: list[str] = []
-        """Branch names of earlier commits that can no longer be undone because of a commit."""
+        """Branch names of earlier commits that can no longer be undone."""
         self._parent = parent
         self._name = name
         self._disk_each = None if budget is None else budget.disk_each
@@ -53,10 +53,10 @@ class BranchSet:
         self._branches: list[Branch] = []  # children come after their parents
         self._kept: set[Branch] = set()
         self.between: Branch | None = None
-        """The branch that all others are forked from, if there is one by now."""
+        """The intermediate branch; None if there is none or it is not created yet."""
 
     def open_between(self) -> Branch | None:
-        """Makes the branch between, and returns it, where there is to be one and is none yet."""
+        """Creates and returns the intermediate branch; None if it exists or is not needed."""
         if not self._is_between or self.between is not None:
             return None
         self.between = self._parent.branch(
@@ -66,7 +66,7 @@ class BranchSet:
         return self.between.__enter__()
 
     def branch(self, purpose: int | str, parent: Branch | None = None) -> Branch:
-        """Returns a branch, to be opened."""
+        """Returns a new branch that is not created yet."""
         origin = parent or self.between or self._parent
         branch = origin.branch(
             self._name(purpose), on_success=None, on_error=None, disk_limit=self._disk_each
@@ -76,11 +76,11 @@ class BranchSet:
 
     def _own(self, branch: Branch) -> None:
         self._branches.append(branch)
-        # What a steered call was at work on is told by its log.
+        # In a controlled call, branches stay open if the process is killed; the run log lists them.
         branch.is_leased = self._ends_with_process and self._controller is None
 
     def merged(self, branch: Branch) -> Branch:
-        """Commits the branch into the one between, if there is one; returns what has it all."""
+        """Commits the branch into the intermediate branch, if any. Returns the resulting branch."""
         if self.between is None:
             return branch
         self.commit(branch)
@@ -89,8 +89,10 @@ class BranchSet:
     def commit(
         self, branch: Branch, only: Sequence[str] = (), *, drop_rest: bool = False
     ) -> list[Change]:
-        """Commits the branch. If that is refused but could be made later, it is kept; so it is with
-        the paths that `only` leaves, unless `drop_rest`.
+        """Commits the branch and returns the changes.
+
+        The branch is kept if the commit is refused but possible later, or if `only` leaves changed
+        paths and `drop_rest` is not set.
         """
         self.drop_below(branch)
         self._before_end(branch)
@@ -113,10 +115,10 @@ class BranchSet:
             raise
 
     def drop_below(self, branch: Branch) -> None:
-        """Aborts the branches of this call below a branch that is about to be committed.
+        """Aborts the branches of this call that are nested in `branch`, before its commit.
 
-        The winner's siblings have lost, also where the winner changed nothing: its commit does not
-        make them stale, and a branch with live children cannot be committed.
+        A branch with live children cannot be committed. The commit of a winner without changes
+        does not make its siblings stale, so they must be aborted explicitly.
         """
         for other in self._branches[::-1]:
             if other.is_open and other.branch_path.startswith(f"{branch.branch_path}/"):
@@ -127,11 +129,11 @@ class BranchSet:
         self._kept.add(branch)
 
     def keep_all(self) -> None:
-        """Leaves all branches open that are open."""
+        """Leaves all open branches open after the call."""
         self._kept.update(self._branches)
 
     def drop(self, branch: Branch) -> None:
-        """Aborts the branch now, unless it is gone already, or to be kept."""
+        """Aborts the branch now, unless it has ended or is to be kept."""
         if branch.is_open and not self._is_kept(branch):
             self._before_end(branch)
             branch.abort()
@@ -141,7 +143,10 @@ class BranchSet:
             self._controller.before_end(branch)
 
     def clear(self, under_way: BaseException | None) -> None:
-        """Drops all. What it raises does not hide an exception that is under way."""
+        """Drops all branches that are not kept.
+
+        A failure is raised, or added as a note to `under_way`, the exception being handled.
+        """
         failure: BranchingError | None = None
         for branch in self._branches[::-1]:
             try:

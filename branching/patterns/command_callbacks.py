@@ -1,12 +1,12 @@
-"""The callbacks of the patterns as commands: what they are told, and how their answer is read.
+"""Commands as callbacks of the patterns: their environment, and how their output is interpreted.
 
     Scorer      evaluate: a number, written to descriptor 3 or printed last
     Judge       judge: prints `a` or `b`, the better of the two branches
     Expander    expand: prints the candidates to try next, one shell command a line
 
-Each runs in the branch it is asked about, with the environment of every command in a branch
-(`command_candidate.py`). One that fails raises CallbackError, which ends the call: a judgement
-that was not made must not count as one.
+Each runs in the branch in question, with the environment of every command in a branch
+(`command_candidate.py`). A failure raises ProcessBranchError and ends the call: a missing judgement
+must not count as one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from branching.patterns.command_candidate import BranchCommand, number_in
 from branching.process import OWN_TMP, Ended
 
 ANSWER_BYTES_MAX = 1 << 20
-"""Of what a callback prints; more is no answer."""
+"""Maximum output of a callback. More is an error."""
 
 
 class _Callback(BranchCommand):
-    """A command whose output is data. `what` names it in errors."""
+    """A command whose output is data. `what` is its name in error messages."""
 
     what = "callback"
 
@@ -77,7 +77,7 @@ class Judge(_Callback):
     def __call__(self, path_a: Path, path_b: Path) -> int:
         if self._isolation == "none":
             seen_a, seen_b = path_a, path_b
-        else:  # it works in the one, and sees the other beside it
+        else:  # it runs in branch a, with branch b mounted as a second directory
             seen_a, seen_b = self._workspace, OWN_TMP / "branching-b"
         names = {"BRANCHING_A": str(seen_a), "BRANCHING_B": str(seen_b)}
         _, printed = self._ask(path_a, names, [(path_b, seen_b)])

@@ -1,20 +1,20 @@
-"""A candidate, or a callback, that is a command.
+"""Commands as candidates and callbacks.
 
-A Program is called with a branch's directory like any candidate. It runs its command there, tells
-its output line by line, and answers with the exit code and the score the command wrote to
-descriptor 3. Unlike a function it ends when it is cancelled.
+A Program is called with a branch's directory like any candidate. It runs its command there, reports
+the output line by line, and returns the exit code and the score that the command wrote to
+descriptor 3. Unlike a function, it can be stopped.
 
-The command learns where it is from its environment:
+The command's environment describes the branch:
 
     BRANCHING=1             it runs in a branch
     BRANCHING_BRANCH        name of the branch
     BRANCHING_WORKSPACE     root of the workspace
     BRANCHING_ATTEMPT       number of the candidate or attempt, from 0; empty for a setup
-    BRANCHING_FEEDBACK      what was learnt from the attempts before (empty at first)
-    BRANCHING_STEER         a file that a person's messages are appended to, a line each; only
-                            where a `run_controller` takes messages
-    BRANCHING_PORT_BASE     first of ten ports that no other branch has meanwhile
-    TMPDIR                  a directory for temporary files, gone when the command ends
+    BRANCHING_FEEDBACK      feedback on earlier attempts (empty in the first)
+    BRANCHING_STEER         the message file, with one message per line; only if a
+                            `run_controller` accepts messages
+    BRANCHING_PORT_BASE     first of ten ports that no other branch uses at the same time
+    TMPDIR                  a directory for temporary files, removed when the command ends
 """
 
 from __future__ import annotations
@@ -56,26 +56,26 @@ if TYPE_CHECKING:
     from branching.process.pty_proxy import PtyProxy
 
 FEEDBACK_BYTES_MAX = 100_000
-"""The kernel refuses a variable of 128 KiB. Of a longer feedback the end is kept: that is where
-compilers and test runners sum up."""
+"""Maximum size of the feedback. The kernel refuses a variable of 128 KiB. The end of longer
+feedback is kept, because compilers and test runners print their summary last."""
 EXPLAINED_LINES_MAX = 40
-"""So many lines of a failure are worth telling the next attempt."""
+"""Number of output lines of a failure that the next attempt receives."""
 TIMEOUT_GRACE_SECONDS = 1.0
-"""Between SIGTERM and SIGKILL when the time of a command is over."""
+"""Time between SIGTERM and SIGKILL when the time limit of a command expires."""
 ANSWER_BYTES_MAX = 8 << 20
-"""Of the output of a callback, which is kept in memory."""
+"""Maximum output of a callback, which is held in memory."""
 LINE_CHARACTERS_MAX = 64 << 10
-"""A longer line is passed on in pieces, so that output without line ends needs bounded memory."""
+"""Longer lines are passed on in pieces, so that output without newlines needs bounded memory."""
 _RETURNS = re.compile(r"\r+(?=\n|\Z)")
-"""At the ends of lines."""
+"""Carriage returns at the ends of lines."""
 
 
 class BranchCommand:
-    """A command that is run in a branch. The subclass says what its end means.
+    """A command that runs in a branch. Subclasses interpret its end.
 
-    `hide` lists globs of files that it cannot read, `network=False` leaves it the loopback
-    interface alone, `clean_env` gives it an environment without keys and tokens, to which `env`
-    adds. `port_base` is the first of ten ports that the caller has (`reserve_ports`).
+    `hide` lists glob patterns of files that it cannot read. `network=False` leaves only the
+    loopback interface. `clean_env` gives it an environment without keys and tokens, to which `env`
+    adds. `port_base` is the first of ten ports that the caller has reserved (`reserve_ports`).
     """
 
     ends_when_cancelled = True
@@ -219,12 +219,13 @@ class Program(BranchCommand):
     """A command as a candidate: success is exit code 0."""
 
     def __call__(self, path: Path, *_: object) -> CandidateResult:
-        """Runs the command in the branch at `path`. The answer's value is a `process.Ended`.
+        """Runs the command in the branch at `path`. The result's value is a `process.Ended`.
 
-        Raises ValueError if a command that succeeds wrote a score that is not a number.
+        Raises:
+            ValueError: The command succeeded and its score is not a number.
         """
         ended = self._run(path, self._stdout, self._stderr)
-        # NaN and infinity are for the reader to refuse.
+        # `read_scored` refuses NaN and infinity.
         score = number_in(ended.score)
         if ended.success and score is None and ended.score.strip():
             raise ValueError(f"the score on descriptor 3 is not a number: {ended.score[-80:]!r}")
@@ -241,11 +242,11 @@ class Program(BranchCommand):
 
 
 class FeedbackCandidate(Program):
-    """A candidate whose failure teaches the next: its error has the end of what it printed."""
+    """A candidate that passes the end of its output as feedback to the next attempt."""
 
     def __init__(self, argv: Sequence[str], **options: Any) -> None:
         super().__init__(argv, **options)
-        self._told = threading.local()  # one object runs in many branches at once
+        self._told = threading.local()  # one object runs in several branches concurrently
 
     def __call__(self, path: Path, *_: object) -> CandidateResult:
         self._told.lines = deque(maxlen=EXPLAINED_LINES_MAX)
@@ -260,19 +261,21 @@ class FeedbackCandidate(Program):
 
 
 class Reader(BranchCommand):
-    """A command as a callback: what it prints is the answer, of which the last ANSWER_BYTES_MAX
-    bytes are kept.
-    """
+    """A command as a callback. The result is the last ANSWER_BYTES_MAX bytes of its output."""
 
     def __call__(self, path: Path, *_: object) -> str:
-        """Runs the command and returns what it printed, stripped, whatever its exit code: a test
-        run that fails has the more to say. Raises ProcessBranchError when it could not run.
+        """Runs the command and returns its stripped output, whatever its exit code.
+
+        The output of a failed test run is useful, too.
+
+        Raises:
+            ProcessBranchError: The command could not be run.
         """
         printed = bytearray()
 
         def keep(arrived: bytes) -> None:
             printed.extend(arrived)
-            if len(printed) > 2 * ANSWER_BYTES_MAX:  # seldom, as it moves all that is kept
+            if len(printed) > 2 * ANSWER_BYTES_MAX:  # rarely, because it copies the rest
                 del printed[:-ANSWER_BYTES_MAX]
 
         ended = self._run(path, keep, self._stderr)
@@ -292,7 +295,7 @@ def _limited(task: Task | None, budget: CallLimits | None) -> Iterator[_Limited]
 
 
 class _Limited:
-    """One command under the limits of its branch, if there are any."""
+    """Applies the limits of a branch, if any, to one command."""
 
     def __init__(self, task: Task | None, budget: CallLimits | None) -> None:
         self._branch = None if task is None else task.attempt.branch
@@ -303,7 +306,7 @@ class _Limited:
 
     @contextmanager
     def watch(self, command: Command) -> Iterator[None]:
-        """Ends the command when its time is over."""
+        """Returns a context that ends the command when its time limit expires."""
         if self._budget is None:
             yield
             return
@@ -311,7 +314,7 @@ class _Limited:
             yield
 
     def told(self, ended: Ended) -> Ended:
-        """Returns how it ended, with the limit that it met."""
+        """Adds the limit that made the command fail, if any, to its end."""
         if self._budget is None:
             return ended
         usage = None
@@ -327,13 +330,13 @@ class _Limited:
 
 
 def disk_refusals(branch: Branch, budget: CallLimits | None) -> int:
-    """Returns how often the branch met its disk limit; 0 where it has none."""
+    """Returns how many changes the disk limit of the branch refused; 0 if it has no limit."""
     if budget is None or (budget.disk_each is None and budget.disk_together is None):
         return 0
     try:
         return branch.inspect().disk_refusals or 0
     except BranchingError:
-        return 0  # the branch is gone: another one has won, and this end is nobody's concern
+        return 0  # the branch no longer exists: another candidate won, and this result is not used
 
 
 def shell(text: str) -> list[str]:
@@ -342,10 +345,10 @@ def shell(text: str) -> list[str]:
 
 
 class BlockSplitter:
-    """Cuts a stream of bytes into blocks of whole lines of text, without the last line's end.
+    """Splits a byte stream into blocks of whole lines of text, without the last newline.
 
-    A block has the lines that arrived together: a call for each line would cost many times what
-    the rest of the way does.
+    A block has the lines that arrived together. One call per line would take many times longer
+    than all other processing.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -353,13 +356,13 @@ class BlockSplitter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
         self._is_cut = False
-        """Whether the line has been passed on in part."""
+        """Whether a part of the current line was already passed on."""
 
     def feed(self, arrived: bytes) -> None:
-        """Tells the lines that are complete now."""
+        """Adds data and passes on the lines that are now complete."""
         text = self._rest + self._decoder.decode(arrived)
         if text and self._is_cut:
-            text = text.removeprefix("\n")  # the end of the line that was passed on in part
+            text = text.removeprefix("\n")  # ends the line that was passed on in pieces
             self._is_cut = False
         block, end, self._rest = text.rpartition("\n")
         if end:
@@ -370,7 +373,7 @@ class BlockSplitter:
             self._is_cut = True
 
     def finish(self) -> None:
-        """Tells the last line if it has no end."""
+        """Passes on the last line if it has no newline."""
         rest = self._rest + self._decoder.decode(b"", True)
         self._decoder.reset()
         self._rest = ""
@@ -379,7 +382,7 @@ class BlockSplitter:
 
 
 class LineSplitter(BlockSplitter):
-    """Cuts a stream of bytes into lines of text, and tells each."""
+    """Splits a byte stream into lines of text and passes on each line separately."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         def tell_each(block: str) -> None:
@@ -390,7 +393,7 @@ class LineSplitter(BlockSplitter):
 
 
 def _fitting(feedback: str) -> str:
-    """Returns the feedback as an environment variable can carry it."""
+    """Returns the feedback in a form that fits into an environment variable."""
     data = feedback.replace("\0", "").encode("utf-8", "surrogateescape")
     if len(data) > FEEDBACK_BYTES_MAX:
         left_out = len(data) - FEEDBACK_BYTES_MAX
@@ -399,7 +402,7 @@ def _fitting(feedback: str) -> str:
 
 
 def number_in(text: str) -> float | None:
-    """Returns the number that the last line is, None if it is none."""
+    """Returns the last line as a number, or None if it is not a number."""
     last = text.splitlines()[-1].strip() if text else ""
     try:
         return float(last)

@@ -1,8 +1,8 @@
-"""What the threads of one call have to say to the thread that owns it, and how long it listens.
+"""The queue from the worker threads of a call to the thread that owns it, with the time limit.
 
-They post closures, and it runs them while it waits for anything. So there is no lock to hold across
-a commit, and no state that two threads could see differently. The time limit is wall clock, from
-the making of the mailbox.
+Worker threads post closures, and the owner runs them whenever it waits. No lock is held across a
+commit, and only one thread changes state. The time limit is wall-clock time from the creation of
+the queue.
 """
 
 from __future__ import annotations
@@ -15,26 +15,30 @@ from collections.abc import Callable
 
 
 class CompletionQueue:
-    """One call's. Any thread may post; the rest is for the one that owns the call."""
+    """The queue of one call. Any thread may call `post`; only the owner calls other methods."""
 
     def __init__(self, timeout: float | None) -> None:
         self._deadline = math.inf if timeout is None else time.monotonic() + timeout
         self._messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.is_cancelled = False
-        """Somebody asked for the end: nothing may be committed any more."""
+        """Whether the call was cancelled. Nothing may be committed then."""
         self.is_out_of_time = False
-        """The time was over when something was still waited for."""
+        """Whether the time limit expired during a wait."""
 
     def post(self, message: Callable[[], None]) -> None:
-        """Hands over what is to be done."""
+        """Adds a closure for the owner to run."""
         self._messages.put(message)
 
     def act(self) -> None:
-        """Waits for one message, however long, and acts on it."""
+        """Waits for one closure, without a time limit, and runs it."""
         self._messages.get()()
 
     def act_in_time(self, until: float = math.inf) -> bool:
-        """Does the same, until then or until the time is over. False if nothing came."""
+        """Waits for one closure and runs it, until the time `until` or the time limit.
+
+        Returns:
+            False if none arrived in time.
+        """
         remaining = max(0.0, min(self._deadline, until) - time.monotonic())
         try:
             message = self._messages.get(timeout=min(remaining, threading.TIMEOUT_MAX))
@@ -45,17 +49,17 @@ class CompletionQueue:
         return True
 
     def lift_deadline(self) -> None:
-        """What follows may take as long as it likes."""
+        """Removes the time limit for the rest of the call."""
         self._deadline = math.inf
         self.is_out_of_time = False
 
     @property
     def seconds_left(self) -> float | None:
-        """How long until the time is over; None without a limit."""
+        """Seconds until the time limit expires; None for no limit."""
         left = self._deadline - time.monotonic()
         return None if left == math.inf else max(0.0, left)
 
     @property
     def is_over(self) -> bool:
-        """The time is over, or the call was cancelled: nothing more should be started."""
+        """Whether the time limit has expired or the call was cancelled. Nothing more may start."""
         return self.is_cancelled or self.is_out_of_time or time.monotonic() >= self._deadline

@@ -1,7 +1,7 @@
-"""Telling a listener what happens, from several threads, one event at a time.
+"""Dispatches events from several threads to a listener, one at a time.
 
-A listener that raises has had enough: it hears nothing more, and its exception waits in `error`
-for the thread that owns the call, which is woken to raise it.
+After the listener raises, it receives no more events. Its exception is stored in `error`, and the
+thread that owns the call is woken to raise it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from branching.runlog.events import Event, EventKind, OnEvent, takes_blocks
 
 
 class EventDispatcher:
-    """Hands events to `listener`, if there is one."""
+    """Passes events to `listener`, if there is one."""
 
     def __init__(self, listener: OnEvent | None, wake: Callable[[], None]) -> None:
         self._listener = listener
@@ -23,7 +23,7 @@ class EventDispatcher:
         self.error: BaseException | None = None
 
     def say(self, attempt: Attempt, block: str) -> None:
-        """Tells whole lines of output: each, unless the listener takes blocks of them."""
+        """Reports whole lines of output: in one event if the listener takes blocks, else singly."""
         if self._listener is None:
             return
         if takes_blocks(self._listener):
@@ -33,7 +33,7 @@ class EventDispatcher:
             self.tell(attempt, "output", line)
 
     def finished(self, attempt: Attempt) -> None:
-        """Tells that an attempt has ended, and why if it failed."""
+        """Reports that an attempt has ended, with the reason if it failed."""
         error = attempt.answer.exception
         said = attempt.answer.error
         self.tell(

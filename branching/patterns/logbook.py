@@ -1,4 +1,4 @@
-"""Former place and names of the run log, for programs that import it; see `branching.runlog`."""
+"""Former module of the run log, for programs that still import it; see `branching.runlog`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Functions in processes of their own: what `isolate_processes` and limits of a pattern mean.
+"""Runs function candidates in separate processes, for `isolate_processes` and resource limits.
 
-A BranchContext runs them: in the same sandbox that commands get, at the workspace's own path. They
-end when they are cancelled, as commands do, and the call waits for that.
+A BranchContext runs each function in the same sandbox as commands, at the workspace's own path.
+Like commands, the functions end when they are cancelled, and the call waits for this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class IsolationOptions:
-    """What is around the process of a function; see `BranchContext`."""
+    """Isolation options of a function's process; see `BranchContext`."""
 
     isolation: Isolation = "sandbox"
     network: bool = True
@@ -41,10 +41,11 @@ class IsolationOptions:
 def isolated(
     function: Callable[..., object], isolation_options: IsolationOptions
 ) -> Callable[..., object]:
-    """Returns what calls `function(path, ...)` in a process of its own, and does what it did.
+    """Wraps `function(path, ...)` to run in a separate process.
 
-    It is called in a task. What the function prints is told line by line. ProcessBranchError when
-    the process was ended by something else; `limit` then names the limit that it met.
+    The wrapper must be called in a task. It reports the function's output line by line, and returns
+    or raises what the function does. It raises ProcessBranchError if the process ended otherwise;
+    `limit` then names the limit that it exceeded.
     """
 
     def call(_: Path, *arguments: object) -> Any:
@@ -99,7 +100,7 @@ def _call(
             try:
                 context.wait()
             except ProcessBranchError:
-                pass  # the result tells more
+                pass  # the result has more details
             result = context.result
     finally:
         task.forget(context.kill)

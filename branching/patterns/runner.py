@@ -1,6 +1,6 @@
-"""The one candidate runner under all patterns: it forks, runs, watches the clock, and cleans up.
+"""The runner that all patterns use: it forks branches, runs candidates and cleans up.
 
-A pattern opens a Runner for the length of one call and says only what to try and how to choose:
+A pattern opens a Runner for one call and decides only what to try and how to choose:
 
     with Runner(workspace, name=..., timeout=60) as runner:
         for candidate in candidates:
@@ -11,15 +11,15 @@ A pattern opens a Runner for the length of one call and says only what to try an
                 break
     return runner.outcome()
 
-Leaving the `with`, by whatever way, ends everything: commands are killed and reaped, branches
-that were neither committed nor kept are aborted. A plain function cannot be killed; its thread is
-not waited for and works on in a branch that is gone (ESTALE).
+Leaving the `with`, normally or by an exception, kills and reaps all commands, and aborts branches
+that were neither committed nor kept. A plain function cannot be killed; its thread is not waited
+for and continues in a branch that no longer exists (ESTALE).
 
-The calling thread is the only one that changes attempts, makes branches and ends them. The others
-(`worker_threads`) tell it what they found out through a `completion_queue`, which it empties
-while it waits for anything (`_pump`). The time limit is for all that happens in the runner.
-Where it ends while the pattern waits for something it cannot do without, `Stopped` is raised,
-which the end of the `with` swallows: the outcome then says that nothing was committed.
+Only the calling thread changes attempts, and creates and ends branches. The worker threads
+(`worker_threads`) post results to a `completion_queue`, which the calling thread empties whenever
+it waits (`_pump`). The time limit applies to everything in the runner. If it expires while the
+pattern waits for a required result, `Stopped` is raised. The end of the `with` suppresses it, and
+the outcome says that nothing was committed.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ if TYPE_CHECKING:
     from branching.process import ResourceLimits
 
 LOSER_GRACE_SECONDS = 0.02
-"""Between SIGTERM and SIGKILL for the losers of a race: the winner's latency must stay below
-50 ms, and what a loser would tidy up goes with its branch."""
+"""Time between SIGTERM and SIGKILL for the losers of a race. The winner's latency must stay below
+50 ms, and files that a loser would clean up are dropped with its branch."""
 
 RunElsewhere = Callable[..., object]
-"""`runner(candidate, arguments, *, timeout)`: runs one candidate elsewhere, returns its value."""
+"""`runner(candidate, arguments, *, timeout)` runs a candidate elsewhere and returns its value."""
 
 
 class Stopped(Exception):
-    """The time is over, or the call was cancelled. Never leaves the runner."""
+    """The time limit expired, or the call was cancelled. Never propagates out of the runner."""
 
 
 class Runner:
-    """Tries candidates in branches of `parent` and leaves nothing of them behind."""
+    """Runs candidates in branches of `parent`. Leaves no process and no unneeded branch."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Runner:
 
             self._budget = CallLimits(limits, group_limits)
         self._apart = apart
-        """What functions are surrounded by, in processes of their own; None for threads."""
+        """Isolation options of function candidates; None runs them in threads."""
         self._timeout = timeout
         self._max_parallel = math.inf if max_parallel is None else max_parallel
         self._commits = commit
@@ -133,7 +133,7 @@ class Runner:
         self._winning_branch: Branch | None = None
         self._changes: list[Change] = []
 
-    # What a pattern says: trying.
+    # Running candidates.
 
     def start(
         self,
@@ -144,11 +144,17 @@ class Runner:
         parent: Branch | None = None,
         wins_at_once: bool = False,
     ) -> Attempt:
-        """Lines up `candidate(path, *args)`; it runs as soon as `max_parallel` allows.
+        """Queues `candidate(path, *args)`, which runs as soon as `max_parallel` allows.
 
-        `read` turns what it returns into an answer. Its branch is forked from `parent`, which is
-        the runner's own unless given. With `wins_at_once` a success is not compared with its
-        parent, for its commit will tell the changes. Raises what making the branch raises.
+        Exceptions of the creation of a branch propagate.
+
+        Args:
+            candidate: The candidate.
+            *args: Its arguments after the path.
+            read: Interprets its return value.
+            feedback: Feedback on earlier attempts, as text for a command.
+            parent: The parent of its branch. Default: the parent of the call.
+            wins_at_once: Do not list the changes of a success; its commit will return them.
         """
         if self._apart not in (None, IsolationOptions()) and ends_when_cancelled(candidate):
             raise TypeError(
@@ -165,7 +171,7 @@ class Runner:
         def work() -> CandidateResult:
             answer = with_end(read(reject_coroutines(self._call(candidate, task, args))), task)
             if task.is_cancelled or (answer.success and wins_at_once):
-                return answer  # who was cancelled has lost: the winner does not wait for more
+                return answer  # a cancelled candidate must not delay the winner
             return replace(answer, changes=_summary(attempt.branch))
 
         self._waiting.append((attempt, work, task))
@@ -173,13 +179,13 @@ class Runner:
         return attempt
 
     def fork(self, name: str) -> Branch:
-        """Makes a branch for attempts to be merged into. It goes with the call if not committed."""
+        """Creates a branch to merge attempts into. It is aborted at the end unless committed."""
         return self._branch(name).__enter__()
 
     def finished(self, *, within: float | None = None) -> Iterator[Attempt]:
-        """Yields each attempt once as it finishes, until all have, or the time is over.
+        """Yields each attempt when it finishes, until all have, or the time limit expires.
 
-        `within` is a limit in seconds for this wait alone.
+        `within` is a time limit in seconds for this wait only.
         """
         until = math.inf if within is None else time.monotonic() + within
         while True:
@@ -191,32 +197,32 @@ class Runner:
                 return
 
     def finish(self, attempt: Attempt) -> None:
-        """Waits for this one attempt. Stopped if the time is over before it ends."""
+        """Waits for one attempt. Raises Stopped if the time limit expires first."""
         while attempt.state is None:
             if not self._pump():
                 raise Stopped
 
     def stop(self, *, timed_out_after: float | None = None) -> None:
-        """Ends all that is under way: kills what can be killed and waits for it.
+        """Stops all attempts: kills those that can be killed, and waits for them.
 
-        With `timed_out_after` that is because a limit of so many seconds was reached, as it is
-        when the whole time is over.
+        With `timed_out_after`, their state is timed_out, and the message names this number of
+        seconds. The same happens if the time limit of the call has expired.
         """
         self._give_up(self._timeout if self._completions.is_out_of_time else timed_out_after)
         self._workers.settle(LOSER_GRACE_SECONDS if self._winner else STOP_GRACE_SECONDS)
 
-    # What a pattern says: choosing.
+    # Choosing a winner.
 
     def consult(self, attempt: Attempt, callback: Callable[..., object], *args: object) -> object:
-        """Calls one of the user's callbacks about `attempt`; its exception is raised here."""
+        """Calls one of the user's callbacks about `attempt`. Its exception propagates."""
         return self.consult_all([(attempt, callback, args)])[0]
 
     def consult_all(
         self, calls: Sequence[tuple[Attempt, Callable[..., object], tuple[object, ...]]]
     ) -> list[object]:
-        """Calls several of the user's callbacks at once; the first exception is raised here.
+        """Calls several of the user's callbacks concurrently. The first exception propagates.
 
-        They run in threads of their own, so that the time limit holds for them too.
+        They run in separate threads, so that the time limit applies to them, too.
         """
         replies = [
             self._workers.ask(
@@ -235,51 +241,60 @@ class Runner:
         return values
 
     def rate(self, attempt: Attempt, score: float) -> None:
-        """Records what the attempt is worth; only then it can be ranked."""
+        """Sets the score of an attempt. Only rated attempts are ranked."""
         attempt.score, attempt.is_rated = score, True
         self._events.tell(attempt, "scored", score=score)
 
     def fail(self, attempt: Attempt, error: Exception) -> None:
-        """Turns a success into an error: its result cannot be used."""
+        """Turns a success into an error because its result cannot be used."""
         attempt.state, attempt.score = "error", 0.0
         attempt.answer = CandidateResult(
             success=False, value=attempt.answer.value, exception=error, exit_code=1
         )
 
     def tell(self, attempt: Attempt, kind: EventKind, text: str) -> None:
-        """Tells the listener what the pattern itself did."""
+        """Reports an event of the pattern itself to the listener."""
         self._events.tell(attempt, kind, text)
 
     def drop(self, attempt: Attempt) -> None:
-        """Aborts the attempt's branch now, if it has one: nobody needs it any more.
+        """Aborts the attempt's branch now, if it is open.
 
-        Where failures are to be kept, it waits for the end: they go if there is a winner.
+        With `keep_failed` this is delayed until the end, when it is known if there is a winner.
         """
         if not self._keeps_failed:
             self._branches.drop(attempt.branch)
 
     def keep(self, attempt: Attempt) -> None:
-        """Leaves the attempt's branch open after the call; after a setup, the one with both."""
+        """Leaves the attempt's branch open after the call.
+
+        With an intermediate branch, the attempt is merged into that one, which stays open.
+        """
         self._branches.keep(self._branches.merged(attempt.branch))
 
     def merge(self, attempt: Attempt) -> None:
-        """Commits the attempt's branch into a parent that is itself a branch of this call."""
+        """Commits the attempt's branch into its parent, which is also a branch of this call."""
         if self.is_cancelled:
             raise Stopped
         self._branches.drop_below(attempt.branch)
         attempt.branch.commit()
 
     def commit(self, attempt: Attempt, branch: Branch | None = None) -> None:
-        """Commits the attempt's branch: it has won, and the call is decided.
+        """Makes the attempt the winner, and commits its branch.
 
-        `branch` is given where the attempt was merged into another, which is then committed.
-        A runner that does not commit keeps the branch open instead. When the commit is refused
-        but could be made later (the base was changed by others, no room), the branch is kept, for
-        the work in it. ConflictError when a sibling was first.
+        A runner with `commit=False` leaves the branch open instead. If the commit is refused but
+        possible later (the base was changed, the disk is full), the branch is kept.
+
+        Args:
+            attempt: The winner.
+            branch: The branch that the attempt was merged into, if any. It is committed instead.
+
+        Raises:
+            ConflictError: The commit conflicts with changes made elsewhere.
+            CommitError: The commit was refused.
         """
         if self.is_cancelled:
             raise Stopped
-        # The others have lost whatever comes of this: they end while the disk is busy.
+        # The others have lost even if the commit fails. They end while the disk is busy.
         self._workers.cancel(LOSER_GRACE_SECONDS)
         branch = branch or attempt.branch
         if self._branches.between is not None:
@@ -300,32 +315,32 @@ class Runner:
 
     @property
     def forgotten(self) -> list[str]:
-        """Branch names of earlier commits that the call's commit pushed out of the history."""
+        """Branch names of earlier commits that the call's commit removed from the history."""
         return self._branches.forgotten
 
     @property
     def remaining(self) -> int:
-        """Changed paths that the call's commit left in the winner's branch."""
+        """Number of changed paths that the commit left in the winner's branch."""
         if not self._commits or self._winning_branch is None:
             return 0
         return self._winning_branch.remaining
 
     def lift_deadline(self) -> None:
-        """What follows may take as long as it likes: a person is asked."""
+        """Removes the time limit, because the next step waits for a person."""
         self._completions.lift_deadline()
 
     @property
     def is_cancelled(self) -> bool:
-        """Somebody asked for the end: nothing may be committed any more."""
+        """Whether the call was cancelled. Nothing may be committed then."""
         return self._completions.is_cancelled
 
     @property
     def is_over(self) -> bool:
-        """The time is over, or the call was cancelled: nothing more should be started."""
+        """Whether the time limit has expired or the call was cancelled. Nothing more may start."""
         return self._completions.is_over
 
     def outcome(self) -> SpeculationOutcome:
-        """Returns what came out, once the `with` is left."""
+        """Returns the outcome of the call. Call it after the `with`."""
         results = [attempt.result() for attempt in self._attempts]
         winner = None if self._winner is None else results[self._winner.index]
         return SpeculationOutcome(
@@ -338,17 +353,17 @@ class Runner:
             timed_out=self._completions.is_out_of_time and winner is None,
         )
 
-    # Running.
+    # Internals of running.
 
     def _branch(self, purpose: int | str, parent: Branch | None = None) -> Branch:
-        """Returns a branch to be opened, of what was prepared if something is."""
+        """Returns a new branch that is not created yet. Runs the setup first if necessary."""
         between = self._branches.open_between()
         if between is not None and self._setup is not None:
             self._prepare(self._setup, between)
         return self._branches.branch(purpose, parent)
 
     def _prepare(self, setup: Callable[..., object], branch: Branch) -> None:
-        """Runs the setup in a branch of its own, which all others are then forked from."""
+        """Runs the setup in the intermediate branch, from which all others are then forked."""
         attempt = Attempt(SETUP_INDEX, branch, "", label_of(setup))
         attempt.budget = self._budget
         attempt.begin()
@@ -372,7 +387,7 @@ class Runner:
         return self._elsewhere(candidate, (task.attempt.path, *args), timeout=timeout)
 
     def _placed(self, function: Callable[..., object]) -> Callable[..., object]:
-        """Returns the function as it is to be called: in a process, if it is to have one."""
+        """Returns the function, wrapped to run in a separate process if isolation is on."""
         if self._apart is None or ends_when_cancelled(function):
             return function
         return isolated(function, self._apart)
@@ -386,16 +401,16 @@ class Runner:
             self._workers.start(attempt, task, work)
 
     def _on_finished(self, attempt: Attempt, state: State, answer: CandidateResult) -> None:
-        if attempt.state is None:  # else it was given up before
+        if attempt.state is None:  # otherwise it was already timed out or cancelled
             attempt.end(state, answer)
             self._events.finished(attempt)
             self._finished.append(attempt)
 
     def _pump(self, until: float = math.inf) -> bool:
-        """Waits for one message and acts on it. False when the time is over or we are cancelled."""
+        """Waits for one closure and runs it. Returns False if the time is over or on cancel."""
         if self._completions.is_cancelled or self._completions.is_out_of_time:
             return False
-        # Only now: had the pattern found its winner, nothing more would have been started.
+        # Started only here, because a pattern that has found its winner waits no more.
         self._launch()
         if not self._completions.act_in_time(until):
             return False
@@ -406,8 +421,8 @@ class Runner:
     # Ending.
 
     def __enter__(self) -> Runner:
-        # Ctrl-C cancels: raised at any moment, it could lose a branch that was just made, or what
-        # a thread had to say of its end.
+        # Ctrl-C cancels the call. A KeyboardInterrupt raised at any point could lose a branch that
+        # was just created, or the result of a thread.
         with ExitStack() as stack:
             stack.enter_context(
                 defer_sigint(lambda again: self._cancel(0.0 if again else STOP_GRACE_SECONDS))
@@ -452,7 +467,7 @@ class Runner:
         self._workers.cancel(grace_seconds)
 
     def _give_up(self, timed_out_after: float | None) -> None:
-        """Settles the state of all that have not finished."""
+        """Sets the final state of all attempts that have not finished."""
         unfinished = [*self._workers.running, *(attempt for attempt, _, _ in self._waiting)]
         self._waiting.clear()
         for attempt in unfinished:
@@ -470,4 +485,4 @@ def _summary(branch: Branch) -> DiffSummary | None:
     try:
         return DiffSummary.of(branch.diff())
     except BranchingError:
-        return None  # another one has won; if it is worse, the commit will tell
+        return None  # another candidate has won; a more serious failure shows up at the commit

@@ -1,7 +1,7 @@
-"""What a success is worth, for the patterns that rank.
+"""The score of a success, for patterns that rank.
 
-In this order: what `evaluate(path)` says of its branch, the score the candidate returned, its
-entry in a list of scores, 1.0.
+It is the first of these that exists: the result of `evaluate(path)`, the score that the candidate
+returned, its entry in a list of scores, 1.0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Evaluate = Callable[[Path], float]
 
 
 class Rating:
-    """The rule by which one pattern ranks its attempts."""
+    """Ranks the attempts of one pattern by score."""
 
     def __init__(
         self, evaluate: Evaluate | None = None, scores: Sequence[float] | None = None
@@ -26,11 +26,11 @@ class Rating:
         self._scores = None if scores is None else [checked_score(score) for score in scores]
 
     def best(self, runner: Runner, count: int) -> list[Attempt]:
-        """Waits for the attempts under way and returns the `count` best successes, best first.
+        """Waits for the running attempts and returns the `count` best successes, best first.
 
-        Of equals the first in candidate order leads. Whatever cannot be among them any more is
-        dropped at once, so that no more branches are open than run or lead. When the time ends
-        the wait, the best of what was rated by then are returned.
+        Attempts with equal scores are in candidate order. An attempt that can no longer be among
+        the best is dropped immediately, which limits the number of open branches. If the time
+        limit ends the wait, the best attempts rated by then are returned.
         """
         best: list[Attempt] = []
         try:

@@ -1,8 +1,8 @@
-"""The threads that work for one call: some try candidates, some ask the user's callbacks.
+"""The worker threads of one call: they run candidates and the user's callbacks.
 
-What they find out goes into the mailbox of the thread that owns the call, and only that thread
-uses Workers. A plain function cannot be killed: its thread is left behind, and works on in a branch
-that is gone (ESTALE).
+They post their results to the completion queue of the thread that owns the call, and only that
+thread uses Workers. A plain function cannot be killed: its thread is not waited for and continues
+in a branch that no longer exists (ESTALE).
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from branching.patterns.results import CandidateResult, State, reject_coroutines
 
 
 class CallbackReply:
-    """What a callback will have said."""
+    """Future for the result of a user's callback."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.take: Callable[[], object] | None = None
-        """Returns or raises what the callback did; None until then."""
+        """Returns or raises the result of the callback; None until the callback ends."""
 
 
 class Workers:
-    """One call's. `on_finished` is told each candidate that has ended, in the owner's thread."""
+    """The worker threads of one call.
+
+    `on_finished` is called for each finished candidate, in the owner's thread.
+    """
 
     def __init__(
         self,
@@ -41,30 +44,33 @@ class Workers:
 
     @property
     def running(self) -> list[Attempt]:
-        """The attempts under way."""
+        """The running attempts."""
         return list(self._running)
 
     def start(self, attempt: Attempt, task: Task, work: Callable[[], CandidateResult]) -> None:
-        """Tries a candidate."""
+        """Starts a thread that runs a candidate."""
         self._spawn(attempt.branch.name, self._try, attempt, task, work)
         self._running[attempt] = task
 
     def ask(
         self, task: Task, callback: Callable[..., object], args: tuple[object, ...]
     ) -> CallbackReply:
-        """Calls one of the user's callbacks."""
+        """Starts a thread that calls one of the user's callbacks."""
         reply = CallbackReply(task)
         self._spawn(f"{task.attempt.branch.name} callback", self._ask, reply, callback, args)
         self._asking.add(task)
         return reply
 
     def cancel(self, grace_seconds: float) -> None:
-        """Asks all for their end."""
+        """Cancels all tasks without waiting for them."""
         for task in [*self._running.values(), *self._asking]:
             task.cancel(grace_seconds)
 
     def settle(self, grace_seconds: float) -> None:
-        """Stops what can be stopped and waits for it; an interrupt meanwhile ends the grace."""
+        """Cancels all tasks and waits for those that can be stopped.
+
+        A KeyboardInterrupt during the wait ends the grace period and is raised afterwards.
+        """
         interrupt: KeyboardInterrupt | None = None
         self.cancel(grace_seconds)
         while any(task.must_end for task in [*self._running.values(), *self._asking]):
@@ -75,11 +81,11 @@ class Workers:
                 self.cancel(0.0)
         if interrupt is not None:
             raise interrupt
-        # What was told to end and did is settled; a function that cannot be told is forgotten.
+        # What remains are plain functions, which cannot be stopped and are not waited for.
         self._running.clear()
 
     def _spawn(self, name: str, target: Callable[..., None], *args: object) -> None:
-        # A daemon thread: a function that never returns must not keep the program from ending.
+        # A daemon thread, because a function that never returns must not block the program's exit.
         run = contextvars.copy_context().run
         thread = threading.Thread(target=run, args=(target, *args), name=name, daemon=True)
         try:
@@ -97,13 +103,13 @@ class Workers:
             state: State = "succeeded" if answer.success else "failed"
             if answer.exception is not None:
                 state = "error"
-        except BaseException as error:  # even SystemExit says no more than: this one failed
+        except BaseException as error:  # SystemExit, too, means only that this candidate failed
             answer = with_end(CandidateResult(success=False, exception=error, exit_code=1), task)
             state = "error"
         self._completions.post(lambda: self._finished(attempt, state, answer))
 
     def _finished(self, attempt: Attempt, state: State, answer: CandidateResult) -> None:
-        if self._running.pop(attempt, None) is not None:  # else nobody waits for its answer now
+        if self._running.pop(attempt, None) is not None:  # otherwise the result is not needed
             self._on_finished(attempt, state, answer)
 
     def _ask(
@@ -111,7 +117,7 @@ class Workers:
     ) -> None:
         try:
             take = _returner(reject_coroutines(reply.task.run(callback, *args)))
-        except BaseException as error:  # raised again by the thread that asked
+        except BaseException as error:  # the owner's thread raises it again
             take = _raiser(error)
         self._completions.post(lambda: self._answered(reply, take))
 

@@ -1,20 +1,20 @@
-"""The way from another process to a call's helm: a Unix socket beside the logs of the call.
+"""The control socket: a Unix socket through which other processes reach the run controller.
 
     STORE/logs/9f3c2a1b.door      the socket; each entry of the run log names it (`Entry.door`)
-    STORE/logs/9f3c2a1b.steer/    the steer files of what runs
+    STORE/logs/9f3c2a1b.steer/    the message files of running candidates
 
-One JSON object a line in each direction, one exchange a connection:
+Request and reply are one JSON object on one line each. A connection carries one exchange:
 
     {"v": 1, "do": "pause", "branch": "speculate-1a2b3c4d-0"}         {"ok": true}
     {"v": 1, "do": "tell", "branch": "…", "text": "try the cache"}    {"error": "…"}
 
-`do` is one of pause, resume, stop, tell, keep, or ping, which only asks whether anybody is there.
-Who may ask is the owner of the workspace, the user who runs the call, and root: the directory is
-the owner's alone, the socket too, and the kernel tells who is at the other end. Branches cannot
-reach the store.
+`do` is one of pause, resume, stop, tell, keep, or ping, which has no effect. The owner of the
+workspace, the user who runs the call, and root may send requests. Only the owner has access to the
+directory and the socket, and the server checks the peer's credentials from the kernel. Commands in
+branches cannot reach the store.
 
-A door is made under a passing name and gets its own when it is open, so a door that does not
-answer is one whose process was killed; the next to come sweeps it away.
+A socket is created under a temporary name and renamed when it is listening. A socket that does not
+respond therefore belongs to a killed process. The next call removes it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ VERSION = 1
 SUFFIX = ".door"
 STEER_SUFFIX = ".steer"
 ASKING_SECONDS_MAX = 10.0
-"""A request takes no time to send; who takes longer has stopped, and others wait for their turn."""
+"""Maximum time for a client to send its request. A stopped client must not block the others."""
 ANSWERING_SECONDS_MAX = 60.0
-"""How long the answer is waited for, behind the requests of others."""
+"""Maximum time to wait for a reply. The server handles one request at a time."""
 REQUEST_BYTES_MAX = 65536
 _CREDENTIALS = struct.Struct("=iII")
 
 
 class ControlServer:
-    """Answers at the socket until it is closed. OSError where no socket can be made."""
+    """Serves the socket in a thread until `close()`. Raises OSError if it cannot be created."""
 
     def __init__(self, directory: int, owner: tuple[int, int], controller: RunController) -> None:
         self._directory = os.dup(directory)
@@ -76,7 +76,7 @@ class ControlServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Closes it; nobody is answered any more."""
+        """Stops the server and removes the socket."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which close() would not
         except OSError:
@@ -86,7 +86,7 @@ class ControlServer:
         self._remove()
 
     def _remove(self) -> None:
-        """Removes what there is of it: a part if it could not be made, nothing with the store."""
+        """Removes the existing files. Some are missing after a failed start or without a store."""
         for remove, name in (
             (os.unlink, f".{self.name}"), (os.unlink, self.name), (os.rmdir, self._steer_name)
         ):  # fmt: skip
@@ -98,8 +98,8 @@ class ControlServer:
 
     def _open(self, owner: tuple[int, int]) -> None:
         passing = f".{self.name}"
-        # The path of a socket is short, that of a store is not: the kernel finds it by the
-        # directory's descriptor.
+        # The path of a socket is limited to 107 bytes, and that of the store may be longer. The
+        # path through the directory's descriptor is always short.
         self._socket.bind(f"/proc/self/fd/{self._directory}/{passing}")
         os.chmod(passing, 0o600, dir_fd=self._directory)
         if os.geteuid() == 0:
@@ -117,13 +117,13 @@ class ControlServer:
                 try:
                     self._answer(connection)
                 except OSError:
-                    pass  # who asked is gone, or too slow; nobody is there to be told
+                    pass  # the client is gone or too slow, and cannot receive an error
 
     def _answer(self, connection: socket.socket) -> None:
         connection.settimeout(ASKING_SECONDS_MAX)
         told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         user = _CREDENTIALS.unpack(told)[1]
-        line = _line_of(connection)  # a connection closed before it is read loses the answer too
+        line = _line_of(connection)  # closing a connection with unread data discards the reply
         reply: dict[str, Any] = {"error": f"user {user} may not steer this call"}
         if user in self._welcome:
             reply = self._reply(line)
@@ -146,7 +146,11 @@ class ControlServer:
 
 
 def send_request(control_server: Path, do: str, branch: str = "", text: str = "") -> None:
-    """Asks at a door, and returns when it is done. BranchError when it is not, saying why."""
+    """Sends a request to a control socket and waits until it is carried out.
+
+    Raises:
+        BranchError: The request was refused or failed, or the program does not respond.
+    """
     try:
         reply = _exchange(control_server, {"v": VERSION, "do": do, "branch": branch, "text": text})
     except (OSError, ValueError) as error:
@@ -159,7 +163,7 @@ def send_request(control_server: Path, do: str, branch: str = "", text: str = ""
 
 
 def is_alive(control_server: Path) -> bool:
-    """Whether the program behind a door is alive. Where it may not be asked: True."""
+    """Returns whether the program that serves a socket is alive; True if this is unknown."""
     try:
         _exchange(control_server, {"v": VERSION, "do": "ping"})
     except (ConnectionRefusedError, FileNotFoundError):
@@ -170,7 +174,7 @@ def is_alive(control_server: Path) -> bool:
 
 
 def remove_stale(directory: Path) -> None:
-    """Removes the doors that nobody answers at."""
+    """Removes the sockets of programs that were killed."""
     for control_server in directory.glob(f"*{SUFFIX}"):
         if not control_server.name.startswith(".") and not is_alive(control_server):
             shutil.rmtree(control_server.with_suffix(STEER_SUFFIX), ignore_errors=True)

@@ -31,8 +31,7 @@ class Event:
 
     kind: EventKind
     index: int
-    """Index of the candidate, as in `SpeculationResult.branch_index`; `SETUP_INDEX` for the setup.
-    """
+    """As `SpeculationResult.branch_index`; `SETUP_INDEX` for the setup."""
     branch: str
     """Name of the candidate's branch."""
     label: str = ""

@@ -1,11 +1,10 @@
-"""The patch of a branch, kept beside its log when the branch ends.
+"""The patch of a branch, saved beside its log when the branch ends.
 
-    STORE/logs/speculate-1a2b3c4d-0.patch     what the candidate changed, as `git apply` takes it
+    STORE/logs/speculate-1a2b3c4d-0.patch     changes of the candidate, for `git apply`
 
-It has at most PATCH_BYTES_MAX bytes, or WHOLE_PATCH_BYTES_MAX where nothing else is left of the
-work; what is left out is said in its last line. BranchFS writes it
-into a pipe and stops when the pipe is closed, so that a branch with much in it costs no more than
-that.
+It has at most PATCH_BYTES_MAX bytes, or WHOLE_PATCH_BYTES_MAX if no other copy of the work exists.
+The last line of a truncated patch says so. BranchFS writes the patch into a pipe and stops when the
+pipe is closed, so that a branch with large changes takes no longer.
 """
 
 from __future__ import annotations
@@ -23,17 +22,21 @@ if TYPE_CHECKING:
 
 PATCH_BYTES_MAX = 256 << 10
 WHOLE_PATCH_BYTES_MAX = 64 << 20
-"""Of a winner, whose version of files in conflict is in no other place, and of branches that were
-dropped although nobody decided so."""
+"""Maximum size for a winner, whose version of conflicting files exists nowhere else, and for
+branches that were dropped without a decision of the user."""
 SUFFIX = ".patch"
 CUT = "[the rest is left out: a patch that is kept has {} bytes]\n"
 
 
 def patch_of(branch: Branch, bytes_max: int = PATCH_BYTES_MAX) -> bytes:
-    """Returns the patch of an open branch, cut at so many bytes; empty if nothing was changed.
+    """Returns the patch of an open branch, empty if nothing was changed.
+
+    Args:
+        branch: The branch.
+        bytes_max: Maximum size. A longer patch is truncated at a line end.
 
     Raises:
-        BranchingError: The branch is gone, or cannot be read.
+        BranchingError: The branch no longer exists, or cannot be read.
     """
     reading, writing = os.pipe()
     parts: list[bytes] = []
@@ -43,7 +46,7 @@ def patch_of(branch: Branch, bytes_max: int = PATCH_BYTES_MAX) -> bytes:
         while size <= bytes_max and (part := os.read(reading, 1 << 16)):
             parts.append(part)
             size += len(part)
-        os.close(reading)  # who writes on gets EPIPE
+        os.close(reading)  # further writes fail with EPIPE
 
     collector = threading.Thread(target=collect, name="patch", daemon=True)
     collector.start()
@@ -63,10 +66,10 @@ def patch_of(branch: Branch, bytes_max: int = PATCH_BYTES_MAX) -> bytes:
 
 
 def read_patch(logs: Path, branch: str) -> bytes | None:
-    """Returns the patch that was kept of a branch, None if none was.
+    """Returns the saved patch of a branch, or None if none was saved.
 
     Raises:
-        OSError: There is one, and it cannot be read.
+        OSError: The patch exists and cannot be read.
     """
     try:
         return read(logs / f"{branch}{SUFFIX}")

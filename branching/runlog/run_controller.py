@@ -1,14 +1,13 @@
-"""What a person can tell the candidates of a call while they run: pause, go on, stop, keep, a word.
+"""Controls running candidates: pause, resume, stop, keep, and send a message.
 
-A RunController is carried to the code it governs by a context variable, as a `CancelScope` is. Who
-runs a process for a candidate registers it (`controlling`); a caller in the same program, or at the
-other end of a socket (`control_socket`), names a branch. Only processes can be controlled: a
-function is called in this program, and nothing can stop it. Everything here may be called from any
-thread.
+A context variable passes the RunController to the code of a call, as for `CancelScope`. Code that
+runs a process for a candidate registers it (`controlling`). A caller in the same program, or a
+client of the control socket, refers to it by branch. Only processes can be controlled: a function
+runs in this program and cannot be stopped. All methods are safe to call from any thread.
 
-A message is appended to a file, the steer file: the environment of the candidate names it in
-BRANCHING_STEER, and a program that takes messages reads it when it likes. Whether a program does
-cannot be known.
+A message is appended to a message file. The candidate's environment variable BRANCHING_STEER has
+its path, and a program that accepts messages reads it. It cannot be detected whether a program
+does.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
     from branching.fs import Branch
 
 WORDS_BYTES_MAX = 1 << 20
-"""Of all that one process is told. It is a person's typing, not a channel for data."""
+"""Maximum size of a message file. Messages are typed by a person and are not a data channel."""
 STOP_GRACE_SECONDS = 1.0
-"""Between SIGTERM and SIGKILL of what is stopped by hand."""
+"""Time between SIGTERM and SIGKILL when a user stops a candidate."""
 
 _current: contextvars.ContextVar[RunController | None] = contextvars.ContextVar(
     "helm", default=None
@@ -43,10 +42,10 @@ class Controllable(Protocol):
     """A process that runs for a candidate."""
 
     def kill(self, grace_seconds: float = 0.0) -> None:
-        """Asks for its end."""
+        """Sends SIGTERM, and SIGKILL after the grace period. Does not wait."""
 
     def pause(self, *, is_on: bool = True) -> None:
-        """Stops it, or lets it go on."""
+        """Pauses the process (SIGSTOP), or resumes it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +56,11 @@ class _Controlled:
 
 
 class RunController:
-    """One call's. `on_state` is told the branch and "paused" or "running" when that changes;
-    `before_end` receives each branch that is about to be committed or dropped."""
+    """The run controller of one call.
+
+    `on_state` is called with a branch name and "paused" or "running" when the state changes.
+    `before_end` is called with each branch before it is committed or dropped.
+    """
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class RunController:
         self._on_state = on_state
         self.before_end = before_end
         self.directory: Path | None = None
-        """Where steer files are made; without it there are none."""
+        """Directory for message files; None creates none."""
         self._lock = threading.Lock()  # guards all below
         self._running: dict[str, list[_Controlled]] = {}
         self._kept: set[str] = set()
@@ -77,12 +79,12 @@ class RunController:
 
     @staticmethod
     def current() -> RunController | None:
-        """Returns the helm of the call that the calling code belongs to."""
+        """Returns the run controller of the call that the calling code belongs to."""
         return _current.get()
 
     @contextmanager
     def activate(self) -> Iterator[None]:
-        """Puts what is called inside the `with` under this helm."""
+        """Returns a context in which this is the current run controller."""
         token = _current.set(self)
         try:
             yield
@@ -90,14 +92,17 @@ class RunController:
             _current.reset(token)
 
     def call(self, name: str, branch: str) -> None:
-        """Has what runs in a branch be steered by another name, that of its log."""
+        """Makes the processes of `branch` controllable under another name, that of its log."""
         with self._lock:
             self._called[name] = branch
 
     @contextmanager
     def steer_file(self, branch: str) -> Iterator[Path | None]:
-        """Makes an empty steer file, alone in a directory that a sandbox can show, and removes both
-        after. None where there is no place for it."""
+        """Creates an empty message file for the duration of the `with`.
+
+        It is the only file in its directory, so that a sandbox can mount the directory. Yields
+        None if there is no directory for message files.
+        """
         if self.directory is None:
             yield None
             return
@@ -105,7 +110,7 @@ class RunController:
         try:
             words = own / "steer"
             words.touch()
-            # It is ours, and the branch's command, often another user, only reads it.
+            # The command may run as another user and must be able to read the file.
             own.chmod(0o755)
             words.chmod(0o644)
             yield words
@@ -121,8 +126,10 @@ class RunController:
         *,
         tell: Callable[[str], None] | None = None,
     ) -> Iterator[None]:
-        """Lets a process be steered for the length of the `with`. What is said to it is written to
-        `words`, its steer file, or handed to `tell`."""
+        """Registers a process for the duration of the `with`.
+
+        Messages are appended to `words`, its message file, and passed to `tell`.
+        """
         controlled = _Controlled(process, words, tell)
         with self._lock:
             self._running.setdefault(branch, []).append(controlled)
@@ -133,19 +140,24 @@ class RunController:
                 self._running[branch].remove(controlled)
 
     def pause(self, branch: str, *, is_on: bool = True) -> None:
-        """Stops all processes of a branch (SIGSTOP), or lets them go on.
+        """Pauses all processes of a branch (SIGSTOP), or resumes them.
 
-        The time limit of the call runs on. BranchError if none of its processes can be steered.
+        The time limit of the call is not paused.
+
+        Raises:
+            BranchError: No process of the branch can be controlled.
         """
         for controlled in self._of(branch):
             controlled.process.pause(is_on=is_on)
         self._on_state(branch, "paused" if is_on else "running")
 
     def stop(self, branch: str) -> None:
-        """Ends what runs in a branch: the candidate has failed, and the call goes on without it.
+        """Stops the processes of a branch. The candidate fails, and the call continues without it.
 
-        The log says that it was cancelled. Returns immediately. BranchError if none of its
-        processes can be steered.
+        Returns immediately. The run log shows the candidate as cancelled.
+
+        Raises:
+            BranchError: No process of the branch can be controlled.
         """
         running = self._of(branch)
         with self._lock:
@@ -154,14 +166,15 @@ class RunController:
             controlled.process.kill(STOP_GRACE_SECONDS)
 
     def is_stopped(self, branch: str) -> bool:
-        """Whether somebody has stopped what ran in it."""
+        """Returns whether a user stopped the candidate in this branch."""
         with self._lock:
             return branch in self._stopped
 
     def tell(self, branch: str, text: str) -> None:
-        """Adds a line to the steer file of what runs in a branch.
+        """Sends a message to the processes of a branch.
 
-        BranchError if no process of it has one, or it was told too much already.
+        Raises:
+            BranchError: No process of the branch accepts messages, or its message file is full.
         """
         found = self._of(branch)
         files = [controlled.words for controlled in found if controlled.words is not None]
@@ -176,15 +189,15 @@ class RunController:
             append_message(file, branch, text)
 
     def keep(self, branch: str) -> None:
-        """Leaves a branch open after the call, unless it is the winner's.
+        """Leaves a branch open after the call, unless it is committed as the winner's.
 
-        Under the policy first-winner it is stale if another one is committed.
+        Under the policy first-winner it becomes stale when another branch is committed.
         """
         with self._lock:
             self._kept.add(branch)
 
     def keeps(self, branch: str) -> bool:
-        """Whether somebody asked to keep it."""
+        """Returns whether a user requested to keep this branch."""
         with self._lock:
             return branch in self._kept
 
@@ -201,7 +214,11 @@ class RunController:
 
 
 def append_message(file: Path, branch: str, text: str) -> None:
-    """Adds a line to a steer file. BranchError when what runs there was told too much already."""
+    """Appends a message to a message file as one line.
+
+    Raises:
+        BranchError: The file would become larger than WORDS_BYTES_MAX.
+    """
     line = (" ".join(text.split()) + "\n").encode("utf-8", "replace")
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
