@@ -47,6 +47,7 @@ DERIVED = "branching-with-bc"
 INSIDE = "limits.md"
 """Its commands are `branching`'s: they are run in the container."""
 OF_OTHERS = {
+    "agent-frameworks.md": "tests/python/agent/test_agent_docs.py",
     "agents.md": "tests/python/agent/test_documents.py",
     "agents-quickstart.md": "tests/python/agent/test_agent_docs.py",
     "agents-reference.md": "tests/python/agent/test_agent_docs.py",
