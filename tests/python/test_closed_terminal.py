@@ -38,10 +38,10 @@ MOMENTS = {
     "before the sandbox is asked for": "launcher.start = paused(launcher.start, after=False)",
     "when the command runs": "launcher.start = paused(launcher.start, after=True)",
     "before keys are carried": (
-        "own = pty_proxy.OwnTerminal; own.begin = paused(own.begin, after=False)"
+        "own = pty_proxy.PtyProxy; own.begin = paused(own.begin, after=False)"
     ),
     "when keys are carried": (
-        "own = pty_proxy.OwnTerminal; own.begin = paused(own.begin, after=True)"
+        "own = pty_proxy.PtyProxy; own.begin = paused(own.begin, after=True)"
     ),
 }
 LONG = ["tee", "made"]
