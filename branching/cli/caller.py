@@ -16,10 +16,9 @@ INSIDE_VARIABLE = "BRANCHING_BRANCH"
 """Set for a command in a branch, which is inside as well."""
 
 COMMANDS = (
-    "run|speculate|best-of-n|reflexion|cascaded|tournament|beam-search|tree-of-thoughts|fork|status"
-    "|chat|watch|ls|diff|log|shell|export|load|commit|rebase|abort|undo|redo|history|prune|mcp"
-    "|skill"
-    "|doctor|completion"
+    "run|speculate|best-of-n|reflexion|cascaded|tournament|beam-search|tree-of-thoughts|ls|diff|log"
+    "|status|shell|watch|commit|abort|rebase|export|load|undo|redo|history|prune|fork|chat|mcp"
+    "|skill|doctor|completion"
 )
 """A test compares them with the table of commands, which takes too long to load."""
 _COMMAND = re.compile(rf"(?<![\w./-])branching (?=(?:{COMMANDS})\b)")
