@@ -9,12 +9,12 @@ from branching._lazy import lazy_exports
 # Type checkers know this name; it need not be imported.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from branching.process.branch_context import BranchContext, Result
     from branching.process.call_limits import CallLimits, told
     from branching.process.command import Command
+    from branching.process.context import BranchContext, Result
+    from branching.process.limits import ResourceLimits, parse_memory_size
     from branching.process.pipes import Sink
     from branching.process.process_result import Ended
-    from branching.process.resource_limits import ResourceLimits, parse_memory_size
     from branching.process.run_as import Owner
     from branching.process.sandbox import OWN_TMP, Isolation, Sandbox, validate_isolation
 
@@ -36,19 +36,19 @@ __all__ = [
 ]
 
 _HOME = {
-    "BranchContext": ".branch_context",
+    "BranchContext": ".context",
     "CallLimits": ".call_limits",
     "Command": ".command",
     "Ended": ".process_result",
     "Isolation": ".sandbox",
     "OWN_TMP": ".sandbox",
     "Owner": ".run_as",
-    "ResourceLimits": ".resource_limits",
-    "Result": ".branch_context",
+    "ResourceLimits": ".limits",
+    "Result": ".context",
     "Sandbox": ".sandbox",
     "Sink": ".pipes",
     "validate_isolation": ".sandbox",
-    "parse_memory_size": ".resource_limits",
+    "parse_memory_size": ".limits",
     "told": ".call_limits",
 }
 """Which module of this package has the name."""

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from branching.process.cgroup import Cgroup, Usage
+from branching.process.limits import ResourceLimits
 from branching.process.process_result import Ended
-from branching.process.resource_limits import ResourceLimits
 
 _NONE = ResourceLimits()
 

@@ -10,8 +10,8 @@ from branching.process.cgroup import Cgroup, Usage
 from branching.process.cgroup.cgroup_dir import CgroupDir
 from branching.process.cgroup.interface import cannot_limit
 from branching.process.cgroup.v2 import V2Group
+from branching.process.limits import ResourceLimits
 from branching.process.process_result import ExitStatus
-from branching.process.resource_limits import ResourceLimits
 
 
 def cgroup_for(limits: ResourceLimits | None, group: Any = None) -> Cgroup | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from branching.process.resource_limits import ResourceLimits, parse_memory_size
+from branching.process.limits import ResourceLimits, parse_memory_size
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 

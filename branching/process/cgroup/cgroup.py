@@ -12,7 +12,7 @@ from branching.errors import ProcessBranchError
 from branching.process.cgroup import discovery
 from branching.process.cgroup.cgroup_dir import NAME_PREFIX, REMOVE_SECONDS_MAX
 from branching.process.cgroup.interface import Group, Usage, cannot_limit, controllers_for
-from branching.process.resource_limits import ResourceLimits
+from branching.process.limits import ResourceLimits
 
 _POLL_SECONDS = 0.001
 

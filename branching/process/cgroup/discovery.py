@@ -16,7 +16,7 @@ from branching.process.cgroup.interface import Group, cannot_limit, controllers_
 from branching.process.cgroup.own_cgroup import UNIFIED, OwnCgroup, find_own
 from branching.process.cgroup.v1 import KEPT_BY, V1Group
 from branching.process.cgroup.v2 import LEAF, V2Group
-from branching.process.resource_limits import ResourceLimits
+from branching.process.limits import ResourceLimits
 
 _cleared: set[Path] = set()
 """Places whose leftovers this process has cleared: once is enough."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from branching.errors import ProcessBranchError
-from branching.process.resource_limits import ResourceLimits
+from branching.process.limits import ResourceLimits
 
 CONTROLLER_OF = {
     "memory": "memory",

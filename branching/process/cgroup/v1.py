@@ -27,7 +27,7 @@ from branching.process.cgroup.interface import (
     microseconds,
 )
 from branching.process.cgroup.v1_oom import OomWatch
-from branching.process.resource_limits import ResourceLimits
+from branching.process.limits import ResourceLimits
 
 KEPT_BY = ("memory", "cpu", "cpuacct", "pids", "freezer")
 """The controllers whose hierarchies a group has a directory in: limits, accounts, killing."""

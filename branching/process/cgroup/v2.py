@@ -26,7 +26,7 @@ from branching.process.cgroup.interface import (
     controllers_for,
     microseconds,
 )
-from branching.process.resource_limits import ResourceLimits
+from branching.process.limits import ResourceLimits
 
 LEAF = NAME_PREFIX + "leaf"
 MOVES_MAX = 50

@@ -29,9 +29,9 @@ from branching.errors import NamespaceError, ProcessBranchError
 from branching.process import enforce
 from branching.process.environment import environment_for
 from branching.process.functions import function_pickle, result_channel
+from branching.process.limits import ResourceLimits
 from branching.process.pipes import Pipes, Sink
 from branching.process.process_result import Ended
-from branching.process.resource_limits import ResourceLimits
 from branching.process.run_as import Owner
 from branching.process.sandbox import Isolation, Sandbox, validate_isolation
 from branching.process.sandbox.launcher import LaunchRefused
