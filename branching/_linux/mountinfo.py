@@ -48,7 +48,7 @@ class Mount:
 
 def read_table() -> list[Mount]:
     """Returns all mounts, the oldest first, with those that others hide."""
-    return [parse(line) for line in MOUNT_TABLE.read_bytes().splitlines()]
+    return [parse(line) for line in MOUNT_TABLE.read_bytes().split(b"\n") if line]
 
 
 def read_mounts() -> list[Mount]:
