@@ -18,6 +18,11 @@ STUCK_MARK = "stuck loop"
 """Text of a warning that the model repeats itself."""
 
 
+def preview_of(text: str) -> str:
+    """Returns the beginning of a message on one line."""
+    return " ".join(text.split())[:PREVIEW_CHARACTERS_MAX]
+
+
 def copied_after(history: Sequence[Any], earlier: Sequence[Any]) -> list[Any]:
     """Returns a deep copy of the messages that shares equal ones with an earlier copy.
 
@@ -61,7 +66,7 @@ class JsonCodec:
 
     def preview(self, history: History) -> str:
         last = str(history[-1].get("content", "")) if history else ""
-        return " ".join(last.split())[:PREVIEW_CHARACTERS_MAX]
+        return preview_of(last)
 
     def tool_calls(self, history: History) -> Sequence[ToolCall]:
         return [

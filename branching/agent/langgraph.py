@@ -48,7 +48,7 @@ except ImportError as error:
 
 from branching.agent.budget import Reservation
 from branching.agent.fork_tools import SEQUENTIAL
-from branching.agent.json_codec import PREVIEW_CHARACTERS_MAX, STUCK_MARK, copied_after
+from branching.agent.json_codec import STUCK_MARK, copied_after, preview_of
 from branching.agent.judge import JudgeCase, SingleJudge
 from branching.agent.judge_verdict import JudgeVerdict
 from branching.agent.live_fork import ForkingRun, as_text, cost
@@ -79,8 +79,7 @@ class MessagesCodec:
         return sum(isinstance(message, AIMessage) for message in history or [])
 
     def preview(self, history: History) -> str:
-        last = str(history[-1].text) if history else ""
-        return " ".join(last.split())[:PREVIEW_CHARACTERS_MAX]
+        return preview_of(str(history[-1].text) if history else "")
 
     def tool_calls(self, history: History) -> Sequence[ToolCall]:
         return [

@@ -43,9 +43,10 @@ except ImportError as error:
     ) from error
 
 from branching.agent.budget import Reservation
+from branching.agent.cost_estimate import TokenPrice
 from branching.agent.errors import ForkStateError
 from branching.agent.fork_tools import INSTRUCTIONS
-from branching.agent.json_codec import PREVIEW_CHARACTERS_MAX, JsonCodec
+from branching.agent.json_codec import JsonCodec, preview_of
 from branching.agent.judge import JudgeCase, Opinion, SingleJudge
 from branching.agent.judge_verdict import JudgeVerdict
 from branching.agent.live_fork import ForkingRun, Price, as_text, cost
@@ -65,8 +66,7 @@ class ItemsCodec(JsonCodec):
     """A list of input items, as the SDK sends them to a model."""
 
     def preview(self, history: History) -> str:
-        last = _text(history[-1]) if history else ""
-        return " ".join(last.split())[:PREVIEW_CHARACTERS_MAX]
+        return preview_of(_text(history[-1]) if history else "")
 
     def turns(self, history: History) -> int:
         """Counts the model's answers: what it says or calls without an answer between."""
@@ -160,7 +160,7 @@ class LiveFork(_LiveFork):
         config = self._run_config
         if branch.spec.model is not None:
             config = replace(config, model=branch.spec.model)
-        conversation = _Conversation(run, price=self.price)
+        conversation = _Conversation(run)
         config = conversation.of_run(config)
         given: Any = [*(history or []), _said(prompt)]
         try:
@@ -197,10 +197,9 @@ class _Conversation(RunHooks[Any]):
     puts other items in the place of the first ones: `_start` in the place of the first `_replaced`.
     """
 
-    def __init__(self, run: ForkingRun, price: Price | None = None) -> None:
+    def __init__(self, run: ForkingRun) -> None:
         self.is_replaced = False
         self._run = run
-        self._price = price
         self._start: Items = []
         self._replaced = 0
         self._winners = AgentsUsage()
@@ -249,8 +248,8 @@ class _Conversation(RunHooks[Any]):
         response: ModelResponse,
     ) -> None:
         used = response.usage
-        price = self._price and self._price(self._model_name(agent))
-        self.settle(cost(price or None, used.input_tokens, used.output_tokens))
+        price = self._price_of(agent)
+        self.settle(cost(price, used.input_tokens, used.output_tokens))
 
     async def _before(self, data: CallModelData[Any]) -> ModelInputData:
         run, of_run = self._run, data.model_data.input
@@ -272,17 +271,17 @@ class _Conversation(RunHooks[Any]):
         if run.branch is not None:
             run.branch.capture(run.messages)
             self.settle(Usage())  # of a request that failed and is sent again
-            is_priced = bool(self._price and self._price(self._model_name(data.agent)))
+            is_priced = self._price_of(data.agent) is not None
             self._reservation = run.branch.reserve(is_priced=is_priced)
         return ModelInputData(input=copy.copy(run.messages), instructions=instructions)
 
     def _begin_with(self, of_run: Items, start: Items) -> None:
         self._start, self._replaced = start, len(of_run)
 
-    def _model_name(self, agent: Agent[Any]) -> str:
+    def _price_of(self, agent: Agent[Any]) -> TokenPrice | None:
         branch = self._run.branch
         model = (branch.spec.model if branch is not None else None) or agent.model
-        return model if isinstance(model, str) else str(getattr(model, "model", ""))
+        return self._run.forks.price(_name_of(model))
 
 
 def model_judge(model: Any, price: Price | None = None) -> SingleJudge:
@@ -294,11 +293,14 @@ def model_judge(model: Any, price: Price | None = None) -> SingleJudge:
         result = await Runner.run(agent, case.prompt)
         verdict: JudgeVerdict = result.final_output
         used = result.context_wrapper.usage
-        name = model if isinstance(model, str) else str(getattr(model, "model", ""))
-        known = None if price is None else price(name)
+        known = None if price is None else price(_name_of(model))
         return Opinion(verdict=verdict, usage=cost(known, used.input_tokens, used.output_tokens))
 
     return judge
+
+
+def _name_of(model: Any) -> str:
+    return model if isinstance(model, str) else str(getattr(model, "model", ""))
 
 
 def _in_text(function: Any) -> Any:

@@ -25,7 +25,7 @@ from pydantic_ai.messages import (
     WorkspaceRef,
 )
 
-from branching.agent.json_codec import PREVIEW_CHARACTERS_MAX, copied_after
+from branching.agent.json_codec import copied_after, preview_of
 from branching.agent.protocols import ToolCall
 from branching.agent.pydantic_ai.workspace import PROVIDER
 
@@ -54,7 +54,7 @@ class MessagesCodec:
         return sum(isinstance(message, ModelResponse) for message in history or [])
 
     def preview(self, history: Any) -> str:
-        return " ".join(last_text(history or []).split())[:PREVIEW_CHARACTERS_MAX]
+        return preview_of(last_text(history or []))
 
     def tool_calls(self, history: Any) -> Sequence[ToolCall]:
         return [
