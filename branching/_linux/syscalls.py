@@ -229,10 +229,11 @@ def set_filesystem_ids(uid: int, gid: int) -> tuple[int, int]:
     The group comes first when root becomes another user, the user first on the way back: a user
     other than root may not change its group. The kernel reports no failure.
     """
-    calls = {"gid": (_libc.setfsgid, gid), "uid": (_libc.setfsuid, uid)}
-    order = ("uid", "gid") if uid == 0 else ("gid", "uid")
-    before = {name: int(calls[name][0](ctypes.c_uint32(calls[name][1]))) for name in order}
-    return before["uid"], before["gid"]
+    if uid == 0:
+        user = int(_libc.setfsuid(ctypes.c_uint32(uid)))
+        return user, int(_libc.setfsgid(ctypes.c_uint32(gid)))
+    group = int(_libc.setfsgid(ctypes.c_uint32(gid)))
+    return int(_libc.setfsuid(ctypes.c_uint32(uid))), group
 
 
 def prctl(option: int, *arguments: int) -> None:

@@ -63,14 +63,14 @@ class BranchFS:
 
     def __init__(self, mount: Mount) -> None:
         self._control, info = answered(mount.directory, lambda: _introduced(mount.directory))
-        self._root = Path(str(info["mountpoint"]))
-        self.seen_at = self._root
-        self._base = Path(str(info["base"]))
-        self._store = Path(str(info["store"])) if info.get("store") else None
-        self._policy = str(info.get("policy"))
-        self._fstype = "overlay" if info.get("driver") == "overlay" else "branchfs"
-        self._driver_reason = str(info.get("why_not") or "")
-        self._owner = (_int(info["uid"]), _int(info["gid"]))
+        self.root = Path(str(info["mountpoint"]))
+        self.seen_at = self.root
+        self.base = Path(str(info["base"]))
+        self.store = Path(str(info["store"])) if info.get("store") else None
+        self.policy = str(info.get("policy"))
+        self.fstype = "overlay" if info.get("driver") == "overlay" else "branchfs"
+        self.driver_reason = str(info.get("why_not") or "")
+        self.owner = (_int(info["uid"]), _int(info["gid"]))
         features = info.get("features")
         self._features = features if isinstance(features, list) else []
 
@@ -78,34 +78,6 @@ class BranchFS:
     def serves(mount: Mount) -> bool:
         """Tells a BranchFS mount by its type. Any user may give any other mount its name."""
         return mount.fstype == "fuse.branchfs"
-
-    @property
-    def root(self) -> Path:
-        return self._root
-
-    @property
-    def base(self) -> Path:
-        return self._base
-
-    @property
-    def store(self) -> Path | None:
-        return self._store
-
-    @property
-    def policy(self) -> str:
-        return self._policy
-
-    @property
-    def fstype(self) -> str:
-        return self._fstype
-
-    @property
-    def driver_reason(self) -> str:
-        return self._driver_reason
-
-    @property
-    def owner(self) -> tuple[int, int]:
-        return self._owner
 
     def check_call(self, *, is_nested: bool, is_part: bool, is_compared: bool) -> None:
         """Has all of it."""
@@ -116,13 +88,13 @@ class BranchFS:
         if disk_limit is not None:
             if "disk_limit" not in self._features:
                 raise MountError(
-                    f"{what}: the limit on disk cannot be enforced by the BranchFS of {self._root}",
+                    f"{what}: the limit on disk cannot be enforced by the BranchFS of {self.root}",
                     hint="mount it with a newer branchfs, or leave the limit out",
                     branch=name,
                     limit="disk",
                 )
             fields["disk_limit"] = disk_limit
-        with _translated(MountError, what, self._root, branch=name):
+        with _translated(MountError, what, self.root, branch=name):
             made = self._control.request("create", fields, undo=self._drop_interrupted)
         return _record(made)
 
@@ -149,11 +121,11 @@ class BranchFS:
             fields["drop_rest"] = True
         elif (skip or only or exclude) and "drop_rest" not in self._features:
             raise CommitError(
-                f"{what}: the BranchFS of {self._root} would drop the paths that are not committed",
+                f"{what}: the BranchFS of {self.root} would drop the paths that are not committed",
                 hint="mount it with a newer branchfs, or drop them with drop_rest (--drop-rest)",
                 branch=branch.name,
             )
-        with _translated(CommitError, what, self._root, branch=branch.name):
+        with _translated(CommitError, what, self.root, branch=branch.name):
             done = _patiently(lambda: self._control.request("commit", fields))
         forgotten = cast("list[Fields]", done.get("forgotten", []))
         return Committed(
@@ -167,13 +139,13 @@ class BranchFS:
     ) -> list[str]:
         fields: Fields = {"branch": branch.id, "force": force, "dry_run": dry_run}
         what = f"branch {branch.name!r} was not rebased"
-        with _translated(CommitError, what, self._root, branch=branch.name):
+        with _translated(CommitError, what, self.root, branch=branch.name):
             done = _patiently(lambda: self._control.request("rebase", fields))
         return [str(path) for path in cast("list[object]", done["conflicts"])]
 
     def abort(self, branch: BranchRecord) -> None:
         what = f"branch {branch.name!r} was not dropped"
-        with _translated(AbortError, what, self._root, branch=branch.name):
+        with _translated(AbortError, what, self.root, branch=branch.name):
             try:
                 self._control.request("abort", {"branch": branch.id})
             except RequestRefused as refused:
@@ -183,31 +155,31 @@ class BranchFS:
     def diff(self, branch: BranchRecord, *, count_lines: bool = False) -> list[Change]:
         what = f"branch {branch.name!r} cannot be compared"
         fields: Fields = {"branch": branch.id, **({"stat": True} if count_lines else {})}
-        with _translated(BranchError, what, self._root, branch=branch.name):
+        with _translated(BranchError, what, self.root, branch=branch.name):
             return _changes(self._control.request("diff", fields))
 
     def patch(self, branch: BranchRecord, file: int) -> int:
         what = f"branch {branch.name!r} cannot be written as a patch"
         fields: Fields = {"branch": branch.id, "patch": True}
-        with _translated(BranchError, what, self._root, branch=branch.name):
+        with _translated(BranchError, what, self.root, branch=branch.name):
             return _int(self._control.request("diff", fields, descriptor=file)["left_out"])
 
     def export(self, branch: BranchRecord, file: int) -> None:
         what = f"branch {branch.name!r} was not exported"
-        with _translated(BranchError, what, self._root, branch=branch.name):
+        with _translated(BranchError, what, self.root, branch=branch.name):
             self._control.request("export", {"branch": branch.id}, descriptor=file)
 
     def load(self, name: str, parent: int, file: int, *, force: bool = False) -> BranchRecord:
         what = f"branch {name!r} was not imported"
         fields: Fields = {"name": name, "parent": parent, "force": force}
-        with _translated(MountError, what, self._root, branch=name):
+        with _translated(MountError, what, self.root, branch=name):
             made = self._control.request(
                 "import", fields, undo=self._drop_interrupted, descriptor=file
             )
         return _record(made)
 
     def history(self) -> list[CommitRecord]:
-        with _translated(MountError, "the history cannot be listed", self._root):
+        with _translated(MountError, "the history cannot be listed", self.root):
             listed = self._control.request("history", {})
         return [_commit_record(entry) for entry in cast("list[Fields]", listed["entries"])]
 
@@ -219,7 +191,7 @@ class BranchFS:
 
     def _reverse(self, verb: str, what: str, *, force: bool, dry_run: bool) -> Reversal:
         fields: Fields = {"force": force, "dry_run": dry_run}
-        with _translated(CommitError, what, self._root):
+        with _translated(CommitError, what, self.root):
             try:
                 done = _patiently(lambda: self._control.request(verb, fields))
             except RequestRefused as refused:
@@ -232,14 +204,14 @@ class BranchFS:
         return Reversal(commit=entry, changes=_changes(done))
 
     def prune(self, keep: int = 0) -> tuple[int, int]:
-        with _translated(MountError, "nothing was pruned", self._root):
+        with _translated(MountError, "nothing was pruned", self.root):
             done = self._control.request("prune", {"keep": keep})
         removed = done["removed"]
         count = len(removed) if isinstance(removed, list) else _int(removed)
         return count, _int(done["bytes"])
 
     def branches(self) -> list[BranchRecord]:
-        with _translated(MountError, "the branches cannot be listed", self._root):
+        with _translated(MountError, "the branches cannot be listed", self.root):
             listed = self._control.request("list", {})
         return [_record(entry) for entry in cast("list[Fields]", listed["branches"])]
 

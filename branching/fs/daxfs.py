@@ -83,7 +83,7 @@ class DaxFS:
 
     def __init__(self, mount: Mount) -> None:
         branch = _branch_of(mount)
-        self._root = mount.directory if branch == "/main" else Path(mount.source)
+        self.root = mount.directory if branch == "/main" else Path(mount.source)
         if self._main() is None:
             raise MountError(
                 f"{mount.point} cannot be opened as a workspace: it shows {branch}, and the mount "
@@ -91,46 +91,21 @@ class DaxFS:
                 hint="open the mount of the main branch",
                 path=str(mount.point),
             )
-        self.seen_at = self._root
-        found = self._root.stat()
-        self._owner = found.st_uid, found.st_gid
+        self.seen_at = self.base = self.root
+        self.policy = "first-winner"
+        self.fstype = "daxfs"
+        self.driver_reason = "it is mounted there"
+        found = self.root.stat()
+        self.owner = found.st_uid, found.st_gid
         from hashlib import sha256  # takes longer to load than all else here
 
-        key = sha256(os.fsencode(self._root)).hexdigest()[:16]
-        self._store = STORES / key
+        key = sha256(os.fsencode(self.root)).hexdigest()[:16]
+        self.store: Path = STORES / key
 
     @staticmethod
     def serves(mount: Mount) -> bool:
         """Tells a DaxFS mount that shows a branch. Images without branches are ordinary mounts."""
         return mount.fstype == "daxfs" and _branch_of(mount) is not None
-
-    @property
-    def root(self) -> Path:
-        return self._root
-
-    @property
-    def base(self) -> Path:
-        return self._root
-
-    @property
-    def store(self) -> Path | None:
-        return self._store
-
-    @property
-    def policy(self) -> str:
-        return "first-winner"
-
-    @property
-    def fstype(self) -> str:
-        return "daxfs"
-
-    @property
-    def driver_reason(self) -> str:
-        return "it is mounted there"
-
-    @property
-    def owner(self) -> tuple[int, int]:
-        return self._owner
 
     def check_call(self, *, is_nested: bool, is_part: bool, is_compared: bool) -> None:
         for is_needed, missing in (
@@ -156,14 +131,14 @@ class DaxFS:
         with self._locked(what, name):
             main = self._main()
             if main is None:
-                raise MountError(f"{what}: {self._root} is no longer mounted", branch=name)
+                raise MountError(f"{what}: {self.root} is no longer mounted", branch=name)
             if any(record.name == name for record in self.branches()):
                 raise BranchError(f"{what}: a branch with that name is open", branch=name)
             created = time.time_ns()
-            point = self._store / str(created) / name
+            point = self.store / str(created) / name
             try:
                 point.mkdir(parents=True)
-                options = {"branch": name, "parent": "main", "source": str(self._root)}
+                options = {"branch": name, "parent": "main", "source": str(self.root)}
                 self._mount(main, point, options)
             except OSError as error:
                 _remove_directories(point)
@@ -194,7 +169,7 @@ class DaxFS:
                 _refuse(CommitError, what, missing, branch=branch.name)
         with self._locked(what, branch.name, CommitError):
             try:
-                before, wanted = _tree(self._root), _tree(branch.path)
+                before, wanted = _tree(self.root), _tree(branch.path)
                 _reconfigure_when_idle(branch.path)
             except OSError as error:
                 raise self._not_committed(what, branch, error) from error
@@ -204,11 +179,11 @@ class DaxFS:
                 self._check_committed(branch, before, wanted)
             except OSError as error:
                 raise RecoveryError(
-                    f"branch {branch.name!r} was committed, but {self._root} could not be mounted "
+                    f"branch {branch.name!r} was committed, but {self.root} could not be mounted "
                     f"again and shows the state before it: {error.strerror}",
-                    hint=f"unmount {self._root} and mount the main branch again",
+                    hint=f"unmount {self.root} and mount the main branch again",
                     branch=branch.name,
-                    path=str(self._root),
+                    path=str(self.root),
                 ) from error
         return Committed(changes=[], forgotten=[])
 
@@ -272,7 +247,7 @@ class DaxFS:
             for mount in read_mounts()
             # One of main below the store is a committed branch that could not be unmounted.
             if self.serves(mount)
-            and mount.directory.parent.parent == self._store
+            and mount.directory.parent.parent == self.store
             and _branch_of(mount) != "/main"
         ]
         return sorted(records, key=lambda record: record.id)
@@ -283,7 +258,7 @@ class DaxFS:
     def _main(self) -> Mount | None:
         for mount in read_mounts():
             is_main = self.serves(mount) and _branch_of(mount) == "/main"
-            if is_main and mount.directory == self._root:
+            if is_main and mount.directory == self.root:
                 return mount
         return None
 
@@ -309,11 +284,11 @@ class DaxFS:
         The lock is the store's directory itself: it is never removed.
         """
         try:
-            self._store.mkdir(parents=True, exist_ok=True)
-            lock = open_directory(self._store)
+            self.store.mkdir(parents=True, exist_ok=True)
+            lock = open_directory(self.store)
         except OSError as error:
             raise failure(
-                f"{what}: {self._store}: {error.strerror}", hint=_only_root(error), branch=branch
+                f"{what}: {self.store}: {error.strerror}", hint=_only_root(error), branch=branch
             ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -338,15 +313,15 @@ class DaxFS:
         main = self._main()
         if main is None:
             return  # somebody has unmounted it, and sees the commit when it is mounted
-        self._mount(main, self._root, {"source": main.source}, is_beneath=True)
-        syscalls.unmount(str(self._root))
+        self._mount(main, self.root, {"source": main.source}, is_beneath=True)
+        syscalls.unmount(str(self.root))
 
     def _check_committed(
         self, branch: BranchRecord, before: dict[str, Entry], wanted: dict[str, Entry]
     ) -> None:
         """Raises RecoveryError where main is not what the branch was, or has new entries that
         cannot be read: the module loses some kinds of changes, and reports none of it."""
-        found = _tree(self._root)
+        found = _tree(self.root)
         differing = {
             path
             for path in {*wanted, *found}
@@ -360,7 +335,7 @@ class DaxFS:
             named = ", ".join(map(repr, paths[:_PATHS_NAMED_MAX]))
             more = f" and {len(paths) - _PATHS_NAMED_MAX} more" if paths[_PATHS_NAMED_MAX:] else ""
             raise RecoveryError(
-                f"branch {branch.name!r} was committed, but DaxFS lost changes: {self._root} "
+                f"branch {branch.name!r} was committed, but DaxFS lost changes: {self.root} "
                 f"differs from the branch at {named}{more}",
                 hint="write these files again in a new branch, each as a new file",
                 branch=branch.name,

@@ -32,20 +32,20 @@ ARROWS: dict[str, set[str]] = {
     "_signals": set(),
     "_standard_streams": set(),
     "_threads": set(),
-    "fs": {"_lazy", "_linux", "_signals", "_standard_streams", "_threads", "errors"},
+    "fs": {"_linux", "_signals", "_standard_streams", "_threads", "errors"},
     "process": {"_exit_codes", "_lazy", "_linux", "_standard_streams", "_threads", "errors"},
-    "runlog": {"_lazy", "errors", "fs", "process"},
+    "runlog": {"errors", "fs"},
     "patterns": {
         *("_cancellation", "_lazy", "_signals", "_threads"),
         *("errors", "fs", "process", "runlog"),
     },
     "agent": {
-        *("_exit_codes", "_cancellation", "_lazy", "_standard_streams", "_threads"),
+        *("_exit_codes", "_lazy", "_standard_streams", "_threads"),
         *("errors", "fs", "process", "runlog", "patterns"),
     },
-    "mcp": {"_cancellation", "_threads", "errors", "fs", "process", "runlog", "patterns"},
+    "mcp": {"_cancellation", "errors", "fs", "process", "runlog", "patterns"},
     "tui": {
-        *("_exit_codes", "_difftool", "_sanitize", "_threads"),
+        *("_exit_codes", "_difftool", "_threads"),
         *("errors", "fs", "process", "runlog", "patterns", "agent"),
     },
     "cli": {
