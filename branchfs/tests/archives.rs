@@ -37,8 +37,16 @@ fn export(mount: &Mount, branch: &str) -> PathBuf {
     archive
 }
 
+/// The program where other users reach it: the source tree may lie in somebody's home directory.
+fn program_for_others(mount: &Mount) -> PathBuf {
+    let copy = mount.directory.path().join("branchfs");
+    fs::copy(PROGRAM, &copy).unwrap();
+    copy
+}
+
 fn import_as(mount: &Mount, name: &str, archive: &Path, options: &[&str], user: u32) -> Output {
-    let mut command = Command::new(PROGRAM);
+    let program = if user == 0 { PathBuf::from(PROGRAM) } else { program_for_others(mount) };
+    let mut command = Command::new(program);
     command.arg("import").args(options).arg(name).arg(mount.mountpoint());
     command.stdin(fs::File::open(archive).unwrap());
     if user != 0 {
@@ -326,8 +334,9 @@ fn content_is_handed_out_with_the_rights_of_who_asks() {
     mount.mount();
     let branch = mount.create("branch");
     shell(&branch, "echo more >> secret");
+    let program = program_for_others(&mount);
     for words in [&["diff", "--patch"][..], &["export"]] {
-        let output = Command::new(PROGRAM)
+        let output = Command::new(&program)
             .args(words)
             .arg("branch")
             .arg(mount.mountpoint())

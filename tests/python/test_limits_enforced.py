@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 from support.groups import MIB, groups, run, start, version
 from support.waiting import until
 
+import branching
 from branching import ProcessBranchError, ResourceLimits
 from branching.process.call_limits import CallLimits
 from branching.process.cgroup import Cgroup
@@ -414,6 +416,7 @@ def test_version_1_refuses_to_slow_down() -> None:
 
 CREATE = """
 import sys
+import branching
 from branching import ProcessBranchError, ResourceLimits
 from branching.process.call_limits import CallLimits
 from branching.process.cgroup import Cgroup
@@ -524,7 +527,11 @@ def test_a_limit_of_each_branch_alone_is_named_where_it_is_refused() -> None:
 
 def test_an_ordinary_user_without_a_delegated_group_is_refused(as_user: tuple[int, int]) -> None:
     uid, gid = as_user
-    code, output = unshared(f"exec setpriv --reuid={uid} --regid={gid} --clear-groups")
+    # The user may not be able to reach the source tree, in a home directory for instance.
+    tree = shlex.quote(str(Path(branching.__file__).parents[1]))
+    reachable = f"mount --bind {tree} /mnt; export PYTHONPATH=/mnt"
+    drop = f"exec setpriv --reuid={uid} --regid={gid} --clear-groups"
+    code, output = unshared(f"{reachable}; {drop}")
     assert code == 3, output
     assert output.startswith("memory\nthe limit on memory cannot be enforced: ")
 
