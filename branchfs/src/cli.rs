@@ -1,25 +1,32 @@
-//! The commands of the program that are more than one request, one file each.
+//! The client of the control protocol, and the commands that need more than one request, one file each.
 
-mod ask;
+pub(crate) mod client;
 mod diff;
 mod fsck;
-mod log;
-mod transfer;
+mod in_use;
+mod oci_layer;
+mod print_log;
 
-pub(crate) use ask::ask;
 pub(crate) use diff::{Diff, diff};
 pub(crate) use fsck::{Fsck, fsck};
-pub(crate) use log::log;
-pub(crate) use transfer::{Export, Import, export, import};
+pub(crate) use in_use::lock_exclusively;
+pub(crate) use oci_layer::{Export, Import, export, import};
+pub(crate) use print_log::log;
 
 use std::io::Write;
 
 use anyhow::Result;
 
-/// A line on standard output; a reader that has gone away ends the program quietly.
+/// Prints a line on standard output. If the reader has closed the pipe, the line is dropped without an error.
 pub(crate) fn show(line: &str) -> Result<()> {
     match writeln!(std::io::stdout(), "{line}") {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
     }
+}
+
+/// The word that the control protocol has for a value of an enum.
+pub(crate) fn word(value: &impl serde::Serialize) -> String {
+    let value = serde_json::to_value(value).unwrap_or_default();
+    value.as_str().unwrap_or_default().to_owned()
 }

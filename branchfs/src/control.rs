@@ -1,14 +1,12 @@
-//! The control socket: JSON lines, one reply a request (docs/control.md). One thread a connection; some wait for the next
-//! ones, so that no client has to wait for the start of a thread.
+//! The server of the control protocol (docs/control.md). One thread serves one connection. A few more threads wait for new
+//! connections, so that no client waits for the start of a thread.
 
-mod comparison;
 mod connection;
-mod descriptors;
-mod runtime;
-mod transfer;
+mod fd_passing;
+mod socket_dir;
+mod verbs;
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
+use std::borrow::Cow;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -17,41 +15,34 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use serde::Deserialize;
-use serde_json::{Value, json};
 
-use crate::commit::Change;
-use crate::error::{Context, Error};
-use crate::injected_panics::panic_if_listed;
-use crate::selection::Selection;
-use connection::{CONNECTIONS_MAX, Connection, Line, Place, Places, REQUEST_BYTES_MAX, Refused};
-
-use crate::workspace::{
-    BranchInfo, CommitOptions, PastInfo, Policy, Resolution, Selector, Towards, Workspace,
-    directory_name,
+use crate::filesystem::BranchFilesystem;
+use crate::protocol::{Empty, ErrorReply, Reply, Request, VERSION, WirePath};
+use branchfs_core::error::{Context, Error, ErrorKind};
+use branchfs_core::injected_panics::panic_if_listed;
+use branchfs_core::workspace::{Policy, Workspace};
+use connection::{
+    CONNECTIONS_MAX, Connection, ConnectionSlot, ConnectionSlots, Line, REQUEST_BYTES_MAX,
+    RejectedPeers,
 };
+use verbs::Handler;
 
-/// Version of the protocol.
-const VERSION: u64 = 1;
-
-/// What a client cannot tell from the version alone.
-const FEATURES: [&str; 3] = ["disk_limit", "rebase", "drop_rest"];
-
-/// What a mount says about itself.
+/// The properties of a mount that `info` reports.
 #[derive(Clone, Debug)]
 pub(crate) struct MountInfo {
     /// Where it is mounted.
     pub(crate) mountpoint: PathBuf,
-    /// What happens to siblings.
+    /// The policy of the mount.
     pub(crate) policy: Policy,
-    /// Every branch shows a control file.
+    /// Whether branches contain control files.
     pub(crate) control_files: bool,
-    /// What presents the branches of main.
+    /// The driver that presents the branches of main.
     pub(crate) driver: &'static str,
-    /// Why it is not another driver.
+    /// Why the other driver is not used.
     pub(crate) why_not: String,
 }
 
-/// Threads that wait for a connection while nobody comes.
+/// How many threads wait for a connection.
 const WAITING_MAX: usize = 2;
 
 /// The listening socket.
@@ -60,57 +51,26 @@ pub(crate) struct Control {
     path: PathBuf,
 }
 
-/// What the threads of the connections share.
+/// The state that the threads share.
 struct Service {
     listener: UnixListener,
     workspace: Arc<Workspace>,
-    info: MountInfo,
-    places: Places,
+    filesystem: Arc<BranchFilesystem>,
+    mount: MountInfo,
+    slots: ConnectionSlots,
     /// Leaf lock.
-    refused: Mutex<Refused>,
-    /// How many threads wait for a connection.
+    rejected: Mutex<RejectedPeers>,
+    /// How many threads are waiting for a connection.
     waiting: AtomicUsize,
 }
 
-#[derive(Deserialize)]
-struct Request {
-    v: Option<u64>,
-    verb: String,
-    name: Option<String>,
-    parent: Option<Value>,
-    disk_limit: Option<u64>,
-    branch: Option<Value>,
-    #[serde(default)]
-    force: bool,
-    #[serde(default)]
-    skip: bool,
-    #[serde(default)]
-    drop_rest: bool,
-    #[serde(default)]
-    rebase: bool,
-    #[serde(default)]
-    only: Vec<String>,
-    #[serde(default)]
-    exclude: Vec<String>,
-    #[serde(default)]
-    dry_run: bool,
-    keep: Option<usize>,
-    policy: Option<String>,
-    #[serde(default)]
-    stat: bool,
-    #[serde(default)]
-    patch: bool,
-    #[serde(default)]
-    no_same_owner: bool,
-}
-
 impl Control {
-    /// Listens on a socket of its own in the runtime directory.
+    /// Creates the socket of this daemon and listens on it.
     ///
     /// # Errors
     /// `Io`.
     pub(crate) fn listen() -> Result<Self, Error> {
-        let path = runtime::directory()?.join(format!("{}.sock", std::process::id()));
+        let path = socket_dir::directory()?.join(format!("{}.sock", std::process::id()));
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(error).at(&path);
@@ -118,13 +78,13 @@ impl Control {
             _ => {}
         }
         let listener = UnixListener::bind(&path).at(&path)?;
-        // Who may connect is checked by credentials, not by the file's mode.
+        // `admit` checks the peer's credentials, so the mode of the file does not matter.
         std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o666))
             .at(&path)?;
         Ok(Self { listener, path })
     }
 
-    /// The socket's path.
+    /// The path of the socket.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -133,13 +93,19 @@ impl Control {
     ///
     /// # Errors
     /// No thread can be started.
-    pub(crate) fn serve(self, workspace: Arc<Workspace>, info: MountInfo) -> std::io::Result<()> {
+    pub(crate) fn serve(
+        self,
+        workspace: Arc<Workspace>,
+        filesystem: Arc<BranchFilesystem>,
+        mount: MountInfo,
+    ) -> std::io::Result<()> {
         let service = Arc::new(Service {
             listener: self.listener,
             workspace,
-            info,
-            places: Places::default(),
-            refused: Mutex::default(),
+            filesystem,
+            mount,
+            slots: ConnectionSlots::default(),
+            rejected: Mutex::default(),
             waiting: AtomicUsize::new(0),
         });
         (0..WAITING_MAX).try_for_each(|_| service.start())
@@ -147,15 +113,15 @@ impl Control {
 }
 
 impl Service {
-    /// Starts a thread that waits for connections, one after the other, for as long as there are not too many such.
+    /// Starts a thread that serves connections, one after the other. It ends when more than [`WAITING_MAX`] are waiting.
     fn start(self: &Arc<Self>) -> std::io::Result<()> {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         let service = Arc::clone(self);
         let started = thread::Builder::new().name("control".to_owned()).spawn(move || {
             while service.waiting.load(Ordering::Acquire) <= WAITING_MAX {
-                // A panic of a request is answered in `answer`; any other one ends its connection alone.
+                // `answer` handles the panic of a request. Any other panic ends only its connection.
                 if catch_unwind(AssertUnwindSafe(|| service.serve_next())).is_err() {
-                    service.workspace.fail_stop.trip("a control connection panicked");
+                    service.workspace.mount().fail_stop.trip("a control connection panicked");
                 }
                 service.waiting.fetch_add(1, Ordering::AcqRel);
             }
@@ -171,33 +137,37 @@ impl Service {
     fn serve_next(self: &Arc<Self>) {
         let accepted = self.listener.accept();
         if self.waiting.fetch_sub(1, Ordering::AcqRel) == 1 && self.start().is_err() {
-            return; // without a thread the connection is closed, which the peer sees
+            return; // no thread can wait for the next connection; this one is closed
         }
-        let Ok((stream, _)) = accepted else { return }; // the peer gave up, or descriptors ran out: others may come
+        let Ok((stream, _)) = accepted else { return }; // the peer disconnected, or no descriptor is free
         let stream = Arc::new(stream);
-        match admit(&stream, &self.workspace, &self.places) {
-            Ok(place) => {
-                // A connection that breaks concerns its peer alone.
-                let _ = serve_connection(&stream, place, &self.workspace, &self.info);
+        match admit(&stream, &self.workspace, &self.slots) {
+            Ok(slot) => {
+                // If the connection breaks, only its peer is affected.
+                let _ = serve_connection(&stream, slot, self);
             }
             Err(refusal) => {
                 tracing::warn!("a connection was refused: {refusal}");
-                // A refusal leaves nothing half-done.
-                let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-                refused.tell(stream, &reply(Err(refusal)));
+                // A panic leaves the list consistent.
+                let mut rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner);
+                rejected.reject(stream, &error_line(&refusal));
             }
         }
     }
 }
 
-/// Lets a peer in: root, the daemon's user or the owner of the base, while there is a place.
-fn admit(stream: &Arc<UnixStream>, workspace: &Workspace, places: &Places) -> Result<Place, Error> {
+/// Takes a slot for a peer of root, the daemon's user or the owner of the base.
+fn admit(
+    stream: &Arc<UnixStream>,
+    workspace: &Workspace,
+    slots: &ConnectionSlots,
+) -> Result<ConnectionSlot, Error> {
     let peer = rustix::net::sockopt::socket_peercred(stream).at("the control socket")?.uid.as_raw();
     let allowed = [0, rustix::process::geteuid().as_raw(), workspace.owner().0];
     if !allowed.contains(&peer) {
         return Err(Error::Usage(format!("user {peer} may not control this workspace")));
     }
-    places.take(peer, stream).ok_or_else(|| {
+    slots.take(peer, stream).ok_or_else(|| {
         Error::Usage(format!(
             "user {peer} has {CONNECTIONS_MAX} connections with a request under way, or as many as the daemon's limit of open files allows; more are not taken"
         ))
@@ -206,282 +176,80 @@ fn admit(stream: &Arc<UnixStream>, workspace: &Workspace, places: &Places) -> Re
 
 fn serve_connection(
     stream: &UnixStream,
-    place: Place,
-    workspace: &Workspace,
-    info: &MountInfo,
+    slot: ConnectionSlot,
+    service: &Service,
 ) -> std::io::Result<()> {
-    let mut connection = Connection::new(stream, place)?;
+    let mut connection = Connection::new(stream, slot)?;
     loop {
         match connection.read()? {
             Line::Whole(line) => {
-                let answer = answer(&line, workspace, info, &mut connection);
-                connection.write(&reply(answer))?;
+                let reply = answer(&line, service, &mut connection);
+                connection.write(&reply.unwrap_or_else(|error| error_line(&error)))?;
             }
             Line::End => return Ok(()),
             Line::Broken => {
                 let error = Error::Usage(format!(
                     "a request is one line of at most {REQUEST_BYTES_MAX} bytes, sent in one go"
                 ));
-                return connection.write(&reply(Err(error)));
+                return connection.write(&error_line(&error));
             }
         }
     }
 }
 
-fn reply(outcome: Result<Value, Error>) -> String {
-    let value = match outcome {
-        Ok(value) => json!({ "ok": value }),
-        Err(error) => json!({ "error": {
-            "kind": error.kind(),
-            "message": error.to_string(),
-            "hint": error.hint(),
-            "path": error.path().map(path_text),
-            "step": error.step(),
-            "paths": error.paths().iter().map(|path| path_text(path)).collect::<Vec<_>>(),
-        }}),
-    };
-    restore_surrogates(&value.to_string()) + "\n"
+/// Writes the error reply.
+fn error_line(error: &Error) -> String {
+    let reply: Reply<Empty> = Reply::Error(ErrorReply {
+        hint: error.hint().map(Cow::into_owned),
+        kind: error.kind(),
+        message: error.to_string(),
+        path: error.path().map(WirePath::from),
+        paths: error.paths().iter().map(|path| path.as_path().into()).collect(),
+        step: error.step().map(Cow::from),
+    });
+    reply.to_line()
 }
 
-fn answer(
-    line: &[u8],
-    workspace: &Workspace,
-    info: &MountInfo,
-    connection: &mut Connection<'_>,
-) -> Result<Value, Error> {
-    let request: Request = serde_json::from_slice(line)
-        .map_err(|error| Error::Usage(format!("the request cannot be read: {error}")))?;
-    if request.v != Some(VERSION) {
+/// Reads the request in `line`.
+fn parse(line: &[u8]) -> Result<Request, Error> {
+    #[derive(Deserialize)]
+    struct Head {
+        v: Option<u64>,
+        verb: String,
+    }
+    let malformed =
+        |error: serde_json::Error| Error::Usage(format!("the request cannot be read: {error}"));
+    let Head { v, verb } = serde_json::from_slice(line).map_err(malformed)?;
+    if v != Some(VERSION) {
         return Err(Error::Usage(format!("this daemon speaks version {VERSION} of the protocol")));
     }
-    let verb = request.verb.clone();
-    let branch = request.branch.clone().map_or(String::new(), |branch| format!(" {branch}"));
+    if !Request::VERBS.contains(&verb.as_str()) {
+        return Err(Error::Usage(format!("this daemon does not know the verb {verb:?}")));
+    }
+    serde_json::from_slice(line)
+        .map_err(|error| Error::Usage(format!("the request {verb:?} cannot be read: {error}")))
+}
+
+/// Carries out the request in `line` and returns the line of its reply.
+fn answer(
+    line: &[u8],
+    service: &Service,
+    connection: &mut Connection<'_>,
+) -> Result<String, Error> {
+    let Service { workspace, filesystem, mount, .. } = service;
+    let request = parse(line)?;
+    let verb = request.verb();
+    let branch = request.branch().map_or(String::new(), |branch| format!(" {branch}"));
     let carry_out = || {
-        panic_if_listed(&verb);
-        carry_out(request, workspace, info, connection)
+        panic_if_listed(verb);
+        Handler { workspace, filesystem, mount, connection }.carry_out(request)
     };
     let outcome = catch_unwind(AssertUnwindSafe(carry_out)).unwrap_or_else(|_| {
-        workspace.fail_stop.trip(format!("the request {verb}{branch} panicked"));
-        Err(Error::Panicked(verb.clone()))
+        workspace.mount().fail_stop.trip(format!("the request {verb}{branch} panicked"));
+        Err(Error::Panicked(verb.to_owned()))
     });
     outcome.inspect_err(|error| match error.kind() {
-        "io" | "corrupt" => tracing::error!("{verb}{branch} failed: {error}"),
+        ErrorKind::Io | ErrorKind::Corrupt => tracing::error!("{verb}{branch} failed: {error}"),
         _ => tracing::info!("{verb}{branch} was refused: {error}"),
     })
-}
-
-fn carry_out(
-    request: Request,
-    workspace: &Workspace,
-    info: &MountInfo,
-    connection: &mut Connection<'_>,
-) -> Result<Value, Error> {
-    match request.verb.as_str() {
-        "info" => Ok(describe(workspace, info)),
-        "unmount" => workspace.unmount(&info.mountpoint).map(|()| json!({})),
-        "create" => {
-            let name =
-                request.name.ok_or_else(|| Error::Usage("create needs a name".to_owned()))?;
-            let parent = request.parent.map_or(Ok(Selector::Id(0)), |parent| selector(&parent))?;
-            if request.disk_limit == Some(0) {
-                return Err(Error::Usage("a disk limit is more than zero".to_owned()));
-            }
-            let branch = workspace.create_limited(&name, &parent, request.disk_limit)?;
-            Ok(branch_object(&branch, workspace, info))
-        }
-        "commit" => {
-            let branch = branch_of(request.branch.as_ref())?;
-            let options = CommitOptions {
-                force: request.force,
-                dry_run: request.dry_run,
-                policy: request.policy.as_deref().map(policy_named).transpose()?,
-                skip: request.skip,
-                rebase: request.rebase,
-                selection: Selection::new(&request.only, &request.exclude)?,
-                drop_rest: request.drop_rest,
-            };
-            let committed = workspace.commit(&branch, &options)?;
-            let forgotten = committed.forgotten.iter();
-            let forgotten: Vec<Value> = forgotten
-                .map(|commit| json!({ "id": commit.id, "branch": commit.branch }))
-                .collect();
-            Ok(json!({
-                "changes": changes(&committed.changes),
-                "stale": committed.stale,
-                "remaining": committed.remaining,
-                "forgotten": forgotten,
-            }))
-        }
-        "rebase" => {
-            let branch = branch_of(request.branch.as_ref())?;
-            let resolution = if request.force { Resolution::Override } else { Resolution::Refuse };
-            let conflicts = workspace.rebase(&branch, resolution, request.dry_run)?;
-            let conflicts: Vec<String> = conflicts.iter().map(|path| path_text(path)).collect();
-            Ok(json!({ "conflicts": conflicts }))
-        }
-        "abort" => workspace.abort(&branch_of(request.branch.as_ref())?).map(|()| json!({})),
-        "list" => {
-            let object = |branch: &BranchInfo| branch_object(branch, workspace, info);
-            let branches: Vec<Value> = workspace.list()?.iter().map(object).collect();
-            Ok(json!({ "branches": branches }))
-        }
-        "diff" => comparison::diff(&request, workspace, connection),
-        "export" => transfer::export(&request, workspace, connection),
-        "import" => {
-            let (made, has_record) = transfer::import(&request, workspace, connection)?;
-            let mut object = branch_object(&made, workspace, info);
-            object["has_base_record"] = json!(has_record);
-            Ok(object)
-        }
-        "undo" | "redo" => {
-            let towards = if request.verb == "undo" { Towards::Past } else { Towards::Future };
-            let reverted = workspace.revert(towards, request.force, request.dry_run)?;
-            Ok(json!({
-                "entry": past_object(&reverted.entry),
-                "changes": changes(&reverted.committed.changes),
-                "stale": reverted.committed.stale,
-            }))
-        }
-        "history" => {
-            let entries: Vec<Value> = workspace.history()?.iter().map(past_object).collect();
-            Ok(json!({ "entries": entries }))
-        }
-        "prune" => {
-            let (removed, bytes) = workspace.prune(request.keep.unwrap_or(0))?;
-            Ok(json!({ "removed": removed, "bytes": bytes }))
-        }
-        "requests" => {
-            let counted = workspace.filesystem.requests().into_iter();
-            Ok(counted.map(|(kind, count)| (kind.to_owned(), Value::from(count))).collect())
-        }
-        verb => Err(Error::Usage(format!("this daemon does not know the verb {verb:?}"))),
-    }
-}
-
-fn describe(workspace: &Workspace, info: &MountInfo) -> Value {
-    let (uid, gid) = workspace.owner();
-    json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "mountpoint": path_text(&info.mountpoint),
-        "base": path_text(workspace.base()),
-        "store": path_text(workspace.store()),
-        "driver": info.driver,
-        "why_not": info.why_not,
-        "policy": info.policy.name(),
-        "control_files": info.control_files,
-        "features": FEATURES,
-        "passthrough": feature(workspace.filesystem.passthrough()),
-        "pid": std::process::id(),
-        "uid": uid,
-        "gid": gid,
-    })
-}
-
-/// A feature of the mount: whether it is on, and why not.
-fn feature(missing: &str) -> Value {
-    if missing.is_empty() {
-        json!({ "on": true, "reason": null })
-    } else {
-        json!({ "on": false, "reason": missing })
-    }
-}
-
-fn branch_of(value: Option<&Value>) -> Result<Selector, Error> {
-    selector(value.ok_or_else(|| Error::Usage("the request names no branch".to_owned()))?)
-}
-
-fn policy_named(name: &str) -> Result<Policy, Error> {
-    <Policy as clap::ValueEnum>::from_str(name, false)
-        .map_err(|_| Error::Usage(format!("{name:?} is no policy")))
-}
-
-fn selector(value: &Value) -> Result<Selector, Error> {
-    match value {
-        Value::String(name) => Ok(Selector::Name(name.clone())),
-        Value::Number(id) => id
-            .as_u64()
-            .map(Selector::Id)
-            .ok_or_else(|| Error::Usage(format!("{id} is not a branch id"))),
-        other => Err(Error::Usage(format!("{other} is neither a branch's name nor its id"))),
-    }
-}
-
-fn branch_object(branch: &BranchInfo, workspace: &Workspace, info: &MountInfo) -> Value {
-    json!({
-        "driver": workspace.driver_of(branch.id),
-        "id": branch.id,
-        "name": branch.name,
-        "parent": branch.parent,
-        "path": path_text(&info.mountpoint.join(directory_name(&branch.name))),
-        "branch_path": branch.branch_path,
-        "state": if branch.is_stale { "stale" } else { "live" },
-        "frozen": branch.is_frozen,
-        "created": branch.created,
-        "disk_limit": branch.disk_limit,
-        "disk_used": branch.disk_used,
-        "disk_refusals": branch.disk_refusals,
-    })
-}
-
-fn past_object(past: &PastInfo) -> Value {
-    json!({
-        "id": past.id,
-        "branch": past.branch,
-        "committed": past.committed,
-        "undone": past.undone,
-        "changes": past.changes,
-        "bytes": past.bytes,
-    })
-}
-
-fn changes(changes: &[Change]) -> Vec<Value> {
-    let object = |change: &Change| {
-        let mut value = json!({ "path": path_text(&change.path), "change": change.change, "kind": change.kind });
-        if let Some(from) = &change.from {
-            value["from"] = path_text(from).into();
-        }
-        value
-    };
-    changes.iter().map(object).collect()
-}
-
-/// First of the private-use characters that stand for a byte outside UTF-8 until the text is finished: the JSON library
-/// cannot write the lone surrogates that the protocol uses.
-const ESCAPED_BYTE: u32 = 0x10_FF00;
-
-/// A path as text; bytes outside UTF-8 become marks that [`restore_surrogates`] turns into `\udcXX`.
-fn path_text(path: &Path) -> String {
-    let mut text = String::new();
-    for chunk in OsStr::new(path).as_bytes().utf8_chunks() {
-        text.push_str(chunk.valid());
-        text.extend(
-            chunk
-                .invalid()
-                .iter()
-                .filter_map(|byte| char::from_u32(ESCAPED_BYTE + u32::from(*byte))),
-        );
-    }
-    text
-}
-
-fn restore_surrogates(text: &str) -> String {
-    if !text.chars().any(|character| u32::from(character) >= ESCAPED_BYTE) {
-        return text.to_owned();
-    }
-    let restore = |character: char| match u32::from(character).checked_sub(ESCAPED_BYTE) {
-        Some(byte) if byte <= 0xff => format!("\\udc{byte:02x}"),
-        _ => character.to_string(),
-    };
-    text.chars().map(restore).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_outside_utf8_are_lone_surrogates() {
-        let path = Path::new(OsStr::from_bytes(b"a\xff/\xc3\xa9"));
-        assert_eq!(restore_surrogates(&json!(path_text(path)).to_string()), "\"a\\udcff/\u{e9}\"");
-    }
 }

@@ -13,9 +13,10 @@ use std::time::SystemTime;
 
 use rustix::io::Errno;
 
-use crate::error::Error;
-use crate::filesystem::{ControlFile, MAIN, Slot};
-use crate::workspace::{BranchId, CommitOptions, MAIN_BRANCH, Selector, Workspace};
+use crate::filesystem::ControlFile;
+use branchfs_core::error::Error;
+use branchfs_core::mount::{MAIN, ViewId};
+use branchfs_core::workspace::{BranchId, BranchRef, CommitOptions, MAIN_BRANCH, Workspace};
 use branchfs_fuse::FsResult;
 
 /// `_IOR('b', 0, [u8; 128])`: fork; hands out the new branch's name, padded with NUL.
@@ -82,16 +83,16 @@ impl ControlFiles {
         Self { workspace, current: Mutex::new(Vec::new()) }
     }
 
-    fn run(&self, slot: Slot, command: &Command) -> FsResult<Option<String>> {
+    fn run(&self, slot: ViewId, command: &Command) -> FsResult<Option<String>> {
         let workspace = self.workspace.upgrade().ok_or(Errno::NODEV)?;
         let branch = self.meant(&workspace, slot)?;
-        let selector = Selector::Id(branch);
+        let selector = BranchRef::Id(branch);
         match command {
             Command::Create(name) => create(&workspace, name.as_deref(), &selector).map(Some),
             Command::Commit => workspace.commit(&selector, &CommitOptions::default()).map(|_| None),
             Command::Abort => workspace.abort(&selector).map(|()| None),
             Command::Switch(name) if slot == MAIN => {
-                workspace.lineage(&Selector::Name(name.clone())).map(|lineage| {
+                workspace.lineage(&BranchRef::Name(name.clone())).map(|lineage| {
                     *self.current() = lineage;
                     None
                 })
@@ -105,7 +106,7 @@ impl ControlFiles {
     }
 
     /// The branch that the control file in this view's root means.
-    fn meant(&self, workspace: &Workspace, slot: Slot) -> FsResult<BranchId> {
+    fn meant(&self, workspace: &Workspace, slot: ViewId) -> FsResult<BranchId> {
         if slot != MAIN {
             return workspace.id_at(slot).ok_or(Errno::STALE);
         }
@@ -121,17 +122,17 @@ impl ControlFiles {
 }
 
 impl ControlFile for ControlFiles {
-    fn read(&self, slot: Slot) -> FsResult<String> {
+    fn read(&self, slot: ViewId) -> FsResult<String> {
         let workspace = self.workspace.upgrade().ok_or(Errno::NODEV)?;
         let branch = self.meant(&workspace, slot)?;
         Ok(workspace.name_of(branch).unwrap_or_else(|| "main".to_owned()))
     }
 
-    fn write(&self, slot: Slot, text: &[u8]) -> FsResult<()> {
+    fn write(&self, slot: ViewId, text: &[u8]) -> FsResult<()> {
         self.run(slot, &Command::from_text(text)?).map(|_| ())
     }
 
-    fn ioctl(&self, slot: Slot, number: u32) -> FsResult<Vec<u8>> {
+    fn ioctl(&self, slot: ViewId, number: u32) -> FsResult<Vec<u8>> {
         let command = Command::from_ioctl(number)?;
         let mut handed_out = self.run(slot, &command)?.map(String::into_bytes).unwrap_or_default();
         if matches!(command, Command::Create(_)) {
@@ -142,7 +143,7 @@ impl ControlFile for ControlFiles {
 }
 
 /// Forks; without a name, under one of the clock's time, which is tried again should it be taken.
-fn create(workspace: &Workspace, name: Option<&str>, parent: &Selector) -> Result<String, Error> {
+fn create(workspace: &Workspace, name: Option<&str>, parent: &BranchRef) -> Result<String, Error> {
     loop {
         let name = name.map_or_else(chosen_name, str::to_owned);
         match workspace.create(&name, parent) {
@@ -166,7 +167,10 @@ fn to_errno(error: &Error) -> Errno {
     match error {
         Error::Usage(_) | Error::NothingChosen { .. } | Error::Name { .. } => Errno::INVAL,
         Error::Exists(_) => Errno::EXIST,
-        Error::NotFound(_) | Error::NothingKept(_) => Errno::NOENT,
+        Error::NotFound(_)
+        | Error::NothingKept(_)
+        | Error::NotNext { .. }
+        | Error::NoSuchCommit(_) => Errno::NOENT,
         // What the published package takes for a conflict, and nothing else is.
         Error::Stale(_) | Error::Conflict { .. } => Errno::STALE,
         Error::Frozen { .. }

@@ -13,16 +13,19 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::control::{Control, MountInfo};
 use crate::control_files::ControlFiles;
-use crate::driver::{self, Choice, Circumstances, Driver};
-use crate::error::Context as _;
+use crate::driver::{self, Choice, Circumstances};
+use crate::filesystem::{BranchFilesystem, CONTROL_XATTR};
 use crate::guard::Guard;
 use crate::log::{self, LogLevel};
-use crate::scheduling::take_short_turns;
-use crate::workspace::{Policy, Settings, Workspace};
+use branchfs_core::driver::Driver;
+use branchfs_core::error::{Context as _, with_causes};
+use branchfs_core::mount_table;
+use branchfs_core::scheduling::set_short_slice;
+use branchfs_core::workspace::{Policy, Settings, Workspace};
 use branchfs_fuse::Filesystem;
 use branchfs_fuse::{MountOptions, Session, unmount};
 
-/// Threads that answer requests: a slow one (fsync, a large copy-up) must not hold up the others.
+/// Number of threads that serve requests, so that a slow request (fsync, a large copy-up) does not block others.
 const REQUEST_THREADS: usize = 4;
 
 /// What to mount, and how.
@@ -40,7 +43,7 @@ pub struct Options {
     pub history_commits_max: usize,
     /// Show the control files of the published BranchFS in every branch.
     pub control_files: bool,
-    /// Let the kernel read and write files by itself where it can.
+    /// Let the kernel read and write files directly (passthrough) if possible.
     pub passthrough: bool,
     /// What presents a branch as a directory.
     pub driver: Choice,
@@ -72,11 +75,11 @@ pub fn run(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
     );
     run_logged(options, ready)
         .inspect(|()| tracing::info!("unmounted"))
-        .inspect_err(|error| tracing::error!("the daemon ends: {error:#}"))
+        .inspect_err(|error| tracing::error!("the daemon ends: {}", with_causes(error.as_ref())))
 }
 
 fn run_logged(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
-    driver::clear_dead(&options.mountpoint)?;
+    clear_dead(&options.mountpoint)?;
     let mountpoint = std::fs::canonicalize(&options.mountpoint).with_context(|| {
         format!("the mountpoint {} cannot be used", options.mountpoint.display())
     })?;
@@ -94,11 +97,12 @@ fn run_logged(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
     }
     rustix::process::umask(rustix::fs::Mode::empty());
     make_room_for_open_files();
-    take_short_turns();
+    set_short_slice();
     let settings = Settings {
         policy: options.policy,
         history_commits_max: options.history_commits_max,
         is_recovery: false,
+        open_log: log::open_in_store,
     };
     let workspace = Arc::new(Workspace::open(&base, options.store.as_deref(), settings)?);
     for line in workspace.recovery() {
@@ -133,11 +137,12 @@ fn run_logged(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
         driver: chosen.driver.name(),
         why_not: chosen.why_not,
     };
+    let filesystem = Arc::new(BranchFilesystem::new(Arc::clone(workspace.mount())));
     if options.control_files {
         let control_files = ControlFiles::new(Arc::downgrade(&workspace));
-        workspace.filesystem.show_control_files(Box::new(control_files));
+        filesystem.show_control_files(Box::new(control_files));
     }
-    let served = serve(&workspace, info, control, chosen.driver, options, ready);
+    let served = serve(&workspace, &filesystem, info, control, chosen.driver, options, ready);
     // The socket's directory is shared with other mounts and stays.
     std::fs::remove_file(&socket)
         .with_context(|| format!("{} cannot be removed", socket.display()))?;
@@ -154,6 +159,7 @@ fn run_logged(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
 
 fn serve(
     workspace: &Arc<Workspace>,
+    filesystem: &Arc<BranchFilesystem>,
     info: MountInfo,
     control: Control,
     driver: Box<dyn Driver>,
@@ -162,21 +168,22 @@ fn serve(
 ) -> Result<Option<Guard>> {
     let passthrough = options.passthrough;
     if driver.is_for(None) {
-        workspace.filesystem.expect_covers();
+        workspace.mount().expect_covers();
     }
     let stacking = if passthrough { Some(stacking_below(workspace.store())?) } else { None };
     if passthrough {
         let probe = workspace.store().join("format");
-        let probe = crate::no_follow::open_file(&probe, rustix::fs::OFlags::RDONLY).at(&probe)?;
-        workspace.filesystem.offer_passthrough(probe.into());
+        let probe =
+            branchfs_core::no_follow::open_file(&probe, rustix::fs::OFlags::RDONLY).at(&probe)?;
+        filesystem.offer_passthrough(probe.into());
     }
     let mount =
         MountOptions { source: workspace.base(), subtype: "branchfs", passthrough_depth: stacking };
     let session = Session::mount(&info.mountpoint, &mount)?;
     let private = [workspace.base(), workspace.store(), control.path()];
-    workspace.filesystem.connect(session.notifier(), control.path(), &private);
+    filesystem.connect(session.notifier(), control.path(), &private);
     let (served, at) = (Arc::clone(workspace), info.mountpoint.clone());
-    control.serve(served, info)?;
+    control.serve(served, Arc::clone(filesystem), info)?;
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let mounted_at = at.clone();
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
@@ -188,13 +195,17 @@ fn serve(
             }
         }
     })?;
-    let handler: Arc<dyn Filesystem> = workspace.filesystem.clone();
+    let handler: Arc<dyn Filesystem> = filesystem.clone();
     thread::scope(|scope| {
         // Branches are presented through the mount, which must be served meanwhile.
         let presented = scope.spawn(|| {
             let presented = workspace.present(driver);
             match &presented {
-                Ok(()) => {
+                Ok(messages) => {
+                    for message in messages {
+                        tracing::warn!("{message}");
+                        eprintln!("branchfs: {message}");
+                    }
                     tracing::info!("mounted at {}", at.display());
                     ready();
                 }
@@ -216,8 +227,17 @@ fn serve(
     })
 }
 
-/// How many file systems files of ours may be stacked on: one more where the store is on a stacked one itself. Not more
-/// than needed: whoever stacks on us has so many less.
+/// Takes away what a daemon that was killed has left mounted at `mountpoint`, and the branches mounted below it. Anything
+/// else is left alone.
+fn clear_dead(mountpoint: &Path) -> Result<()> {
+    if let Some(dead) = mount_table::dead_mount(mountpoint)? {
+        unmount(&dead, true).at(&dead)?;
+    }
+    Ok(())
+}
+
+/// Maximum stacking depth of backing files: one more if the store is on a stacked file system itself. Not more than
+/// needed, because it reduces the depth left for file systems on top of ours.
 fn stacking_below(store: &Path) -> Result<u32> {
     const STACKED: [i64; 3] = [
         0x794c_7630, // overlayfs
@@ -228,15 +248,15 @@ fn stacking_below(store: &Path) -> Result<u32> {
     Ok(if STACKED.contains(&found.f_type) { 2 } else { 1 })
 }
 
-/// Every open file of every branch is one of ours. The kernel doubles the table of them when it is full, and with several
-/// threads that takes a grace period of RCU, 10 ms: so it is made large while there is one.
+/// Enlarges the descriptor table while there is one thread. Every open file in a branch is a descriptor of the daemon.
+/// The kernel doubles a full table, which takes an RCU grace period (10 ms) with several threads.
 fn make_room_for_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     const ROOM: RawFd = 4096; // 33 KB of the kernel's memory
     let limit = getrlimit(Resource::Nofile);
     // Raising the soft limit to the hard one is always allowed; where it fails, opens fail with EMFILE as they would.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
-    // Where so many are not allowed, or there is no standard input, the table grows later.
+    // If the limit is lower, or standard input is closed, the table grows later.
     let _ = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), ROOM - 1);
 }
 
@@ -256,7 +276,7 @@ pub fn start(arguments: &[std::ffi::OsString]) -> Result<()> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()?;
-    // One byte on its standard output says that it is ready; an end without it is a failure, told on standard error.
+    // One byte on its standard output reports that it is ready; an end without it is a failure, described on standard error.
     let mut byte = [0; 1];
     let ready = child.stdout.take().map_or(Ok(0), |mut output| output.read(&mut byte))?;
     let mut message = String::new();
@@ -269,18 +289,21 @@ pub fn start(arguments: &[std::ffi::OsString]) -> Result<()> {
     }
     child.wait()?;
     let message = message.trim().trim_start_matches("branchfs: ");
-    bail!("{}", if message.is_empty() { "the daemon ended without a word" } else { message })
+    bail!(
+        "{}",
+        if message.is_empty() { "the daemon exited without an error message" } else { message }
+    )
 }
 
 /// Set in the environment of a daemon that was started in the background.
 pub const BACKGROUND: &str = "BRANCHFS_BACKGROUND";
 
-/// Tells the starting process that the mount answers, and lets go of its terminal.
-pub fn announce() {
+/// Notifies the process that started the daemon that the mount is ready, and detaches from its terminal.
+pub fn detach_and_notify() {
     // The session of the starting terminal must not take the daemon with it.
     let _ = rustix::process::setsid();
     let mut output = std::io::stdout();
-    // If the starting process is gone, nobody waits for the byte.
+    // If the starting process has exited, the byte is not needed.
     let _ = output.write_all(b"1").and_then(|()| output.flush());
     if let Ok(null) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdout(&null);
@@ -291,11 +314,11 @@ pub fn announce() {
     let _ = std::env::set_current_dir("/"); // keeps no directory busy
 }
 
-/// Ends a mount and waits until its daemon has left nothing behind. Returns what is left to say: where other mount
-/// namespaces have a copy of the mount, the daemon serves it until they let go of it.
+/// Unmounts and waits until the daemon has cleaned up. Returns a message if other mount namespaces have a copy of the
+/// mount, which the daemon serves until they unmount it.
 ///
 /// # Errors
-/// Not a mount of ours, or in use.
+/// It is not a BranchFS mount, or it is in use.
 pub fn stop(mountpoint: &Path, lazily: bool) -> Result<Option<String>> {
     let socket = control_socket(mountpoint)?;
     let device = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(mountpoint)?);
@@ -306,7 +329,7 @@ pub fn stop(mountpoint: &Path, lazily: bool) -> Result<Option<String>> {
     let waiter = daemon.and_then(rustix::process::Pid::from_raw).and_then(|pid| {
         rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
     });
-    if !lazily && driver::covers(&std::fs::canonicalize(mountpoint)?) {
+    if !lazily && mount_table::covers(&std::fs::canonicalize(mountpoint)?) {
         // The branches are mounts of their own: only the daemon can put them back where one of them is in use.
         ask_to_unmount(&socket)?;
         return waiter
@@ -364,7 +387,7 @@ fn wait_for_end(
             continue;
         }
         // The socket goes when no copy is left. From then on the device may be that of another mount.
-        let users = if socket.exists() { driver::users_elsewhere(device) } else { Vec::new() };
+        let users = if socket.exists() { mount_table::users_elsewhere(device) } else { Vec::new() };
         if !users.is_empty() {
             let users: Vec<String> =
                 users.into_iter().map(|(pid, name)| format!("{pid} ({name})")).collect();
@@ -401,17 +424,17 @@ fn patiently(action: impl Fn() -> std::io::Result<()>) -> std::io::Result<()> {
     }
 }
 
-/// The control socket of a mount.
+/// Returns the control socket of a mount.
 ///
 /// # Errors
-/// Not a mount of ours.
+/// It is not a BranchFS mount.
 pub fn control_socket(mountpoint: &Path) -> Result<PathBuf> {
-    if !driver::is_root_of_mount(mountpoint)? {
+    if !mount_table::is_root_of_mount(mountpoint)? {
         bail!("{} is not a BranchFS mount", mountpoint.display());
     }
     let mut value = vec![0; 4096];
     let length =
-        rustix::fs::getxattr(mountpoint, crate::filesystem::CONTROL_XATTR, value.as_mut_slice())
+        rustix::fs::getxattr(mountpoint, CONTROL_XATTR, value.as_mut_slice())
             .map_err(|error| match error {
                 rustix::io::Errno::NOTCONN => anyhow::anyhow!(
                     "the daemon of {} is gone; its branches are kept in the store\nHint: 'branchfs log BASE' prints its log; mount the base again to recover",

@@ -1,40 +1,33 @@
-//! The mount: main at its root, every branch at `/@name`, and the kernel's requests led to the view they are for.
+//! The FUSE filesystem: main at the root of the mount, every branch at `/@name`. Each request of the kernel goes to the view
+//! of [`branchfs_core::mount`] that it is for.
 //!
-//! A node number is `slot << 40 | index`: which view, and which node of it. Slot 0 is main, so that `/` is node 1. Slots
-//! are never used twice; a node of a branch that is gone answers ESTALE.
-//!
-//! Locking, in this order: `gate` (every request reads; whoever changes what views are made of writes), `views`, one
-//! view's mutex. File content is read and written under the gate alone. Nothing here is held while the kernel is told
-//! to forget something: it may be waiting for an answer.
+//! A node id is `slot << 40 | index`: the slot of a view, and a node of it. Slot 0 is main, so that `/` is node 1. A node of
+//! a branch that is gone answers ESTALE.
 
 mod control_file;
-mod durability;
-mod file_content;
-mod invalidation;
+mod create;
+mod fuse_ops;
+mod io;
+mod kernel;
 mod listing;
-mod making;
-mod mounted;
 mod passthrough;
-mod requests;
 
-use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, RwLockReadGuard};
 use std::time::Duration;
 
-use rustix::io::Errno;
+use branchfs_core::mount::{MAIN, Mount, MountedBranch, ViewId};
+use branchfs_core::vfs::{self, BackingFiles};
+use branchfs_core::view::{NodeIndex, ROOT, View};
+use branchfs_fuse::{
+    Attributes, Capabilities, Entry, FOREVER, FsResult, KernelNotifier, NodeId, Time,
+};
 
-use crate::layer::Layer;
-use crate::view::{Index, ROOT, View};
-use crate::workspace::FailStop;
-use branchfs_fuse::{Attributes, Capabilities, Entry, FOREVER, FsResult, KernelNotifier, NodeId};
 pub(crate) use control_file::ControlFile;
-pub(crate) use mounted::Mounted;
-use mounted::Status;
+use kernel::Kernel;
 
 /// Bits of a node number that name the node within its view.
 const INDEX_BITS: u32 = 40;
@@ -46,68 +39,36 @@ pub(crate) const CONTROL_XATTR: &str = "user.branchfs.control";
 /// between two.
 const PRIVATE_XATTR: &str = "user.branchfs.private";
 
-/// Number of a view; 0 is main.
-pub(crate) type Slot = u64;
-
-/// Main's slot.
-pub(crate) const MAIN: Slot = 0;
-
-/// All views of one mount.
+/// The filesystem of one mount.
 pub(crate) struct BranchFilesystem {
-    gate: RwLock<()>,
-    views: RwLock<Views>,
+    mount: Arc<Mount>,
     control_socket: OnceLock<OsString>,
     private: OnceLock<Vec<u8>>,
     capabilities: OnceLock<Capabilities>,
     kernel: OnceLock<Arc<dyn KernelNotifier>>,
-    /// Why the kernel does not read and write files in our stead; empty where it does. Known after INIT.
+    backing_files: OnceLock<Arc<dyn BackingFiles>>,
+    /// Why the kernel does not read and write files directly; empty where it does. Known after INIT.
     passthrough: OnceLock<String>,
-    /// Shared with the workspace; a request that panics trips it.
-    pub(crate) fail_stop: Arc<FailStop>,
-    /// A file of the store, to try that out with.
+    /// A file of the store, to try passthrough with.
     probe: OnceLock<OwnedFd>,
-    has_covers: AtomicBool,
-    /// Big files may be copied up in part.
-    copies_in_part: Arc<AtomicBool>,
     /// Set where the mount has control files.
     control_file: OnceLock<Box<dyn ControlFile>>,
 }
 
-#[derive(Debug)]
-struct Views {
-    by_slot: HashMap<Slot, Arc<Mounted>>,
-    by_name: HashMap<OsString, Slot>,
-    next: Slot,
-}
-
 impl BranchFilesystem {
-    /// A mount with main alone, over `base`.
-    pub(crate) fn new(base: Arc<Layer>) -> Self {
-        let main = Arc::new(Mounted::new(MAIN, OsString::new(), MAIN, View::new(vec![base])));
-        let views = Views {
-            by_slot: HashMap::from([(MAIN, main)]),
-            by_name: HashMap::new(),
-            next: MAIN + 1,
-        };
+    /// The filesystem of the views in `mount`.
+    pub(crate) fn new(mount: Arc<Mount>) -> Self {
         Self {
-            gate: RwLock::new(()),
-            views: RwLock::new(views),
+            mount,
             control_socket: OnceLock::new(),
             private: OnceLock::new(),
             capabilities: OnceLock::new(),
             kernel: OnceLock::new(),
+            backing_files: OnceLock::new(),
             passthrough: OnceLock::new(),
-            fail_stop: Arc::default(),
             probe: OnceLock::new(),
-            has_covers: AtomicBool::new(false),
-            copies_in_part: Arc::default(),
             control_file: OnceLock::new(),
         }
-    }
-
-    /// Lets big files be copied up in part from now on ([`crate::partial`]).
-    pub(crate) fn copy_in_part(&self) {
-        self.copies_in_part.store(true, Ordering::Relaxed);
     }
 
     /// Sets what is known only once the mount and its socket are there.
@@ -118,7 +79,10 @@ impl BranchFilesystem {
         private: &[&Path],
     ) {
         let paths: Vec<&[u8]> = private.iter().map(|path| path.as_os_str().as_bytes()).collect();
-        let _ = self.kernel.set(kernel); // these are set once, at start
+        let adapter = Arc::new(Kernel(Arc::clone(&kernel)));
+        self.mount.connect(Arc::clone(&adapter) as _);
+        let _ = self.backing_files.set(adapter); // these are set once, at start
+        let _ = self.kernel.set(kernel);
         let _ = self.control_socket.set(control_socket.as_os_str().to_os_string());
         let _ = self.private.set(paths.join(&0));
     }
@@ -128,65 +92,40 @@ impl BranchFilesystem {
         self.kernel.get().map_or_else(Vec::new, |kernel| kernel.request_counts())
     }
 
-    fn entry_of(mounted: &Mounted, view: &mut View, index: Index, found: Attributes) -> Entry {
-        let entry = mounted.entry(index, found);
-        if view.has_settled(index) {
+    fn entry_of(
+        mounted: &MountedBranch,
+        view: &mut View,
+        index: NodeIndex,
+        found: vfs::Attributes,
+    ) -> Entry {
+        let entry = entry(mounted, index, found);
+        if view.attributes_are_stable(index) {
             entry
         } else {
             Entry { attributes_ttl: Duration::ZERO, ..entry }
         }
     }
 
-    /// Holds up all requests while what views are made of changes.
-    pub(crate) fn close_gate(&self) -> RwLockWriteGuard<'_, ()> {
-        self.gate.write().unwrap_or_else(PoisonError::into_inner)
+    fn pass(&self) -> RwLockReadGuard<'_, ()> {
+        self.mount.pass()
     }
 
-    /// Keeps the gate open.
-    pub(crate) fn pass(&self) -> RwLockReadGuard<'_, ()> {
-        self.gate.read().unwrap_or_else(PoisonError::into_inner)
+    fn mounted(&self, slot: ViewId) -> FsResult<Arc<MountedBranch>> {
+        self.mount.mounted(slot)
     }
 
-    /// The mounted view of a slot.
-    pub(crate) fn mounted(&self, slot: Slot) -> FsResult<Arc<Mounted>> {
-        let views = self.views.read().unwrap_or_else(PoisonError::into_inner);
-        views.by_slot.get(&slot).cloned().ok_or(Errno::STALE)
+    /// Whether the kernel may cache that a name does not exist: only if all such names can be invalidated together.
+    fn may_cache_absence(&self, mounted: &MountedBranch) -> bool {
+        mounted.slot != MAIN
+            && !self.mount.has_covers()
+            && self.capabilities.get().is_some_and(|capabilities| capabilities.epoch)
     }
 
-    /// Shows a new branch at `/@name`. The caller made sure that the name is free.
-    pub(crate) fn add(&self, name: &OsStr, parent: Slot, layers: Vec<Arc<Layer>>) -> Slot {
-        let mut views = self.views.write().unwrap_or_else(PoisonError::into_inner);
-        let slot = views.next;
-        views.next += 1;
-        let mut view = View::new(layers);
-        view.copies_in_part = Arc::clone(&self.copies_in_part);
-        let mounted = Arc::new(Mounted::new(slot, name.to_os_string(), parent, view));
-        views.by_slot.insert(slot, mounted);
-        views.by_name.insert(name.to_os_string(), slot);
-        slot
-    }
-
-    /// Makes everything in a branch answer ESTALE; its name stays until it is removed.
-    pub(crate) fn set_stale(&self, slot: Slot) {
-        if let Ok(mounted) = self.mounted(slot) {
-            mounted.status.store(Status::Stale as u8, Ordering::Release);
-        }
-    }
-
-    /// Takes a branch out of the mount. Returns its view: dropping that closes all its files.
-    pub(crate) fn remove(&self, slot: Slot) -> Option<Arc<Mounted>> {
-        let mut views = self.views.write().unwrap_or_else(PoisonError::into_inner);
-        let mounted = views.by_slot.remove(&slot)?;
-        views.by_name.remove(&mounted.name);
-        mounted.status.store(Status::Stale as u8, Ordering::Release);
-        Some(mounted)
-    }
-
-    fn split(node: NodeId) -> (Slot, Index) {
+    fn split(node: NodeId) -> (ViewId, NodeIndex) {
         (node.0 >> INDEX_BITS, node.0 & ((1 << INDEX_BITS) - 1))
     }
 
-    fn at(&self, node: NodeId) -> FsResult<(Arc<Mounted>, Index)> {
+    fn at(&self, node: NodeId) -> FsResult<(Arc<MountedBranch>, NodeIndex)> {
         let (slot, index) = Self::split(node);
         Ok((self.mounted(slot)?, index))
     }
@@ -194,22 +133,64 @@ impl BranchFilesystem {
     /// `/@name` at the root of main or of the branch's parent.
     fn branch_entry(
         &self,
-        mounted: &Mounted,
-        index: Index,
+        mounted: &MountedBranch,
+        index: NodeIndex,
         name: &OsStr,
     ) -> Option<FsResult<Entry>> {
         let branch = OsStr::from_bytes(name.as_bytes().strip_prefix(b"@")?);
         if index != ROOT {
             return None;
         }
-        let views = self.views.read().unwrap_or_else(PoisonError::into_inner);
-        let found = views.by_slot.get(views.by_name.get(branch)?)?;
+        let found = self.mount.named(branch)?;
         if mounted.slot != MAIN && found.parent != mounted.slot {
             return None;
         }
         Some(
-            self.root_attributes(found)
-                .map(|attributes| Entry { entry_ttl: FOREVER, ..found.entry(ROOT, attributes) }),
+            self.root_attributes(&found)
+                .map(|attributes| Entry { entry_ttl: FOREVER, ..entry(&found, ROOT, attributes) }),
         )
+    }
+}
+
+/// How long the kernel may cache names and attributes. Never those of main: other processes may change the base.
+fn ttl(mounted: &MountedBranch) -> Duration {
+    if mounted.slot == MAIN { Duration::ZERO } else { FOREVER }
+}
+
+/// Every path into a branch passes the root of main: the kernel may keep its attributes for a moment.
+fn attributes_ttl(mounted: &MountedBranch, index: NodeIndex) -> Duration {
+    const MAIN_ROOT: Duration = Duration::from_secs(1);
+    if mounted.slot == MAIN && index == ROOT { MAIN_ROOT } else { ttl(mounted) }
+}
+
+fn entry(mounted: &MountedBranch, index: NodeIndex, found: vfs::Attributes) -> Entry {
+    Entry {
+        node: Some(node_id(mounted.slot, index)),
+        generation: 0,
+        entry_ttl: ttl(mounted),
+        attributes_ttl: ttl(mounted),
+        attributes: Some(attributes(found)),
+    }
+}
+
+fn node_id(slot: ViewId, index: NodeIndex) -> NodeId {
+    NodeId(slot << INDEX_BITS | index)
+}
+
+fn attributes(found: vfs::Attributes) -> Attributes {
+    let time = |time: vfs::Time| Time { seconds: time.seconds, nanoseconds: time.nanoseconds };
+    Attributes {
+        ino: found.ino,
+        size: found.size,
+        blocks: found.blocks,
+        atime: time(found.atime),
+        mtime: time(found.mtime),
+        ctime: time(found.ctime),
+        mode: found.mode,
+        nlink: found.nlink,
+        uid: found.uid,
+        gid: found.gid,
+        rdev: found.rdev,
+        block_size: found.block_size,
     }
 }

@@ -8,7 +8,7 @@
 //! group), the next mount or `branchfs recover` settles the transaction.
 //!
 //! Whoever recovers holds a lock on the store's journal before that on the store: a mount that finds the store locked waits
-//! as long as the journal is locked too, instead of refusing ([`crate::workspace::Recovering`]).
+//! as long as the journal is locked too, instead of refusing ([`branchfs_core::workspace::Recovering`]).
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -19,10 +19,10 @@ use clap::ValueEnum;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::PidfdFlags;
 
-use crate::error::Error;
 use crate::log::{self, LogLevel};
 use crate::sys;
-use crate::workspace::{Policy, Recovering, Settings, Workspace, is_interrupted};
+use branchfs_core::error::Error;
+use branchfs_core::workspace::{Policy, Recovering, Settings, Workspace, is_interrupted};
 
 /// What to recover.
 #[derive(Clone, Debug)]
@@ -56,6 +56,7 @@ pub fn recover(options: &RecoverOptions) -> Result<Vec<String>, Error> {
         policy: Policy::FirstWinner,
         history_commits_max: options.history_commits_max,
         is_recovery: true,
+        open_log: log::open_in_store,
     };
     let workspace = Workspace::open(&options.base, store, settings)?;
     for line in workspace.recovery() {

@@ -17,12 +17,10 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use rustix::fs::{Mode, OFlags};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::error::{Context, Error};
-use crate::no_follow;
 use crate::sys;
-
-/// The files in the store, newest first.
-pub(crate) const FILES: [&str; 2] = ["branchfs.log", "branchfs.log.1"];
+use branchfs_core::error::{Context, Error};
+use branchfs_core::no_follow;
+use branchfs_core::workspace::LOG_FILES;
 
 /// Bytes that one file holds at most, but for the line that exceeds it.
 const BYTES_MAX: u64 = 1 << 20;
@@ -100,9 +98,9 @@ pub(crate) fn begin(level: LogLevel) {
 ///
 /// # Errors
 /// The file cannot be made, or is not a regular file. The daemon goes on without it.
-pub(crate) fn open(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
+fn open(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
     let Some(mut log) = lock() else { return Ok(()) };
-    let path = store.join(FILES[0]);
+    let path = store.join(LOG_FILES[0]);
     let store = OwnedFd::from(no_follow::open_directory(store).at(store)?);
     let mut file = open_file(&store, owner).at(&path)?;
     if let Sink::Waiting(lines) = &log.sink {
@@ -111,6 +109,13 @@ pub(crate) fn open(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
     sys::set_fatal_signal_log(file.as_raw_fd());
     log.sink = Sink::Open(store, file);
     Ok(())
+}
+
+/// As [`open`]. Without a log the daemon continues and says so.
+pub(crate) fn open_in_store(store: &Path, owner: (u32, u32)) {
+    if let Err(error) = open(store, owner) {
+        eprintln!("branchfs: the daemon has no log: {error}");
+    }
 }
 
 /// Makes the log the standard error of the process. Returns whether there is one.
@@ -136,7 +141,7 @@ fn open_file(store: &OwnedFd, (uid, gid): (u32, u32)) -> io::Result<File> {
         | OFlags::NONBLOCK
         | OFlags::NOCTTY
         | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(store, FILES[0], flags, Mode::RUSR | Mode::WUSR)?;
+    let file = rustix::fs::openat(store, LOG_FILES[0], flags, Mode::RUSR | Mode::WUSR)?;
     no_follow::check(&file)?;
     let found = rustix::fs::fstat(&file)?;
     if (found.st_uid, found.st_gid) != (uid, gid) {
@@ -164,7 +169,7 @@ impl Log {
         let Sink::Open(store, file) = &mut self.sink else { return Ok(()) };
         let found = file.metadata()?;
         if found.len() >= self.bytes_max {
-            rustix::fs::renameat(&*store, FILES[0], &*store, FILES[1])?;
+            rustix::fs::renameat(&*store, LOG_FILES[0], &*store, LOG_FILES[1])?;
             let owner = std::os::unix::fs::MetadataExt::uid(&found);
             let group = std::os::unix::fs::MetadataExt::gid(&found);
             *file = open_file(store, (owner, group))?;
@@ -211,9 +216,9 @@ fn log_panic(panic: &std::panic::PanicHookInfo<'_>) {
 /// # Errors
 /// There is no store at `path`, or something else stands in the place of the log.
 pub fn open_log(path: &Path) -> Result<Vec<File>, Error> {
-    let store = crate::workspace::store_at(path)?;
+    let store = branchfs_core::workspace::store_at(path)?;
     let mut files = Vec::new();
-    for path in FILES.iter().rev().map(|name| store.join(name)) {
+    for path in LOG_FILES.iter().rev().map(|name| store.join(name)) {
         match no_follow::open_file(&path, OFlags::RDONLY) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             other => files.push(other.at(&path)?),
@@ -242,7 +247,7 @@ mod tests {
         for number in 0..1000 {
             log.write(format!("line {number}\n").as_bytes());
         }
-        let files = FILES.map(|name| store.path().join(name));
+        let files = LOG_FILES.map(|name| store.path().join(name));
         for file in &files {
             let found = fs::metadata(file).unwrap();
             assert!(found.len() < 110, "{}", found.len());
@@ -262,7 +267,7 @@ mod tests {
             let store = place.path().join("store");
             fs::create_dir(&store).unwrap();
             fs::write(place.path().join("outside"), "content").unwrap();
-            let script = format!("{make} {}", FILES[0]);
+            let script = format!("{make} {}", LOG_FILES[0]);
             let mut shell = std::process::Command::new("sh");
             assert!(shell.args(["-c", &script]).current_dir(&store).status().unwrap().success());
             let directory = rustix::fs::open(&store, OFlags::DIRECTORY, Mode::empty()).unwrap();

@@ -3,15 +3,16 @@
 mod cli;
 
 use std::ffi::OsString;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use branchfs::protocol::{self, BranchRef, BranchState, Change, RevertReply};
 use branchfs::{Choice, LogLevel, Options, Policy, RecoverOptions};
 use clap::{Parser, Subcommand};
-use serde_json::{Value, json};
 
-use cli::show;
+use cli::{client, lock_exclusively, show};
 
 /// Copy-on-write branches over an ordinary directory: fork, explore, commit.
 #[derive(Parser)]
@@ -19,6 +20,27 @@ use cli::show;
 struct Arguments {
     #[command(subcommand)]
     command: Command,
+}
+
+/// The argument of `--policy`.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum PolicyArgument {
+    /// The first child to commit wins, its siblings become stale
+    FirstWinner,
+    /// Siblings live on; disjoint changes may all be committed
+    Snapshot,
+    /// As snapshot, and what was read must be unchanged
+    Serializable,
+}
+
+impl From<PolicyArgument> for Policy {
+    fn from(argument: PolicyArgument) -> Self {
+        match argument {
+            PolicyArgument::FirstWinner => Self::FirstWinner,
+            PolicyArgument::Snapshot => Self::Snapshot,
+            PolicyArgument::Serializable => Self::Serializable,
+        }
+    }
 }
 
 #[derive(Subcommand)]
@@ -43,7 +65,7 @@ enum Command {
         driver: Choice,
         /// What happens to the siblings of a committed branch
         #[arg(long, value_enum, default_value = "first-winner", env = "BRANCHFS_POLICY")]
-        policy: Policy,
+        policy: PolicyArgument,
         /// How many commits can be undone at most; 0 keeps nothing
         #[arg(long, value_name = "N", default_value_t = branchfs::HISTORY_COMMITS_DEFAULT)]
         history: usize,
@@ -75,7 +97,7 @@ enum Command {
         #[arg(long)]
         lazy: bool,
         #[command(flatten)]
-        published: Published,
+        legacy: LegacyOptions,
         /// The mountpoint
         mountpoint: PathBuf,
     },
@@ -86,9 +108,9 @@ enum Command {
         parent: String,
         /// Bytes that the branch may add; above that writing fails (EDQUOT)
         #[arg(long, value_name = "BYTES")]
-        disk_limit: Option<std::num::NonZeroU64>,
+        disk_limit: Option<NonZeroU64>,
         #[command(flatten)]
-        published: Published,
+        legacy: LegacyOptions,
         /// Its name
         name: String,
         /// The mountpoint
@@ -123,9 +145,9 @@ enum Command {
         rebase: bool,
         /// What happens to the siblings, if not what the mount says
         #[arg(long, value_enum)]
-        policy: Option<Policy>,
+        policy: Option<PolicyArgument>,
         #[command(flatten)]
-        published: Published,
+        legacy: LegacyOptions,
         /// The branch; may be left out where the mount has control files: the current one
         name: Option<String>,
         /// The mountpoint
@@ -148,7 +170,7 @@ enum Command {
     #[command(allow_missing_positional = true)]
     Abort {
         #[command(flatten)]
-        published: Published,
+        legacy: LegacyOptions,
         /// The branch; may be left out where the mount has control files: the current one
         name: Option<String>,
         /// The mountpoint
@@ -200,12 +222,12 @@ enum Command {
     /// Take the last commit to main back
     Undo {
         #[command(flatten)]
-        revert: Revert,
+        revert: UndoArgs,
     },
     /// Commit again what was undone last
     Redo {
         #[command(flatten)]
-        revert: Revert,
+        revert: UndoArgs,
     },
     /// List the commits that can be undone, oldest first
     History {
@@ -227,7 +249,7 @@ enum Command {
 
 /// What `undo` and `redo` take.
 #[derive(clap::Args)]
-struct Revert {
+struct UndoArgs {
     /// Overwrite what others changed since; open branches become stale
     #[arg(long)]
     force: bool,
@@ -240,7 +262,7 @@ struct Revert {
 
 /// What the published BranchFS's commands take beside ours: a mount knows its store by itself.
 #[derive(clap::Args)]
-struct Published {
+struct LegacyOptions {
     #[arg(long, value_name = "DIR", hide = true)]
     storage: Option<PathBuf>,
 }
@@ -261,6 +283,13 @@ impl From<Exit> for ExitCode {
 }
 
 fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if let [command, arguments @ ..] = &arguments[..] {
+        // It starts commands: what the others need at their start would cost each of these.
+        if command == "sandbox" {
+            return branchfs_sandbox::run(arguments);
+        }
+    }
     let command = Arguments::parse().command;
     if let Command::Fsck(arguments) = &command {
         return cli::fsck(arguments);
@@ -268,7 +297,7 @@ fn main() -> ExitCode {
     match run(command) {
         Ok(()) => Exit::Success.into(),
         Err(error) => {
-            eprintln!("branchfs: {error:#}");
+            eprintln!("branchfs: {}", branchfs::with_causes(error.as_ref()));
             if let Some(hint) =
                 error.downcast_ref::<branchfs::Error>().and_then(branchfs::Error::hint)
             {
@@ -302,7 +331,7 @@ fn run(command: Command) -> Result<()> {
                 base,
                 store,
                 mountpoint,
-                policy,
+                policy: policy.into(),
                 history_commits_max,
                 control_files,
                 passthrough,
@@ -311,19 +340,21 @@ fn run(command: Command) -> Result<()> {
             };
             mount(&options, foreground)
         }
-        Command::Unmount { lazy, published: _, mountpoint } => {
+        Command::Unmount { lazy, legacy: _, mountpoint } => {
             if let Some(left) = branchfs::stop(&mountpoint, lazy)? {
                 eprintln!("branchfs: {left}");
             }
             Ok(())
         }
-        Command::Create { parent, disk_limit, published: _, name, mountpoint } => {
-            let request = json!({
-                "verb": "create", "name": name, "parent": parent, "disk_limit": disk_limit,
-            });
-            let branch = ask(&mountpoint, request)?;
+        Command::Create { parent, disk_limit, legacy: _, name, mountpoint } => {
+            let request = protocol::Create {
+                name: name.clone(),
+                parent: Some(BranchRef::Name(parent)),
+                disk_limit: disk_limit.map(NonZeroU64::get),
+            };
+            let branch = client::request(&mountpoint, request)?;
             make_current(&mountpoint, &name)?;
-            show(branch["path"].as_str().unwrap_or_default())
+            show(&branch.path.to_string())
         }
         Command::Commit {
             force,
@@ -334,63 +365,84 @@ fn run(command: Command) -> Result<()> {
             dry_run,
             rebase,
             policy,
-            published: _,
+            legacy: _,
             name,
             mountpoint,
         } => {
             let name = named_or_current(name, &mountpoint)?;
-            let request = json!({
-                "verb": "commit", "branch": name, "force": force, "dry_run": dry_run,
-                "policy": policy.map(Policy::name), "skip": skip, "only": only, "exclude": exclude,
-                "rebase": rebase, "drop_rest": drop_rest,
-            });
-            let committed = ask(&mountpoint, request)?;
-            show_changes(&committed)?;
-            match committed["remaining"].as_u64() {
-                Some(count @ 1..) if !dry_run => eprintln!(
-                    "branchfs: branch {name} stays open: changed paths that were not committed: {count}"
-                ),
-                _ => {}
+            let branch = BranchRef::Name(name.clone());
+            let _lock = match dry_run {
+                true => None,
+                false => lock_exclusively(&mountpoint, &branch, "committed")?,
+            };
+            let request = protocol::Commit {
+                branch,
+                policy: policy.map(Policy::from),
+                force,
+                skip,
+                rebase,
+                only,
+                exclude,
+                drop_rest,
+                dry_run,
+            };
+            let committed = client::request(&mountpoint, request)?;
+            show_changes(&committed.changes)?;
+            if committed.remaining > 0 && !dry_run {
+                eprintln!(
+                    "branchfs: branch {name} stays open: changed paths that were not committed: {}",
+                    committed.remaining
+                );
             }
             Ok(())
         }
         Command::Rebase { force, dry_run, name, mountpoint } => {
-            let request =
-                json!({ "verb": "rebase", "branch": name, "force": force, "dry_run": dry_run });
-            for path in ask(&mountpoint, request)?["conflicts"].as_array().into_iter().flatten() {
-                show(path.as_str().unwrap_or_default())?;
-            }
-            Ok(())
+            let branch = BranchRef::Name(name);
+            let _lock = match dry_run {
+                true => None,
+                false => lock_exclusively(&mountpoint, &branch, "rebased")?,
+            };
+            let request = protocol::Rebase { branch, force, dry_run };
+            let conflicts = client::request(&mountpoint, request)?.conflicts;
+            conflicts.iter().try_for_each(|path| show(&path.to_string()))
         }
-        Command::Abort { published: _, name, mountpoint } => {
+        Command::Abort { legacy: _, name, mountpoint } => {
             let name = named_or_current(name, &mountpoint)?;
-            ask(&mountpoint, json!({ "verb": "abort", "branch": name })).map(|_| ())
+            let request = protocol::Abort { branch: BranchRef::Name(name) };
+            client::request(&mountpoint, request).map(|_| ())
         }
         Command::List { mountpoint } => {
-            let reply = ask(&mountpoint, json!({ "verb": "list" }))?;
-            for branch in reply["branches"].as_array().into_iter().flatten() {
-                let text = |key: &str| branch[key].as_str().unwrap_or_default().to_owned();
-                show(&format!("{}\t{}\t{}", text("name"), text("state"), text("path")))?;
+            for branch in client::request(&mountpoint, protocol::List {})?.branches {
+                let state = match branch.state {
+                    BranchState::Live => "live",
+                    BranchState::Stale => "stale",
+                };
+                show(&format!("{}\t{state}\t{}", branch.name, branch.path))?;
             }
             Ok(())
         }
-        Command::Undo { revert } => revert_last("undo", &revert),
-        Command::Redo { revert } => revert_last("redo", &revert),
+        Command::Undo { revert: UndoArgs { force, dry_run, mountpoint } } => show_reverted(
+            client::request(&mountpoint, protocol::Undo { commit: None, force, dry_run })?,
+        ),
+        Command::Redo { revert: UndoArgs { force, dry_run, mountpoint } } => show_reverted(
+            client::request(&mountpoint, protocol::Redo { commit: None, force, dry_run })?,
+        ),
         Command::History { json, mountpoint } => {
-            let reply = ask(&mountpoint, json!({ "verb": "history" }))?;
+            let reply = client::request(&mountpoint, protocol::History {})?;
             if json {
-                return show(&reply.to_string());
+                return show(&serde_json::to_string(&reply)?);
             }
-            for entry in reply["entries"].as_array().into_iter().flatten() {
-                let state = if entry["undone"].is_null() { "committed" } else { "undone" };
-                let branch = entry["branch"].as_str().unwrap_or_default();
-                show(&format!("{}\t{state}\t{branch}\t{} changes", entry["id"], entry["changes"]))?;
+            for entry in reply.entries {
+                let state = if entry.undone.is_none() { "committed" } else { "undone" };
+                let (id, branch, changes) = (entry.id, entry.branch, entry.changes);
+                show(&format!("{id}\t{state}\t{branch}\t{changes} changes"))?;
             }
             Ok(())
         }
         Command::Prune { keep, mountpoint } => {
-            let reply = ask(&mountpoint, json!({ "verb": "prune", "keep": keep }))?;
-            show(&format!("{} commits forgotten, {} bytes", reply["removed"], reply["bytes"]))
+            let request = protocol::Prune { keep: Some(keep) };
+            let pruned = client::request(&mountpoint, request)?;
+            show(&format!("{} commits forgotten, {} bytes", pruned.removed, pruned.bytes))
         }
         Command::Diff(arguments) => cli::diff(&arguments),
         Command::Export(arguments) => cli::export(&arguments),
@@ -411,14 +463,9 @@ fn run(command: Command) -> Result<()> {
     }
 }
 
-fn revert_last(verb: &str, revert: &Revert) -> Result<()> {
-    let request = json!({ "verb": verb, "force": revert.force, "dry_run": revert.dry_run });
-    show_changes(&ask(&revert.mountpoint, request)?)
-}
-
 fn mount(options: &Options, foreground: bool) -> Result<()> {
     if std::env::var_os(branchfs::BACKGROUND).is_some() {
-        return branchfs::run(options, branchfs::announce);
+        return branchfs::run(options, branchfs::detach_and_notify);
     }
     if foreground {
         return branchfs::run(options, || ());
@@ -440,7 +487,7 @@ fn make_current(mountpoint: &Path, name: &str) -> Result<()> {
 }
 
 fn has_control_files(mountpoint: &Path) -> Result<bool> {
-    Ok(ask(mountpoint, json!({ "verb": "info" }))?["control_files"] == true)
+    Ok(client::request(mountpoint, protocol::Info {})?.control_files)
 }
 
 /// The branch that a command names, or else the current one.
@@ -461,15 +508,12 @@ fn named_or_current(name: Option<String>, mountpoint: &Path) -> Result<String> {
     Ok(current)
 }
 
-/// One request to the daemon of a mount.
-fn ask(mountpoint: &Path, request: Value) -> Result<Value> {
-    Ok(cli::ask(mountpoint, request, None)?.value)
+fn show_reverted(reverted: RevertReply) -> Result<()> {
+    show_changes(&reverted.changes)
 }
 
-fn show_changes(reply: &Value) -> Result<()> {
-    for change in reply["changes"].as_array().into_iter().flatten() {
-        let text = |key: &str| change[key].as_str().unwrap_or_default();
-        show(&format!("{:<9} {}", text("change"), text("path")))?;
-    }
-    Ok(())
+fn show_changes(changes: &[Change]) -> Result<()> {
+    changes.iter().try_for_each(|Change { change, path, .. }| {
+        show(&format!("{:<9} {path}", cli::word(change)))
+    })
 }

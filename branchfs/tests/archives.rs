@@ -37,15 +37,12 @@ fn export(mount: &Mount, branch: &str) -> PathBuf {
     archive
 }
 
-/// The program where other users reach it: the source tree may lie in somebody's home directory.
-fn program_for_others(mount: &Mount) -> PathBuf {
-    let copy = mount.directory.path().join("branchfs");
-    fs::copy(PROGRAM, &copy).unwrap();
-    copy
-}
-
 fn import_as(mount: &Mount, name: &str, archive: &Path, options: &[&str], user: u32) -> Output {
-    let program = if user == 0 { PathBuf::from(PROGRAM) } else { program_for_others(mount) };
+    let program = if user == 0 {
+        PathBuf::from(PROGRAM)
+    } else {
+        common::program_for_others(mount.directory.path())
+    };
     let mut command = Command::new(program);
     command.arg("import").args(options).arg(name).arg(mount.mountpoint());
     command.stdin(fs::File::open(archive).unwrap());
@@ -141,6 +138,42 @@ fn a_nested_branch_of_several_layers_is_exported_whole() {
     let archive = export(&mount, "parent");
     succeed(&import(&mount, "again", &archive));
     assert_same(&snapshot(&mount.branch("again")), &snapshot(&parent), "the imported branch");
+}
+
+#[test]
+fn the_whole_view_of_a_branch_is_imported_into_an_empty_workspace() {
+    let source = Mount::over(|base| shell(base, FILLED));
+    let branch = source.create("branch");
+    shell(&branch, CHANGED);
+    set_xattrs(&branch);
+    let archive = source.directory.path().join("whole.tar");
+    let output = ["export", "--whole", "-o", archive.to_str().unwrap(), "branch"];
+    succeed(&source.run(&output, &[]));
+    let target = Mount::over(|_| {});
+    succeed(&import(&target, "all", &archive));
+    target.commit("all");
+    source.commit("branch");
+    assert_same(&snapshot(&target.base()), &snapshot(&source.base()), "the copy");
+    assert!(refusal(&import(&target, "again", &archive)).contains("have changed since"));
+}
+
+#[test]
+fn an_export_leaves_out_what_is_excluded_and_what_is_below_it() {
+    let mount = Mount::over(|base| shell(base, FILLED));
+    shell(&mount.create("branch"), "echo secret > d/.env; mkdir -p new/sub; echo new > new/sub/x");
+    let names = |options: &[&str]| {
+        let words = [&["export", "branch"], options].concat();
+        let output = mount.run(&words, &[]);
+        succeed(&output);
+        let archive = mount.directory.path().join("listed.tar");
+        fs::write(&archive, output.stdout).unwrap();
+        let listed = Command::new("tar").arg("tf").arg(&archive).output().unwrap().stdout;
+        String::from_utf8(listed).unwrap()
+    };
+    let excluded = ["--exclude", ".env", "--exclude", "new"];
+    assert_eq!(names(&excluded), "./\nd/\n"); // the times of both changed
+    let whole = names(&[&["--whole"][..], &excluded].concat());
+    assert!(whole.contains("d/sub/two") && !whole.contains(".env") && !whole.contains("new"));
 }
 
 #[test]
@@ -334,7 +367,7 @@ fn content_is_handed_out_with_the_rights_of_who_asks() {
     mount.mount();
     let branch = mount.create("branch");
     shell(&branch, "echo more >> secret");
-    let program = program_for_others(&mount);
+    let program = common::program_for_others(mount.directory.path());
     for words in [&["diff", "--patch"][..], &["export"]] {
         let output = Command::new(&program)
             .args(words)

@@ -10,6 +10,7 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::fs::inotify;
 use serde_json::json;
 
 use common::{
@@ -574,32 +575,86 @@ fn wrong_mounts_are_refused_with_the_reason() {
     assert!(!base.join(".branching").exists(), "nothing was made");
 }
 
+/// A process with a copy of a mount. It lets go of those of other tests, which would be held up.
+struct Copies(std::process::Child);
+
+impl Copies {
+    fn new(mount: &Mount) -> Self {
+        const SCRIPT: &str = r#"
+            awk -v kept="$0" '$3 == "fuse.branchfs" && $2 != kept { print $2 }' /proc/self/mounts |
+                while read -r other; do umount -l "$other"; done
+            echo; exec sleep 1000"#;
+        let mut other = Command::new("unshare")
+            .args(["--mount", "sh", "-c", SCRIPT])
+            .arg(mount.mountpoint())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = [0; 1];
+        std::io::Read::read_exact(other.stdout.as_mut().unwrap(), &mut line).unwrap();
+        Self(other)
+    }
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
 #[test]
 fn a_copy_of_the_mount_in_another_namespace_holds_no_unmount_up_and_is_named() {
     let mount = Mount::new();
     shell(&mount.create("kept"), "echo kept >file");
-    // `unshare` copies all mounts there are, and tells when it has.
-    let mut other = Command::new("unshare")
-        .args(["--mount", "sh", "-c", "echo; exec sleep 1000"])
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = [0; 1];
-    std::io::Read::read_exact(other.stdout.as_mut().unwrap(), &mut line).unwrap();
+    let copies = Copies::new(&mount);
+    let named = format!("{} (", copies.0.id());
     let daemon = rustix::process::Pid::from_raw(mount.daemon()).unwrap();
     let waiter = rustix::process::pidfd_open(daemon, rustix::process::PidfdFlags::empty()).unwrap();
     let output = mount.run(&["unmount"], &[]);
     common::succeed(&output);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains(&format!("{} (", other.id())), "{said}");
+    assert!(said.contains(&named), "{said}");
     assert!(fs::read_dir(mount.mountpoint()).unwrap().next().is_none(), "here it is unmounted");
-    other.kill().unwrap();
-    other.wait().unwrap();
+    let words = mount.mount_words(&[]);
+    let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
+    let said = refusal(&mount.run(&words, &[]));
+    assert!(said.contains("in use by another mount") && said.contains(&named), "{said}");
+    drop(copies);
     // Other tests of this program may have started processes that have a copy for a moment: what counts is that it ends.
     let mut poll = [rustix::event::PollFd::new(&waiter, rustix::event::PollFlags::IN)];
     rustix::event::poll(&mut poll, None).unwrap();
     mount.mount();
     shell(&mount.branch("kept"), "grep -qx kept file");
+}
+
+/// A sandbox that is being started has such a copy for a moment.
+#[test]
+fn a_mount_waits_for_a_copy_of_the_last_mount_that_goes() {
+    let mount = Mount::new();
+    shell(&mount.create("kept"), "echo kept >file");
+    let copies = Copies::new(&mount);
+    common::succeed(&mount.run(&["unmount", "--lazy"], &[]));
+    let opens = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+    inotify::add_watch(&opens, mount.store().join("lock"), inotify::WatchFlags::OPEN).unwrap();
+    let mut next = Command::new(common::PROGRAM);
+    let mut next = next.args(mount.mount_words(&[])).arg(mount.mountpoint()).spawn().unwrap();
+    let mut poll = [rustix::event::PollFd::new(&opens, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut poll, None).unwrap(); // it tries to lock the store
+    drop(copies);
+    assert!(next.wait().unwrap().success());
+    shell(&mount.branch("kept"), "grep -qx kept file");
+}
+
+#[test]
+fn a_second_mount_is_refused_and_the_first_is_named() {
+    let mount = Mount::new();
+    let other = tempfile::tempdir().unwrap();
+    let mut command = Command::new(common::PROGRAM);
+    command.arg("mount").arg("--base").arg(mount.base()).arg(other.path());
+    let said = refusal(&command.output().unwrap());
+    let at = format!("(process {}, at {})", mount.daemon(), mount.mountpoint().display());
+    assert!(said.contains(&at), "{said}");
 }
 
 #[test]

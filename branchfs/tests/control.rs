@@ -57,9 +57,7 @@ fn another_user_is_refused_and_the_owner_of_the_base_is_not() {
     });
     fs::set_permissions(mount.directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
     mount.mount();
-    // The test's program may lie where others cannot reach it: a copy does not.
-    let program = mount.directory.path().join("branchfs");
-    fs::copy(common::PROGRAM, &program).unwrap();
+    let program = common::program_for_others(mount.directory.path());
     let create = |user: &str, name: &str| {
         let mut command = Command::new("setpriv");
         command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups"]);

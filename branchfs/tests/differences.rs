@@ -177,7 +177,7 @@ fn patch(mount: &Mount, branch: &str) -> (Vec<u8>, usize) {
     let remarks = output.stdout.split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"# "));
     let count = remarks.count();
     let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(told.contains("cannot be said in a patch"), count > 0, "{told}");
+    assert_eq!(told.contains("cannot be represented in a patch"), count > 0, "{told}");
     (output.stdout, count)
 }
 

@@ -113,4 +113,5 @@ fn every_read_finds_what_was_written() {
             assert!(fs::read(mount.base().join("file")).unwrap() == content, "{name}: in the base");
         }
     }
+    println!("{} operations", operations as u64 * CONFIGURATIONS.len() as u64 * seeds);
 }

@@ -119,6 +119,25 @@ fn the_guard_survives_what_kills_the_process_group_of_the_daemon() {
 }
 
 #[test]
+fn the_guard_of_a_daemon_in_the_foreground_keeps_no_directory_busy() {
+    let mount = Mount::unmounted(|_| ());
+    let mut command = Command::new(common::PROGRAM);
+    command.args(["mount", "--foreground", "--driver", "fuse", "--base"]).arg(mount.base());
+    command.arg(mount.mountpoint()).current_dir(mount.directory.path());
+    let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let mut value = [0; 4096];
+    wait_until("the mount answers", || {
+        rustix::fs::getxattr(mount.mountpoint(), "user.branchfs.control", &mut value[..]).is_ok()
+    });
+    let guard = guard_of(&mount);
+    let directory_of = |process: i32| fs::read_link(format!("/proc/{process}/cwd")).unwrap();
+    assert_eq!(directory_of(mount.daemon()), mount.directory.path());
+    wait_until("the guard leaves the directory", || directory_of(guard) == Path::new("/"));
+    mount.unmount();
+    assert!(daemon.wait().unwrap().success());
+}
+
+#[test]
 fn without_the_guard_recover_or_the_next_mount_finishes_the_commit() {
     for by_command in [true, false] {
         let mount = with_work();

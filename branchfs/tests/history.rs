@@ -39,6 +39,13 @@ fn redo(mount: &Mount) {
     succeed(&mount.run(&["redo"], &[]));
 }
 
+/// The numbers of the commits in the history, oldest first.
+fn ids_of(mount: &Mount) -> Vec<u64> {
+    let history = mount.ask("history");
+    let entries = history["entries"].as_array().unwrap().iter();
+    entries.map(|entry| entry["id"].as_u64().unwrap()).collect()
+}
+
 #[test]
 fn an_undo_brings_everything_back_and_a_redo_does_it_again() {
     let mount = Mount::over(fill);
@@ -254,6 +261,40 @@ fn the_history_keeps_what_it_is_told_to() {
     assert!(!mount.base().join(".branching").exists(), "a store that keeps nothing goes");
 }
 
+#[test]
+fn a_commit_is_shown_and_undone_by_its_number() {
+    let mount = Mount::with(&["--history", "2"], |base| fs::write(base.join("file"), "").unwrap());
+    let verb =
+        |verb: &str, commit: u64| mount.request(&json!({"v": 1, "verb": verb, "commit": commit}));
+    let ids = || (ids_of(&mount), mount.ask("history")["newest_pruned"].as_u64().unwrap());
+    for name in ["one", "two"] {
+        fs::write(mount.create(name).join(name), "").unwrap();
+        mount.commit(name);
+    }
+    let (first, pruned) = ids();
+    assert_eq!(pruned, 0);
+    let shown = verb("show", first[0]);
+    assert_eq!(shown["entry"]["branch"], "one");
+    assert_eq!(shown["changes"][0]["path"], "one");
+    assert!(verb("show", 7).is_null());
+    assert!(verb("undo", first[0]).is_null(), "it is not the last one");
+    assert!(mount.base().join("two").exists());
+    assert_eq!(verb("undo", first[1])["entry"]["branch"], "two");
+    assert!(verb("redo", first[0]).is_null());
+    assert_eq!(verb("redo", first[1])["entry"]["branch"], "two");
+    for name in ["three", "four"] {
+        fs::write(mount.create(name).join(name), "").unwrap();
+        mount.commit(name);
+    }
+    assert_eq!(ids().1, first[1], "two commits were pushed out");
+    let newest = ids().0[1];
+    undo(&mount);
+    fs::write(mount.create("five").join("five"), "").unwrap();
+    mount.commit("five");
+    assert!(!ids().0.contains(&newest));
+    assert_eq!(ids().1, first[1], "a commit that was undone is not counted");
+}
+
 /// A deleted file of more than the history's limit of 1 GiB.
 #[test]
 fn the_last_commit_can_be_undone_whatever_its_size_and_says_which_commits_it_pushes_out() {
@@ -272,7 +313,11 @@ fn the_last_commit_can_be_undone_whatever_its_size_and_says_which_commits_it_pus
         forgotten.map(|commit| commit["branch"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(branches(&commit(true)), ["small"], "told before the commit");
-    assert_eq!(branches(&commit(false)), ["small"], "told after the commit");
+    assert!(commit(true)["commit"].is_null());
+    let reply = commit(false);
+    assert_eq!(branches(&reply), ["small"], "told after the commit");
+    let number = reply["commit"].as_u64().unwrap();
+    assert_eq!(ids_of(&mount)[0], number, "it is in the history");
     undo(&mount);
     assert_eq!(fs::metadata(mount.base().join("big")).unwrap().len(), 1100 << 20);
     assert!(refusal(&mount.run(&["undo"], &[])).contains("no commit to undo"));
@@ -282,7 +327,8 @@ fn the_last_commit_can_be_undone_whatever_its_size_and_says_which_commits_it_pus
 fn nothing_is_kept_where_no_history_is_wanted() {
     let mount = Mount::with(&["--history", "0"], fill);
     shell(&mount.create("work"), CHANGES);
-    mount.commit("work");
+    let reply = mount.request(&json!({"v": 1, "verb": "commit", "branch": "work"}));
+    assert!(reply["commit"].is_null(), "it cannot be undone");
     refusal(&mount.run(&["undo"], &[]));
     mount.unmount();
     assert!(!mount.base().join(".branching").exists());

@@ -165,7 +165,7 @@ fn a_daemon_that_dies() {
         log_level: branchfs::LogLevel::Info,
     };
     let _ = branchfs::run(&options, || {
-        branchfs::announce();
+        branchfs::detach_and_notify();
         match death.to_str() {
             Some("panic") => panic!("a bug in the daemon"),
             _ => println!("{}", overflow(0)),

@@ -16,8 +16,14 @@ mod descriptors;
 mod fail_stop;
 #[path = "faults.rs"]
 mod faults;
+#[path = "fsx.rs"]
+mod fsx;
 #[path = "history.rs"]
 mod history;
+#[path = "kills.rs"]
+mod kills;
+#[path = "mappings.rs"]
+mod mappings;
 #[path = "model.rs"]
 mod model;
 #[path = "partial.rs"]
@@ -36,7 +42,8 @@ mod common {
 }
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -45,6 +52,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use common::disk::Disk;
 use common::hold::Hold;
 use common::{Mount, assert_same, refusal, shell, snapshot, snapshot_by_names, succeed};
 
@@ -95,6 +103,82 @@ fn branches_of_main_are_kernel_mounts_with_full_semantics() {
     for option in ["index=on", "redirect_dir=on", "metacopy=on"] {
         assert!(found[0].1.split(',').any(|given| given == option), "{option}: {found:?}");
     }
+}
+
+#[test]
+fn branches_on_a_copy_of_a_btrfs_are_mounted_beside_the_original() {
+    let original = Disk::image("256M", "mkfs.btrfs -q");
+    shell(&original.base(), "mkdir d; echo old > d/file; echo old > other");
+    original.mount();
+    // The first file is there with attributes alone, which no other driver can read.
+    shell(&original.create("work"), "chmod 600 d/file; mv d e; echo new > other");
+    original.unmount();
+    let image = original.directory.path().join("image");
+    let copy = format!(
+        "sync -f '{}'; cp '{}' image; mount -o loop image base",
+        original.base().display(),
+        image.display()
+    );
+    let copy = Disk::mounted(&copy);
+    assert!(original.has_own_uuid() && !copy.has_own_uuid());
+    copy.mount();
+    assert!(is_covered(&copy, "work"));
+    shell(&copy.branch("work"), "grep -qx old e/file; grep -qx new other");
+    copy.commit("work");
+    shell(&copy.base(), "grep -qx old e/file; grep -qx new other; test $(stat -c %a e/file) = 600");
+}
+
+/// The mark by which the kernel knows the lower directory of a layer.
+fn origin_of_layer(mount: &Mount, name: &str) -> (PathBuf, Vec<u8>) {
+    let list = mount.ask("list")["branches"].clone();
+    let branch = list.as_array().unwrap().iter().find(|branch| branch["name"] == name).unwrap();
+    let upper = mount.store().join("layers").join(branch["id"].to_string()).join("upper");
+    let mut value = [0; 256];
+    let length = rustix::fs::getxattr(&upper, "trusted.overlay.origin", &mut value[..]).unwrap();
+    (upper, value[..length].to_vec())
+}
+
+#[test]
+fn a_branch_that_the_kernel_refuses_to_mount_keeps_no_other_branch_from_being_mounted() {
+    let mount = Mount::over(|base| shell(base, "mkdir d; echo old > d/file; echo old > other"));
+    shell(&mount.create("healthy"), "echo healthy > new");
+    shell(&mount.create("readable"), "echo readable > other");
+    shell(&mount.create("unreadable"), "chmod 600 d/file; mv d e");
+    let origins = ["readable", "unreadable"].map(|name| origin_of_layer(&mount, name));
+    mount.unmount();
+    let set = |path: &Path, value: &[u8]| {
+        let flags = rustix::fs::XattrFlags::REPLACE;
+        rustix::fs::setxattr(path, "trusted.overlay.origin", value, flags).unwrap();
+    };
+    for (upper, origin) in &origins {
+        let mut other = origin.clone();
+        *other.last_mut().unwrap() ^= 1;
+        set(upper, &other);
+    }
+    let words = mount.mount_words(&[]);
+    let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
+    let done = mount.run(&words, &[]);
+    succeed(&done);
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(said.contains("branch readable is presented by fuse"), "{said}");
+    assert!(said.contains("branch unreadable cannot be used in this mount"), "{said}");
+    assert!(is_covered(&mount, "healthy") && !is_covered(&mount, "readable"));
+    shell(&mount.branch("healthy"), "grep -qx healthy new");
+    shell(&mount.branch("readable"), "grep -qx readable other");
+    let stale =
+        fs::read_dir(mount.branch("unreadable")).and_then(|mut names| names.next().unwrap());
+    assert_eq!(stale.unwrap_err().raw_os_error(), Some(libc::ESTALE));
+    for verb in ["commit", "rebase", "diff"] {
+        let said = refusal(&mount.run(&[verb, "unreadable"], &[]));
+        assert!(said.contains("the branch is kept"), "{verb}: {said}");
+    }
+    mount.unmount();
+    set(&origins[1].0, &origins[1].1);
+    mount.mount();
+    shell(&mount.branch("unreadable"), "grep -qx old e/file; test $(stat -c %a e/file) = 600");
+    mount.commit("readable");
+    succeed(&mount.run(&["commit", "--rebase", "unreadable"], &[]));
+    shell(&mount.base(), "grep -qx old e/file; grep -qx readable other");
 }
 
 #[test]
@@ -236,51 +320,218 @@ impl Writers {
     }
 }
 
-/// Commits `rounds` times beside `count` writers. Each commit succeeds with all that was written, or is refused within a
-/// bound and names no file but those that are written. Afterwards a refused one succeeds.
-fn commits_beside_writers(count: usize, rounds: usize) {
-    /// Far above the second and a half that a commit waits: only a wait without a bound takes as long.
+/// Runs a verb beside writers until it succeeds. A refusal comes within a bound and names files that are written.
+fn run_beside_writers(mount: &Mount, words: &[&str], names: &[String]) -> bool {
+    /// Beside 16 writers whose opens go on, none of hundreds succeeds.
+    const ATTEMPTS_MAX: usize = 10;
+    /// Far above the second and a half that the verb waits: only a wait without a bound takes as long.
     const BOUND: Duration = Duration::from_secs(60);
+    (0..ATTEMPTS_MAX).any(|_| {
+        let start = Instant::now();
+        let output = mount.run(words, &[]);
+        assert!(start.elapsed() < BOUND, "{:?}", start.elapsed());
+        if !output.status.success() {
+            let refused = refusal(&output);
+            assert!(refused.contains("files open for writing"), "{refused}");
+            let named: Vec<_> =
+                refused.lines().filter_map(|line| line.strip_prefix("  ")).collect();
+            assert!(!named.is_empty(), "{refused}");
+            assert!(named.iter().all(|path| names.iter().any(|name| name == path)), "{refused}");
+        }
+        output.status.success()
+    })
+}
+
+/// A branch with `count` files of the base, and writers of them that have all begun. `place` is where they find the branch.
+fn with_writers(
+    count: usize,
+    place: impl FnOnce(&Path) -> PathBuf,
+) -> (Mount, Vec<String>, Writers) {
     let names: Vec<String> = (0..count).map(|number| format!("f{number}")).collect();
     let fill =
         |base: &Path| names.iter().for_each(|name| fs::write(base.join(name), "old").unwrap());
-    let mut succeeded = 0;
-    for _ in 0..rounds {
-        let mount = Mount::over(fill);
-        let branch = mount.create("branch");
-        let writers = Writers::new(&branch, &names);
-        common::wait_until("all files are written", || {
-            names.iter().all(|name| fs::read(branch.join(name)).unwrap() != b"old")
-        });
-        let start = Instant::now();
-        let output = mount.run(&["commit", "branch"], &[]);
-        let elapsed = start.elapsed();
-        let last = writers.finish();
-        assert!(elapsed < BOUND, "{elapsed:?}");
-        if output.status.success() {
-            succeeded += 1;
-        } else {
-            let refused = refusal(&output);
-            assert!(refused.contains("has files open for writing"), "{refused}");
-            let mut named = refused.lines().filter_map(|line| line.strip_prefix("  "));
-            assert!(named.all(|path| names.iter().any(|name| name == path)), "{refused}");
-            mount.commit("branch");
-        }
-        for (name, last) in names.iter().zip(last) {
-            let found = fs::read_to_string(mount.base().join(name)).unwrap();
-            assert_eq!(found, last.to_string(), "{name}");
-        }
-        // Refused if a file has changed since the commit recorded it.
-        succeed(&mount.run(&["undo"], &[]));
+    let mount = Mount::over(fill);
+    let branch = mount.create("branch");
+    let writers = Writers::new(&place(&branch), &names);
+    common::wait_until("all files are written", || {
+        names.iter().all(|name| fs::read(branch.join(name)).unwrap() != b"old")
+    });
+    (mount, names, writers)
+}
+
+fn assert_written(directory: &Path, names: &[String], last: &[u64]) {
+    for (name, last) in names.iter().zip(last) {
+        let found = fs::read_to_string(directory.join(name)).unwrap();
+        assert_eq!(found, last.to_string(), "{name}");
     }
-    eprintln!("{succeeded} of {rounds} commits beside {count} writers succeeded");
+}
+
+/// Opens by path fail after a moment, so that the files that are open drain.
+#[test]
+fn a_commit_beside_writers_succeeds_with_all_that_was_written() {
+    for count in [1, 4, 16] {
+        for _ in 0..common::rounds(1, 10) {
+            let (mount, names, writers) = with_writers(count, Path::to_path_buf);
+            let has_succeeded = run_beside_writers(&mount, &["commit", "branch"], &names);
+            let last = writers.finish();
+            assert!(has_succeeded, "beside {count} writers");
+            assert_written(&mount.base(), &names, &last);
+            // Refused if a file has changed since the commit recorded it.
+            succeed(&mount.run(&["undo"], &[]));
+        }
+    }
 }
 
 #[test]
-fn a_commit_beside_writers_succeeds_or_is_refused_within_its_bound() {
-    for (count, rounds) in [(1, 2), (2, 2), (4, 4), (16, 1)] {
-        commits_beside_writers(count, common::rounds(rounds, 10 * rounds));
+fn a_fork_beside_writers_succeeds_with_all_that_was_written() {
+    let (mount, names, writers) = with_writers(16, Path::to_path_buf);
+    let words = ["create", "--parent", "branch", "child"];
+    assert!(run_beside_writers(&mount, &words, &names));
+    assert_written(&mount.branch("child"), &names, &writers.finish());
+}
+
+/// What finds the branch through an open directory, as through its working directory, is stopped file by file.
+#[test]
+fn a_commit_beside_writers_inside_the_branch_succeeds_with_all_that_was_written() {
+    for count in [1, 2, 4, 16] {
+        let mut directory = None;
+        let (mount, names, writers) = with_writers(count, |branch| {
+            let opened = directory.insert(fs::File::open(branch).unwrap());
+            Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string())
+        });
+        let has_succeeded = run_beside_writers(&mount, &["commit", "branch"], &names);
+        let last = writers.finish();
+        assert!(has_succeeded, "beside {count} writers");
+        assert_written(&mount.base(), &names, &last);
+        succeed(&mount.run(&["undo"], &[]));
     }
+}
+
+/// How many mounts are over a branch.
+fn depth(mount: &Mount, name: &str) -> usize {
+    covers(mount).iter().filter(|(covered, _)| covered == name).count()
+}
+
+#[test]
+fn after_a_refused_commit_files_can_be_opened_for_writing_again() {
+    let mount = Mount::new();
+    let branch = mount.create("branch");
+    let held = fs::File::create(branch.join("held")).unwrap();
+    let end = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (path, end) = (branch.join("other"), Arc::clone(&end));
+        std::thread::spawn(move || {
+            let mut refused = false;
+            while !end.load(Ordering::Relaxed) {
+                let error = fs::write(&path, "").err().and_then(|error| error.raw_os_error());
+                assert!(matches!(error, None | Some(libc::EROFS)), "{error:?}");
+                refused |= error.is_some();
+            }
+            refused
+        })
+    };
+    let refused = refusal(&mount.run(&["commit", "branch"], &[]));
+    end.store(true, Ordering::Relaxed);
+    assert!(writer.join().unwrap(), "no file was refused while the commit waited");
+    assert!(refused.contains("\n  held\n"), "{refused}");
+    assert_eq!(covers(&mount).len(), 1, "{:?}", covers(&mount));
+    fs::write(branch.join("other"), "after").unwrap();
+    drop(held);
+    mount.commit("branch");
+    assert_eq!(fs::read_to_string(mount.base().join("other")).unwrap(), "after");
+}
+
+#[test]
+fn a_daemon_that_is_killed_while_a_commit_waits_leaves_a_branch_that_goes_on() {
+    let mount = Mount::new();
+    let branch = mount.create("branch");
+    let held = fs::File::create(branch.join("held")).unwrap();
+    std::thread::scope(|scope| {
+        let commit = scope.spawn(|| mount.run(&["commit", "branch"], &[]));
+        common::wait_until("the branch is covered", || {
+            assert!(!commit.is_finished(), "the commit has not covered the branch");
+            depth(&mount, "branch") == 2
+        });
+        mount.kill_alone();
+        assert!(!commit.join().unwrap().status.success());
+    });
+    drop(held);
+    mount.mount();
+    assert_eq!(covers(&mount).len(), 1, "{:?}", covers(&mount));
+    fs::write(branch.join("file"), "after").unwrap();
+    mount.commit("branch");
+    assert_eq!(fs::read_to_string(mount.base().join("file")).unwrap(), "after");
+}
+
+/// Only the mapping keeps the file open: no process has a descriptor of it.
+#[test]
+fn a_file_that_is_only_mapped_for_writing_stands_against_a_commit_and_is_named() {
+    const MAP: &str = "import mmap, os, sys
+mapped = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 0)
+os.closerange(3, 100)
+print(flush=True)
+sys.stdin.read()
+os._exit(0)";
+    let mount = Mount::over(|base| shell(base, "mkdir d; echo content > d/f"));
+    let branch = mount.create("branch");
+    let mut command = Command::new("python3");
+    command.args(["-c", MAP]).arg(branch.join("d/f"));
+    let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    process.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let find = |path: &str| {
+        let refused = refusal(&mount.run(&["commit", "branch"], &[]));
+        assert!(refused.contains(path), "{refused}");
+    };
+    find("\n  d/f\n");
+    fs::remove_file(branch.join("d/f")).unwrap();
+    find("\n  d/f (deleted)\n");
+    find(&format!("end the processes that have them open: {} (python3)", process.id()));
+    drop(process.stdin.take());
+    process.wait().unwrap();
+    mount.commit("branch");
+    assert!(!mount.base().join("d/f").exists());
+}
+
+#[test]
+fn a_deleted_file_that_is_open_for_writing_is_named() {
+    let mount = Mount::over(|base| shell(base, "mkdir d"));
+    let branch = mount.create("branch");
+    for name in ["d/f", "f"] {
+        let _file = fs::File::create(branch.join(name)).unwrap();
+        fs::remove_file(branch.join(name)).unwrap();
+        let refused = refusal(&mount.run(&["commit", "branch"], &[]));
+        assert!(refused.contains(&format!("\n  {name} (deleted)\n")), "{refused}");
+    }
+}
+
+/// The kernel stops no writing while a deleted file is open, for reading too, or a deleted directory is in use.
+#[test]
+fn what_was_deleted_and_is_still_open_is_named_with_its_process() {
+    let mount = Mount::over(|base| shell(base, "mkdir d; echo content > d/f"));
+    let branch = mount.create("branch");
+    for script in ["exec 3< d/f; rm d/f", "mkdir d/gone; cd d/gone; rmdir $PWD"] {
+        let mut command = Command::new("bash");
+        command.args(["-euc", &format!("{script}; echo ready; read line")]).current_dir(&branch);
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        process.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
+        let name = if script.contains("gone") { "gone" } else { "f" };
+        for words in [&["commit", "branch"][..], &["create", "--parent", "branch", "child"]] {
+            let refused = refusal(&mount.run(words, &[]));
+            for part in [
+                "has deleted files or directories that are still open",
+                &format!("\n  d/{name} (deleted)\n"),
+                &format!("end the processes that have them open: {} (bash)", process.id()),
+            ] {
+                assert!(refused.contains(part), "{refused}");
+            }
+        }
+        drop(process.stdin.take());
+        process.wait().unwrap();
+    }
+    mount.create_below("branch", "child");
+    mount.abort("child");
+    mount.commit("branch");
+    assert_eq!(fs::read_dir(mount.base().join("d")).unwrap().count(), 0);
 }
 
 #[test]
@@ -639,4 +890,24 @@ fn a_commit_cannot_ask_for_the_policy_serializable() {
     let said = refusal(&mount.run(&["commit", "--policy", "serializable", "one"], &[]));
     assert!(said.contains("does not record what a branch reads"), "{said}");
     mount.commit("one");
+}
+
+#[test]
+fn a_kept_branch_in_a_copy_of_the_base_is_presented_by_fuse() {
+    let mount = Mount::over(|base| fs::write(base.join("file"), "base").unwrap());
+    fs::write(mount.create("kept").join("file"), "branch").unwrap();
+    mount.unmount();
+    let copy = Mount::unmounted(|base| {
+        succeed(&Command::new("cp").arg("-aT").arg(mount.base()).arg(base).output().unwrap());
+    });
+    let words = copy.mount_words(&[]);
+    let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
+    let done = copy.run(&words, &[]);
+    succeed(&done);
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(said.contains("branch kept is presented by fuse"), "{said}");
+    assert!(!is_covered(&copy, "kept"));
+    assert_eq!(fs::read_to_string(copy.branch("kept").join("file")).unwrap(), "branch");
+    fs::write(copy.create("new").join("other"), "new").unwrap();
+    assert!(is_covered(&copy, "new"));
 }

@@ -11,7 +11,9 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
+use common::mapping::{Mapping, PAGE_BYTES, Sharing};
 use common::{Mount, assert_same, refusal, shell, snapshot};
+use rustix::fs::FlockOperation;
 
 /// From here on a file is big (semantics.md).
 const BIG: usize = 16 << 20;
@@ -131,6 +133,39 @@ fn readers_of_a_big_file_keep_what_they_opened_and_the_base_is_never_written() {
     drop((early, writer));
     mount.commit("branch");
     assert_eq!(&fs::read(mount.base().join("big")).unwrap()[1 << 20..][..7], b"changed");
+}
+
+/// semantics.md names the size from which a reader keeps the file as it was, and says what else goes with that: a mapping
+/// shows the same as the descriptor, and locks are those of another file.
+#[test]
+fn only_from_16_mib_on_a_reader_keeps_the_file_as_it_was() {
+    let mount = Mount::over(|base| {
+        big_file(&base.join("big"), b'o');
+        fs::write(base.join("smaller"), vec![b'o'; BIG - 1]).unwrap();
+    });
+    let branch = mount.create("branch");
+    for (name, is_kept) in [("big", true), ("smaller", false)] {
+        let path = branch.join(name);
+        let early = File::open(&path).unwrap();
+        let mapping = Mapping::new(&early, PAGE_BYTES, Sharing::ReadOnly);
+        assert_eq!(mapping.read()[0], b'o', "{name}");
+        for byte in [b'1', b'2'] {
+            let writer = OpenOptions::new().write(true).open(&path).unwrap();
+            writer.write_all_at(&[byte], 0).unwrap();
+            let wanted = if is_kept { b'o' } else { byte };
+            let mut found = [0];
+            early.read_exact_at(&mut found, 0).unwrap();
+            assert_eq!((found[0], mapping.read()[0]), (wanted, wanted), "{name}");
+            let mut late = [0];
+            File::open(&path).unwrap().read_exact_at(&mut late, 0).unwrap();
+            assert_eq!(late[0], byte, "{name}, opened after the change");
+        }
+        rustix::fs::flock(&early, FlockOperation::LockExclusive).unwrap();
+        let late = File::open(&path).unwrap();
+        let locked = rustix::fs::flock(&late, FlockOperation::NonBlockingLockExclusive);
+        assert_eq!(locked.is_ok(), is_kept, "{name}: locks of its own");
+    }
+    assert_eq!(fs::read(mount.base().join("big")).unwrap()[0], b'o');
 }
 
 #[test]

@@ -721,3 +721,30 @@ fn a_planted_attribute_makes_no_directory_a_mount() {
         std::panic::resume_unwind(panic);
     }
 }
+
+/// An ordinary user could not keep the group of the directory's files.
+#[test]
+fn a_directory_of_a_foreign_group_is_refused_to_its_owner_and_nothing_is_left_in_it() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = directory.path().join("branchfs");
+    fs::copy(common::PROGRAM, &program).unwrap();
+    shell(directory.path(), "mkdir base mount; chown 65534:0 base; chown 65534:65534 mount");
+    let said = as_nobody(directory.path(), "./branchfs mount --base base mount; echo $?");
+    assert!(
+        said.contains("the directory belongs to group 0, which you are not a member of"),
+        "{said}"
+    );
+    assert!(said.starts_with("1\n"), "{said}");
+    assert_eq!(fs::read_dir(directory.path().join("base")).unwrap().count(), 0);
+}
+
+#[test]
+fn an_error_says_its_cause_once() {
+    let directory = tempfile::tempdir().unwrap();
+    shell(directory.path(), "mkdir base mount; echo > file");
+    let mut command = Command::new(common::PROGRAM);
+    let mount = command.current_dir(directory.path()).args(["mount", "--base", "base"]);
+    let said = refusal(&mount.args(["--store", "file/store", "mount"]).output().unwrap());
+    assert_eq!(said.matches("Not a directory").count(), 1, "{said}");
+}

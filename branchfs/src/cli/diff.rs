@@ -1,13 +1,13 @@
-//! `branchfs diff`: what a branch changes, as a list, as JSON, as a patch, or counted.
+//! `branchfs diff`: shows the changes of a branch as a list, as JSON, as a patch, or with line counts.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use branchfs::protocol::{self, BranchRef, ChangeKind, Difference, WirePath};
 use clap::Args;
-use serde_json::{Value, json};
 
-use super::{ask, show};
+use super::{client, show, word};
 
 #[derive(Args)]
 pub(crate) struct Diff {
@@ -28,78 +28,74 @@ pub(crate) struct Diff {
 
 pub(crate) fn diff(arguments: &Diff) -> Result<()> {
     let Diff { json, patch, stat, name, mountpoint } = arguments;
-    let request = json!({ "verb": "diff", "branch": name, "stat": stat, "patch": patch });
+    let branch = BranchRef::Name(name.clone());
+    let request = protocol::Diff { branch, stat: *stat, patch: *patch };
     if *patch {
         let output = std::io::stdout();
-        let reply = ask(mountpoint, request, Some(output.as_fd()))?.value;
-        if let Some(left_out @ 1..) = reply["left_out"].as_u64() {
+        let reply = client::request_with_file(mountpoint, request, output.as_fd())?;
+        if let Some(left_out @ 1..) = reply.left_out {
             eprintln!(
-                "branchfs: {left_out} changes cannot be said in a patch; its lines that begin with # name them"
+                "branchfs: {left_out} changes cannot be represented in a patch; they are listed in its '#' lines"
             );
         }
         return Ok(());
     }
-    let reply = ask(mountpoint, request, None)?;
+    let reply = client::request(mountpoint, request)?;
     if *json {
-        return show(&reply.text);
+        return show(&serde_json::to_string(&reply)?);
     }
-    let changes = reply.value["changes"].as_array().map_or(&[][..], Vec::as_slice);
-    if *stat { show_counts(changes) } else { changes.iter().try_for_each(show_change) }
+    let changes = reply.changes.unwrap_or_default();
+    if *stat { show_counts(&changes) } else { changes.iter().try_for_each(show_change) }
 }
 
-fn show_change(change: &Value) -> Result<()> {
-    let text = |key: &str| change[key].as_str().unwrap_or_default();
-    let mut line = format!("{:<9} {}", text("change"), name(change));
-    if change["change"] == "metadata" {
-        let aspects: Vec<&str> =
-            change["aspects"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        line.push_str(&format!(" ({})", aspects.join(", ")));
+fn show_change(change: &Difference) -> Result<()> {
+    let mut line = format!("{:<9} {}", word(&change.change), name(change));
+    if change.change == ChangeKind::Metadata {
+        let fields: Vec<String> = change.aspects.iter().map(word).collect();
+        line.push_str(&format!(" ({})", fields.join(", ")));
     }
     show(&line)
 }
 
-/// The path, and where it came from; control characters are written as escapes.
-fn name(change: &Value) -> String {
-    let text = |key: &str| {
-        let shown = |character: char| match character {
+/// The path, and the previous path of a renamed object. Control characters are escaped.
+fn name(change: &Difference) -> String {
+    let escape = |path: &WirePath| {
+        let escape = |character: char| match character {
             control if control.is_control() => control.escape_default().collect::<String>(),
             other => other.to_string(),
         };
-        change[key].as_str().map(|text| text.chars().map(shown).collect::<String>())
+        path.to_string().chars().map(escape).collect::<String>()
     };
-    let path = text("path").unwrap_or_default();
-    text("from").map_or(path.clone(), |from| format!("{from} => {path}"))
+    let path = escape(&change.path);
+    change.from.as_ref().map_or(path.clone(), |from| format!("{} => {path}", escape(from)))
 }
 
-/// As `git diff --stat` shows it.
-fn show_counts(changes: &[Value]) -> Result<()> {
-    const BAR_MAX: u64 = 40;
+/// Shows the counts in the format of `git diff --stat`.
+fn show_counts(changes: &[Difference]) -> Result<()> {
+    const BAR_MAX: usize = 40;
     let names: Vec<String> = changes.iter().map(name).collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-    let lines = |change: &Value, what: &str| change["lines"][what].as_u64().unwrap_or(0);
-    let total = |change: &Value| lines(change, "added") + lines(change, "removed");
-    let largest = changes.iter().map(total).max().unwrap_or(0).max(BAR_MAX);
+    let counts =
+        |change: &Difference| change.lines.map_or((0, 0), |lines| (lines.added, lines.removed));
+    let totals = changes.iter().map(|change| counts(change).0 + counts(change).1);
+    let largest = totals.max().unwrap_or(0).max(BAR_MAX);
     for (change, name) in changes.iter().zip(&names) {
-        let what = if change["lines"].is_object() {
-            // No count is so small that it vanishes.
-            let bar = |count: u64| (count * BAR_MAX).div_ceil(largest);
-            let bar = |what: &str, sign: &str| {
-                sign.repeat(usize::try_from(bar(lines(change, what))).unwrap_or(0))
-            };
-            format!("{:>5} {}{}", total(change), bar("added", "+"), bar("removed", "-"))
-        } else if let Some(bytes) = change["bytes"].as_object() {
-            format!("  Bin {} -> {} bytes", bytes["before"], bytes["after"])
+        let text = if let Some(lines) = change.lines {
+            // Every count of at least one has at least one sign.
+            let bar = |sign: &str, count: usize| sign.repeat((count * BAR_MAX).div_ceil(largest));
+            let total = lines.added + lines.removed;
+            format!("{total:>5} {}{}", bar("+", lines.added), bar("-", lines.removed))
+        } else if let Some(bytes) = change.bytes {
+            format!("  Bin {} -> {} bytes", bytes.before, bytes.after)
         } else {
-            let text = |key: &str| change[key].as_str().unwrap_or_default();
-            format!("  {} {}", text("kind"), text("change"))
+            format!("  {} {}", word(&change.kind), word(&change.change))
         };
-        show(format!("{name:<width$} | {what}").trim_end())?;
+        show(format!("{name:<width$} | {text}").trim_end())?;
     }
-    let sum = |what: &str| changes.iter().map(|change| lines(change, what)).sum::<u64>();
     show(&format!(
         "{} paths changed, {} insertions(+), {} deletions(-)",
         changes.len(),
-        sum("added"),
-        sum("removed")
+        changes.iter().map(|change| counts(change).0).sum::<usize>(),
+        changes.iter().map(|change| counts(change).1).sum::<usize>()
     ))
 }

@@ -1,4 +1,4 @@
-//! `branchfs fsck`: checks a store that is not mounted. Exit codes as fsck(8) has them.
+//! `branchfs fsck`: checks a store that is not mounted. The exit codes are those of fsck(8).
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,14 +14,14 @@ pub(crate) struct Fsck {
     path: PathBuf,
 }
 
-/// What was found.
+/// The result of the check.
 enum Outcome {
     Clean,
-    /// Damages, all put right.
+    /// All damages were repaired.
     Corrected,
-    /// Damages that are still there.
+    /// Some damages were not repaired.
     Uncorrected,
-    /// Nothing could be checked.
+    /// The store could not be checked.
     Failed,
 }
 

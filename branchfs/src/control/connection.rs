@@ -1,9 +1,9 @@
-//! One peer of the control socket: who it is, and the request lines it sends, within limits.
+//! A connection to the control socket: its peer, its request lines and their limits.
 //!
-//! A peer that has no business here is refused before anything it sent is read. One that has may keep a connection open
-//! and silent, but a line that it has begun must end soon and be no longer than the protocol allows: a connection costs
-//! a thread. Each user has a number of places. When a user has taken all of them, the connection of that user that has
-//! been idle longest makes room for the next one, so idle connections never lock anybody out.
+//! The daemon rejects a peer of another user before it reads anything. An admitted peer may keep an idle connection open.
+//! A request line, once begun, must be complete within [`LINE_WAIT_MAX`] and have at most [`REQUEST_BYTES_MAX`], because
+//! each connection occupies a thread. Each user has a limited number of slots. When a user's slots are used up, a new
+//! connection takes the slot of the connection that has been idle longest, so idle connections never lock a user out.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
@@ -13,27 +13,28 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::descriptors::Socket;
-use crate::descriptors::admit_connection;
-use crate::error::Error;
-use crate::peer::Peer;
+use super::fd_passing::Socket;
+use branchfs_core::credentials::Credentials;
+use branchfs_core::descriptors::admit_connection;
+use branchfs_core::error::Error;
+use rustix::fs::Gid;
 
-/// Longest request line in bytes.
+/// The maximum length of a request line, in bytes.
 pub(super) const REQUEST_BYTES_MAX: usize = 1 << 20;
 
-/// Connections of one user at a time, where the limit of descriptors allows them. At most three users are admitted: root,
-/// the daemon's and the owner of the base.
+/// How many connections a user may have; fewer if the daemon may open few files. At most three users are admitted: root,
+/// the daemon's user and the owner of the base.
 pub(super) const CONNECTIONS_MAX: usize = 512;
 
-/// How long a request line may take from its first byte to its last.
+/// The maximum time from the first byte of a request line to its last.
 const LINE_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// How long a reply waits for a peer that does not read.
+/// The maximum time to wait for a peer that does not read its reply.
 const REPLY_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// The open connections.
+/// The slots of all users.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Places(Arc<Mutex<Table>>);
+pub(super) struct ConnectionSlots(Arc<Mutex<Table>>);
 
 #[derive(Debug, Default)]
 struct Table {
@@ -47,26 +48,26 @@ struct Open {
     number: u64,
     uid: u32,
     stream: Arc<UnixStream>,
-    /// Since when no request is under way; `None`: one is.
+    /// When the connection became idle; `None` while a request is carried out.
     idle_since: Option<Instant>,
 }
 
-/// A place taken; given back at the end.
+/// The slot of one connection, released on drop.
 #[derive(Debug)]
-pub(super) struct Place {
-    places: Places,
+pub(super) struct ConnectionSlot {
+    slots: ConnectionSlots,
     number: u64,
 }
 
-impl Places {
+impl ConnectionSlots {
     fn table(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place for a connection of a user. Where the user has none left, the connection that has been idle longest
-    /// gives up its own: it is shut down for reading, so what its peer has sent is still answered, and what the peer
-    /// sends from now on fails before any of it is carried out. `None`: all of them are busy.
-    pub(super) fn take(&self, uid: u32, stream: &Arc<UnixStream>) -> Option<Place> {
+    /// Takes a slot for a connection of a user. If the user has none left, takes that of the connection that has been idle
+    /// longest. That connection is shut down for reading: requests that have arrived are still answered, and the peer
+    /// cannot send any more. `None` if all connections of the user are busy.
+    pub(super) fn take(&self, uid: u32, stream: &Arc<UnixStream>) -> Option<ConnectionSlot> {
         let mut table = self.table();
         let taken = table.open.iter().filter(|open| open.uid == uid).count();
         if taken >= CONNECTIONS_MAX || admit_connection().is_err() {
@@ -80,38 +81,38 @@ impl Places {
         table.next += 1;
         let idle_since = Some(Instant::now());
         table.open.push(Open { number, uid, stream: Arc::clone(stream), idle_since });
-        Some(Place { places: self.clone(), number })
+        Some(ConnectionSlot { slots: self.clone(), number })
     }
 }
 
-impl Place {
-    /// A request begins (`false`), or the last one has been answered (`true`).
+impl ConnectionSlot {
+    /// Records that a request has begun (`false`) or has been answered (`true`).
     fn set_idle(&self, is_idle: bool) {
-        let mut table = self.places.table();
+        let mut table = self.slots.table();
         if let Some(open) = table.open.iter_mut().find(|open| open.number == self.number) {
             open.idle_since = is_idle.then(Instant::now);
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        self.places.table().open.retain(|open| open.number != self.number);
+        self.slots.table().open.retain(|open| open.number != self.number);
     }
 }
 
-/// Peers that were refused. One that still has its request to send would find a broken pipe instead of the answer if its
-/// connection ended at once: the last few stay half open, without a thread.
+/// The connections of rejected peers. If a connection were closed immediately, a peer that has yet to send its request
+/// would get a broken pipe instead of the error. So the last few connections stay half open, without a thread.
 #[derive(Debug, Default)]
-pub(super) struct Refused(VecDeque<Arc<UnixStream>>);
+pub(super) struct RejectedPeers(VecDeque<Arc<UnixStream>>);
 
-impl Refused {
-    /// How many stay.
+impl RejectedPeers {
+    /// How many connections stay half open.
     const KEPT_MAX: usize = 64;
 
-    /// Answers without having been asked.
-    pub(super) fn tell(&mut self, stream: Arc<UnixStream>, reply: &str) {
-        // A new socket takes a line at once; a peer that has gone already needs none.
+    /// Sends the error reply to a peer that is rejected.
+    pub(super) fn reject(&mut self, stream: Arc<UnixStream>, reply: &str) {
+        // The buffer of a new socket has room for a line. A peer that has disconnected needs no reply.
         let _ = (&*stream).write_all(reply.as_bytes());
         let _ = stream.shutdown(Shutdown::Write);
         self.0.push_back(stream);
@@ -121,47 +122,57 @@ impl Refused {
     }
 }
 
-/// What a peer sent.
+/// The result of reading a line.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Line {
-    /// A whole line, without its end.
+    /// A complete line, without its line feed.
     Whole(Vec<u8>),
-    /// No line: too long, too slow, or cut off. What follows cannot be told apart from it.
+    /// A line that was too long, too slow or incomplete. The next line cannot be found.
     Broken,
-    /// The peer has hung up.
+    /// The peer has disconnected.
     End,
 }
 
-/// The lines of one peer.
+/// A connection of an admitted peer.
 #[derive(Debug)]
 pub(super) struct Connection<'s> {
     stream: &'s UnixStream,
     reader: BufReader<Socket<'s>>,
-    /// Who connected.
-    pub(super) peer: Peer,
-    place: Place,
+    /// The process that connected.
+    pub(super) peer: Credentials,
+    slot: ConnectionSlot,
     line_wait_max: Duration,
 }
 
 impl<'s> Connection<'s> {
-    pub(super) fn new(stream: &'s UnixStream, place: Place) -> io::Result<Self> {
+    pub(super) fn new(stream: &'s UnixStream, slot: ConnectionSlot) -> io::Result<Self> {
         stream.set_write_timeout(Some(REPLY_WAIT_MAX))?;
         let reader = BufReader::new(Socket::new(stream));
-        Ok(Self { stream, reader, peer: Peer::of(stream)?, place, line_wait_max: LINE_WAIT_MAX })
+        Ok(Self {
+            stream,
+            reader,
+            peer: credentials_of(stream)?,
+            slot,
+            line_wait_max: LINE_WAIT_MAX,
+        })
     }
 
-    /// The descriptor that came with the request.
+    /// Takes the descriptor that came with the request.
     pub(super) fn descriptor(&mut self, what: &str) -> Result<OwnedFd, Error> {
         self.reader.get_mut().descriptor().ok_or_else(|| {
             Error::Usage(format!("the request brings no descriptor {what} (SCM_RIGHTS)"))
         })
     }
 
-    /// Waits for the next line.
+    /// Reads the next line.
     pub(super) fn read(&mut self) -> io::Result<Line> {
+        if self.reader.buffer().is_empty() {
+            // A descriptor comes with bytes of its request, so these are of requests that were answered without them.
+            self.reader.get_mut().discard_descriptors();
+        }
         let mut line = Vec::new();
         let mut deadline = None;
-        self.place.set_idle(true);
+        self.slot.set_idle(true);
         loop {
             let arrived = match self.reader.fill_buf() {
                 Ok(arrived) => arrived,
@@ -169,7 +180,7 @@ impl<'s> Connection<'s> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Line::Broken),
                 Err(error) => return Err(error),
             };
-            self.place.set_idle(false);
+            self.slot.set_idle(false);
             if arrived.is_empty() {
                 return Ok(if line.is_empty() { Line::End } else { Line::Broken });
             }
@@ -201,15 +212,25 @@ impl<'s> Connection<'s> {
     }
 }
 
+/// Returns the credentials of the process at the other end of a stream, as they were when it connected.
+fn credentials_of(stream: &UnixStream) -> std::io::Result<Credentials> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)?;
+    let groups = crate::sys::peer_groups(stream)?.into_iter().map(Gid::from_raw).collect();
+    Ok(Credentials::new(peer.uid, peer.gid, groups))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+    use std::mem::MaybeUninit;
+    use std::os::fd::{AsFd, BorrowedFd};
 
     fn connected(line_wait_max: Duration, check: impl FnOnce(&mut Connection<'_>, UnixStream)) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let ours = Arc::new(ours);
-        let place = Places::default().take(0, &ours).unwrap();
-        let mut connection = Connection { line_wait_max, ..Connection::new(&ours, place).unwrap() };
+        let slot = ConnectionSlots::default().take(0, &ours).unwrap();
+        let mut connection = Connection { line_wait_max, ..Connection::new(&ours, slot).unwrap() };
         check(&mut connection, theirs);
     }
 
@@ -230,6 +251,33 @@ mod tests {
                 assert_eq!(connection.read().unwrap(), Line::Broken);
             });
             assert_eq!(connection.read().unwrap(), Line::End);
+        });
+    }
+
+    #[test]
+    fn a_descriptor_is_never_taken_for_one_of_a_later_request() {
+        connected(PATIENT, |connection, peer| {
+            let file = std::fs::File::open("/dev/null").unwrap();
+            let send = |line: &[u8], files: &[BorrowedFd<'_>]| {
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+                let mut ancillary = SendAncillaryBuffer::new(&mut space);
+                if !files.is_empty() {
+                    ancillary.push(SendAncillaryMessage::ScmRights(files));
+                }
+                let line = [io::IoSlice::new(line)];
+                rustix::net::sendmsg(&peer, &line, &mut ancillary, SendFlags::empty()).unwrap();
+            };
+            send(b"refused\n", &[file.as_fd()]);
+            assert_eq!(connection.read().unwrap(), Line::Whole("refused".into()));
+            send(b"without\n", &[]);
+            assert_eq!(connection.read().unwrap(), Line::Whole("without".into()));
+            assert!(connection.descriptor("").is_err());
+            // Two requests that arrive together: the second one keeps its descriptor.
+            send(b"first\n", &[]);
+            send(b"second\n", &[file.as_fd()]);
+            assert_eq!(connection.read().unwrap(), Line::Whole("first".into()));
+            assert_eq!(connection.read().unwrap(), Line::Whole("second".into()));
+            assert!(connection.descriptor("").is_ok());
         });
     }
 
@@ -270,32 +318,32 @@ mod tests {
 
     #[test]
     fn a_user_whose_connections_are_all_busy_gets_no_more_and_others_do() {
-        let (places, stream) = (Places::default(), Arc::new(UnixStream::pair().unwrap().0));
+        let (slots, stream) = (ConnectionSlots::default(), Arc::new(UnixStream::pair().unwrap().0));
         let take = || {
-            let place = places.take(0, &stream)?;
-            place.set_idle(false);
-            Some(place)
+            let slot = slots.take(0, &stream)?;
+            slot.set_idle(false);
+            Some(slot)
         };
         let taken: Vec<_> = (0..CONNECTIONS_MAX).map(|_| take().unwrap()).collect();
         assert!(take().is_none());
-        assert!(places.take(1, &stream).is_some());
+        assert!(slots.take(1, &stream).is_some());
         drop(taken);
         assert!(take().is_some());
     }
 
     #[test]
     fn the_connection_that_is_idle_longest_makes_room_and_what_it_was_sent_is_still_read() {
-        let places = Places::default();
+        let slots = ConnectionSlots::default();
         let pairs: Vec<_> = (0..CONNECTIONS_MAX).map(|_| UnixStream::pair().unwrap()).collect();
         let mut connections = Vec::new();
         let (ours, theirs): (Vec<_>, Vec<_>) =
             pairs.into_iter().map(|(ours, theirs)| (Arc::new(ours), theirs)).unzip();
         for stream in &ours {
-            connections.push(Connection::new(stream, places.take(0, stream).unwrap()).unwrap());
+            connections.push(Connection::new(stream, slots.take(0, stream).unwrap()).unwrap());
         }
-        connections[0].place.set_idle(false);
+        connections[0].slot.set_idle(false);
         (&theirs[1]).write_all(b"sent before\n").unwrap();
-        let _next = places.take(0, &ours[0]).unwrap();
+        let _next = slots.take(0, &ours[0]).unwrap();
         assert_eq!((&theirs[1]).write(b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
         assert_eq!(connections[1].read().unwrap(), Line::Whole(b"sent before".to_vec()));
         assert_eq!(connections[1].read().unwrap(), Line::End);

@@ -10,28 +10,44 @@
 use std::collections::HashMap;
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::kernel_layer::{Unsettled, WORK, hide_store, open_directory};
-use super::kernel_mount::{KernelMount, Layers, unmount};
+use super::covers::Covers;
+use super::proc_fds;
 use super::spares::Spares;
-use super::{Completion, Driver, Ready, mount_table, open_files};
-use crate::descriptors::with_room;
-use crate::error::{Context, Error};
-use crate::no_follow;
-use crate::scheduling::{let_answer_go, stand_back};
-use crate::tree::{Tree, remove_path};
-use crate::view::HIDDEN;
-use crate::workspace::{BranchId, SCRATCH, directory_name};
+use branchfs_core::driver::{Driver, PreparedMount};
+use branchfs_core::error::{Context, Error};
+use branchfs_core::ids::{BranchId, SCRATCH, directory_name};
+use branchfs_core::mount_table;
+use branchfs_core::overlayfs_mount::{KernelMount, Layers, unmount};
+use branchfs_core::overlayfs_upper::Completion;
+use branchfs_core::overlayfs_upper::{
+    give_work, make_directory, mount_over, open_directory, tree_of, unsettled,
+};
+use branchfs_core::rooted_dir::remove_path;
+use branchfs_core::scheduling::{lower_priority, wait_for_reply};
+use branchfs_core::view::HIDDEN;
 
 /// How long a commit or a fork waits for files that are being closed.
 const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// How long they wait before files can no longer be opened for writing by their paths.
+const COVER_AFTER: Duration = Duration::from_millis(100);
+
+/// How long they wait before files that are written are covered one by one.
+const COVER_FILES_AFTER: Duration = Duration::from_millis(200);
+
+/// How long they wait after a file was covered: those that are open drain, and the next search may find another one.
+const COVERED_WAIT_MAX: Duration = Duration::from_millis(500);
+
+/// How long they wait in all where files are covered one after the other.
+const COVERING_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The longest pause between two attempts to stop all writing.
 ///
@@ -40,11 +56,8 @@ const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
 /// from hitting a writer at the same point of its loop each time, and leave the processor to writers that wait to close.
 const ATTEMPT_PAUSE_MAX_NANOS: u64 = 50_000;
 
-/// How long a refused commit or fork searches for files that are open for writing, if it finds none the first time.
+/// How long a refused commit or fork searches for what is open, if it finds nothing the first time.
 const SEARCH_MAX: Duration = Duration::from_millis(500);
-
-/// How long a start waits for the end of what an earlier daemon had mounted.
-const EARLIER_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// How often a branch is settled anew because somebody renamed in it just then.
 const ROUNDS_MAX: usize = 5;
@@ -65,6 +78,8 @@ pub(crate) struct Overlay {
     mountpoint: PathBuf,
     /// Leaf lock, never held over a system call that may wait for the mount.
     presented: Mutex<HashMap<BranchId, Presented>>,
+    /// Shared while a read-only mount may cover a branch, exclusive while branches are uncovered for the unmount.
+    covers: RwLock<()>,
     spares: Spares,
 }
 
@@ -75,6 +90,7 @@ impl Overlay {
             store: store.to_path_buf(),
             mountpoint: mountpoint.to_path_buf(),
             presented: Mutex::default(),
+            covers: RwLock::default(),
             spares: Spares::new(base, store),
         }
     }
@@ -113,6 +129,47 @@ impl Overlay {
         })
     }
 
+    /// Attempts to stop all writing, `false` if none has succeeded.
+    ///
+    /// The kernel stops it only in an instant in which no file is open for writing, and the more programs open and close
+    /// files all the time, the rarer such an instant is. So after a while read-only mounts cover the branch and files that are written.
+    fn freeze_patiently(
+        &self,
+        branch: BranchId,
+        name: &str,
+        mount: &KernelMount,
+        completion: Completion,
+    ) -> Result<bool, Error> {
+        let base = open_directory(&self.base)?;
+        let _covers = self.covers.read().unwrap_or_else(PoisonError::into_inner);
+        let start = Instant::now();
+        let mut deadline = start + WRITERS_WAIT_MAX;
+        let mut covers = None;
+        let mut rounds = 0;
+        loop {
+            match self.try_freeze(branch, mount, &base, completion) {
+                Ok(true) => return Ok(true),
+                Ok(false) if rounds < ROUNDS_MAX => rounds += 1,
+                Ok(false) => return Ok(false),
+                Err(Error::Io { source, .. }) if source.raw_os_error() == Some(libc::EBUSY) => {
+                    if Instant::now() >= deadline {
+                        return Ok(false);
+                    }
+                    if start.elapsed() >= COVER_AFTER && covers.is_none() {
+                        covers = Some(Covers::new(&self.directory(name))?);
+                    }
+                    let covers = covers.as_mut().filter(|_| start.elapsed() >= COVER_FILES_AFTER);
+                    if covers.is_some_and(|covers| covers.cover_written(&self.layer(branch))) {
+                        let later = (Instant::now() + COVERED_WAIT_MAX).max(deadline);
+                        deadline = later.min(start + COVERING_WAIT_MAX);
+                    }
+                    thread::sleep(Duration::from_nanos(fastrand::u64(..=ATTEMPT_PAUSE_MAX_NANOS)));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// One attempt to stop all writing with the layer in good form; `false` asks for another one.
     fn try_freeze(
         &self,
@@ -134,6 +191,32 @@ impl Overlay {
         mount.set_read_only(false).at(&layer)?;
         unsettled.settle(&layer, &tree_of(mount).at(&layer)?)?;
         Ok(false)
+    }
+
+    /// What is open for writing, or deleted and still open, and the processes that have it open. Where nothing is found, the
+    /// processes that use the branch. One search may miss files that are opened and closed all the time.
+    fn find_blocking(&self, branch: BranchId, mount: &KernelMount) -> (Vec<PathBuf>, Vec<String>) {
+        let upper = self.layer(branch).join("upper");
+        let deadline = Instant::now() + SEARCH_MAX;
+        loop {
+            let found = proc_fds::blocking(mount.root());
+            if !found.is_empty() {
+                return proc_fds::paths_and_users(found);
+            }
+            // The search before may have taken long.
+            let paths = proc_fds::written_in(&upper, Instant::now() + SEARCH_MAX);
+            if !paths.is_empty() {
+                return (paths, Vec::new());
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+        }
+        let found = proc_fds::mapped_and_deleted(mount.root());
+        if found.is_empty() {
+            return (Vec::new(), proc_fds::users(mount.root()));
+        }
+        proc_fds::paths_and_users(found)
     }
 
     /// Takes a mount away that nothing is to be read through any more: what it covers would not be seen.
@@ -181,13 +264,18 @@ impl Driver for Overlay {
         self.spares.begin();
     }
 
-    fn take_ready(&self, layer: &Path) -> Option<Ready> {
-        self.spares.take(layer).map(Ready)
+    fn take_prepared(&self, layer: &Path) -> Option<PreparedMount> {
+        self.spares.take(layer).map(PreparedMount)
     }
 
-    fn attach(&self, branch: BranchId, name: &str, ready: Option<Ready>) -> Result<(), Error> {
+    fn attach(
+        &self,
+        branch: BranchId,
+        name: &str,
+        ready: Option<PreparedMount>,
+    ) -> Result<(), Error> {
         let mount = match ready {
-            Some(Ready(mount)) => Arc::new(mount),
+            Some(PreparedMount(mount)) => Arc::new(mount),
             None => Arc::new(self.make(branch, name)?),
         };
         let directory = self.directory(name);
@@ -213,22 +301,9 @@ impl Driver for Overlay {
             return Ok(());
         };
         self.refuse_own_store(branch)?;
-        let base = open_directory(&self.base)?;
-        let deadline = Instant::now() + WRITERS_WAIT_MAX;
-        let mut rounds = 0;
-        loop {
-            match self.try_freeze(branch, &mount, &base, completion) {
-                Ok(true) => break,
-                Ok(false) if rounds < ROUNDS_MAX => rounds += 1,
-                Ok(false) => return Err(Error::Busy { name, paths: find_written(&mount) }),
-                Err(Error::Io { source, .. }) if source.raw_os_error() == Some(libc::EBUSY) => {
-                    if Instant::now() >= deadline {
-                        return Err(Error::Busy { name, paths: find_written(&mount) });
-                    }
-                    thread::sleep(Duration::from_nanos(fastrand::u64(..=ATTEMPT_PAUSE_MAX_NANOS)));
-                }
-                Err(error) => return Err(error),
-            }
+        if !self.freeze_patiently(branch, &name, &mount, completion)? {
+            let (paths, users) = self.find_blocking(branch, &mount);
+            return Err(Error::Busy { name, paths, users });
         }
         self.set_frozen(branch, true);
         Ok(())
@@ -253,14 +328,15 @@ impl Driver for Overlay {
         self.uncover(&presented.name);
         // The last descriptor ends the file system, which syncs: nobody waits for that.
         let end = move || {
-            stand_back();
-            let_answer_go();
+            lower_priority();
+            wait_for_reply();
             drop(presented);
         };
         let _ = thread::Builder::new().name("detach".to_owned()).spawn(end);
     }
 
     fn release(&self, then: &dyn Fn() -> Result<(), Error>) -> Result<(), Error> {
+        let _covers = self.covers.write().unwrap_or_else(PoisonError::into_inner);
         let presented: Vec<Presented> = self.table().values().cloned().collect();
         let mut uncovered = Vec::new();
         let mut uncover = || {
@@ -289,100 +365,8 @@ impl Driver for Overlay {
     }
 }
 
-/// The files that are open for writing. One search may miss files that are opened and closed all the time.
-fn find_written(mount: &KernelMount) -> Vec<PathBuf> {
-    let deadline = Instant::now() + SEARCH_MAX;
-    loop {
-        let paths = open_files::written(mount.root());
-        if !paths.is_empty() || Instant::now() >= deadline {
-            return paths;
-        }
-    }
-}
-
-/// What keeps others than the kernel from reading the layer in `layer`, which `mount` is over.
-fn unsettled(
-    layer: &Path,
-    base: &OwnedFd,
-    completion: Completion,
-    mount: &KernelMount,
-) -> Result<Unsettled, Error> {
-    let mut unsettled = Unsettled::of(layer, base, completion)?;
-    unsettled.find_names(layer, &tree_of(mount).at(layer)?)?;
-    Ok(unsettled)
-}
-
-fn tree_of(mount: &KernelMount) -> crate::tree::Result<Tree> {
-    rustix::io::dup(mount.root()).map(Tree::new)
-}
-
-/// Makes the kernel's file system over the layer in `layer`.
-pub(super) fn mount_over(
-    base: &Path,
-    layer: &Path,
-    is_read_only: bool,
-) -> Result<KernelMount, Error> {
-    let (upper, work) = (layer.join("upper"), layer.join(WORK));
-    Tree::open_root(&upper).and_then(|upper| hide_store(&upper)).at(&upper)?;
-    let owner = no_follow::open_directory(layer).and_then(|layer| layer.metadata()).at(layer)?;
-    make_directory(&work, &owner)?;
-    let mount = make_patiently(Layers { lower: base, upper: &upper, work: &work }, is_read_only)
-        .at(layer)?;
-    give_work(&work, &owner)?;
-    Ok(mount)
-}
-
-/// Lets the kernel write a layer, at a path that is valid meanwhile, and completes it for a commit.
-#[cfg(test)]
-pub(crate) fn write_for_tests(base: &Path, layer: &Path, write: impl FnOnce(&Path)) {
-    let mount = mount_over(base, layer, false).unwrap();
-    write(&crate::tree::descriptor_path(mount.root()));
-    let base = open_directory(base).unwrap();
-    loop {
-        let unsettled = unsettled(layer, &base, Completion::ForCommit, &mount).unwrap();
-        if unsettled.is_empty() {
-            return;
-        }
-        unsettled.settle(layer, &tree_of(&mount).unwrap()).unwrap();
-    }
-}
-
-/// Gives the owner what the kernel has made there as root's, closed to everyone: the store must be his to remove.
-fn give_work(work: &Path, owner: &fs::Metadata) -> Result<(), Error> {
-    for directory in ["work", "index"].map(|name| work.join(name)) {
-        let opened = match no_follow::open_directory(&directory) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue, // no index: the probe finds out
-            other => other.at(&directory)?,
-        };
-        std::os::unix::fs::fchown(&opened, Some(owner.uid()), Some(owner.gid())).at(&directory)?;
-        opened.set_permissions(fs::Permissions::from_mode(0o700)).at(&directory)?;
-    }
-    Ok(())
-}
-
-/// The kernel ends the file systems of a daemon that was killed in the background, and syncs them before.
-fn make_patiently(layers: Layers<'_>, is_read_only: bool) -> rustix::io::Result<KernelMount> {
-    let deadline = Instant::now() + EARLIER_WAIT_MAX;
-    loop {
-        match with_room(|| KernelMount::make(layers, is_read_only)) {
-            Err(Errno::BUSY) if Instant::now() < deadline => {
-                thread::sleep(Duration::from_millis(5))
-            }
-            other => return other,
-        }
-    }
-}
-
 fn is_character_device(found: &fs::Metadata) -> bool {
     std::os::unix::fs::FileTypeExt::is_char_device(&found.file_type())
-}
-
-fn make_directory(path: &Path, owner: &fs::Metadata) -> Result<(), Error> {
-    match no_follow::make_directory(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(()),
-        other => other.at(path)?,
-    }
-    no_follow::give(path, (owner.uid(), owner.gid())).at(path)
 }
 
 /// Whether the kernel gives all that is asked for over this base and store: it is tried, at the mountpoint that is still

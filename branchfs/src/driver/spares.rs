@@ -15,14 +15,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use super::kernel_mount::KernelMount;
-use super::overlay::mount_over;
-use crate::error::{Context, Error};
-use crate::layer::{Layer, LayerId, match_attributes};
-use crate::no_follow;
-use crate::overlay::Namespace;
-use crate::scheduling::{let_answer_go, let_others, stand_back};
-use crate::tree::{Tree, remove_path};
+use branchfs_core::error::{Context, Error};
+use branchfs_core::ids::LayerId;
+use branchfs_core::layer::Layer;
+use branchfs_core::no_follow;
+use branchfs_core::object_copy::match_attributes;
+use branchfs_core::overlay::Namespace;
+use branchfs_core::overlayfs_mount::KernelMount;
+use branchfs_core::overlayfs_upper::mount_over;
+use branchfs_core::rooted_dir::{Tree, remove_path};
+use branchfs_core::scheduling::{lower_priority, wait_for_reply, yield_now};
 
 /// Most spares at a time.
 const KEPT_MAX: usize = 8;
@@ -39,7 +41,7 @@ impl Spare {
         let below = Tree::open_root(base).at(base)?;
         let layer = Layer::absent(LayerId(0), &directory, Namespace::Trusted, false);
         let made = layer.make(&below).at(&directory);
-        let_others();
+        yield_now();
         match made.and_then(|()| mount_over(base, &directory, true)) {
             Ok(mount) => Ok(Self { directory, mount }),
             Err(error) => {
@@ -111,7 +113,7 @@ impl Shared {
                 let directory = self.store.join("layers").join(format!("spare-{}", pool.made));
                 drop(pool);
                 let made = make(&self.base, directory);
-                let_others();
+                yield_now();
                 pool = self.lock();
                 if let Ok(spare) = made {
                     pool.spares.push_back(spare);
@@ -122,7 +124,7 @@ impl Shared {
             // The end or a request may have come while the lock was released above.
             let is_idle = |pool: &mut Pool| !pool.has_ended && !pool.wants_refill;
             drop(self.changed.wait_while(pool, is_idle).unwrap_or_else(PoisonError::into_inner));
-            let_answer_go();
+            wait_for_reply();
             pool = self.lock();
         }
     }
@@ -148,7 +150,7 @@ impl Spares {
     pub(super) fn begin(&self) {
         let shared = Arc::clone(&self.shared);
         let make = move || {
-            stand_back();
+            lower_priority();
             shared.make_all(Spare::make);
         };
         // Without a thread there are none.

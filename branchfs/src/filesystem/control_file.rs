@@ -3,15 +3,16 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use super::{BranchFilesystem, INDEX_BITS, MAIN, Mounted, Slot};
-use crate::view::{Index, ROOT};
-use branchfs_fuse::{Attributes, Entry, FsResult, Handle, NodeId};
+use super::{BranchFilesystem, INDEX_BITS, MAIN, MountedBranch, ViewId, attributes, node_id};
+use branchfs_core::vfs;
+use branchfs_core::view::{NodeIndex, ROOT};
+use branchfs_fuse::{Entry, FsResult, Handle, NodeId};
 
 /// Name of the control file in the root of main and of every branch.
 const CONTROL_FILE: &str = ".branchfs_ctl";
 
 /// The control file's node in its view: no table of nodes grows so far.
-pub(super) const CONTROL_INDEX: Index = (1 << INDEX_BITS) - 1;
+pub(super) const CONTROL_INDEX: NodeIndex = (1 << INDEX_BITS) - 1;
 
 /// Handle of an open control file: nothing is kept for it, and no view has this number.
 pub(super) const CONTROL_HANDLE: Handle = Handle(0);
@@ -21,11 +22,11 @@ pub(super) const CONTROL_HANDLE: Handle = Handle(0);
 /// Writes and ioctls may take as long as a commit and wait for other requests.
 pub(crate) trait ControlFile: Send + Sync {
     /// Its content.
-    fn read(&self, slot: Slot) -> FsResult<String>;
+    fn read(&self, slot: ViewId) -> FsResult<String>;
     /// Carries out a command.
-    fn write(&self, slot: Slot, text: &[u8]) -> FsResult<()>;
+    fn write(&self, slot: ViewId, text: &[u8]) -> FsResult<()>;
     /// Carries out an ioctl; returns what it hands out.
-    fn ioctl(&self, slot: Slot, number: u32) -> FsResult<Vec<u8>>;
+    fn ioctl(&self, slot: ViewId, number: u32) -> FsResult<Vec<u8>>;
 }
 
 impl BranchFilesystem {
@@ -35,34 +36,34 @@ impl BranchFilesystem {
     }
 
     /// The control file, if this node is one.
-    pub(super) fn control_file(&self, index: Index) -> Option<&dyn ControlFile> {
+    pub(super) fn control_file(&self, index: NodeIndex) -> Option<&dyn ControlFile> {
         if index == CONTROL_INDEX { self.control_file.get().map(AsRef::as_ref) } else { None }
     }
 
-    pub(super) fn is_control_name(&self, parent: Index, name: &OsStr) -> bool {
+    pub(super) fn is_control_name(&self, parent: NodeIndex, name: &OsStr) -> bool {
         parent == ROOT && name == CONTROL_FILE && self.control_file.get().is_some()
     }
 
     /// It belongs to the base's owner and nobody else may open it: the kernel sees to that.
-    pub(super) fn control_attributes(&self) -> FsResult<Attributes> {
+    pub(super) fn control_attributes(&self) -> FsResult<vfs::Attributes> {
         let root = self.mounted(MAIN)?.lock().getattr(ROOT)?;
         let mode = libc::S_IFREG | 0o600;
-        Ok(Attributes { ino: CONTROL_INDEX, size: 0, blocks: 0, mode, nlink: 1, ..root })
+        Ok(vfs::Attributes { ino: CONTROL_INDEX, size: 0, blocks: 0, mode, nlink: 1, ..root })
     }
 
-    pub(super) fn control_entry(&self, slot: Slot) -> FsResult<Entry> {
+    pub(super) fn control_entry(&self, slot: ViewId) -> FsResult<Entry> {
         Ok(Entry {
-            node: Some(NodeId(slot << INDEX_BITS | CONTROL_INDEX)),
+            node: Some(node_id(slot, CONTROL_INDEX)),
             generation: 0,
             entry_ttl: Duration::ZERO,
             attributes_ttl: Duration::ZERO,
-            attributes: Some(self.control_attributes()?),
+            attributes: Some(attributes(self.control_attributes()?)),
         })
     }
 
     /// The attributes of a view's root. A stale branch shows them too where its control file must be found, for it is
     /// to be aborted; nothing else of it is.
-    pub(super) fn root_attributes(&self, mounted: &Mounted) -> FsResult<Attributes> {
+    pub(super) fn root_attributes(&self, mounted: &MountedBranch) -> FsResult<vfs::Attributes> {
         match mounted.live() {
             Ok(view) => view.getattr(ROOT),
             Err(_) if self.control_file.get().is_some() => mounted.lock().getattr(ROOT),
@@ -70,7 +71,7 @@ impl BranchFilesystem {
         }
     }
 
-    pub(super) fn control_file_at(&self, node: NodeId) -> (Slot, Option<&dyn ControlFile>) {
+    pub(super) fn control_file_at(&self, node: NodeId) -> (ViewId, Option<&dyn ControlFile>) {
         let (slot, index) = Self::split(node);
         (slot, self.control_file(index))
     }

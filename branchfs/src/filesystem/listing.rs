@@ -7,8 +7,8 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use super::{BranchFilesystem, MAIN, Mounted};
-use crate::view::{Index, View};
+use super::{BranchFilesystem, MAIN, MountedBranch};
+use branchfs_core::view::{NodeIndex, View};
 use branchfs_fuse::{DirectorySink, Entry, FsResult, NodeId};
 
 /// An entry of a listing that says no more than the name.
@@ -85,11 +85,11 @@ impl BranchFilesystem {
     /// no use: the kernel knows the name, or may not keep it; it is a branch's, or nothing has it any more.
     fn tell(
         &self,
-        mounted: &Mounted,
+        mounted: &MountedBranch,
         view: &mut View,
-        directory: Index,
+        directory: NodeIndex,
         name: &OsStr,
-    ) -> Option<(Index, Entry)> {
+    ) -> Option<(NodeIndex, Entry)> {
         if mounted.slot == MAIN
             || view.nodes.is_remembered(directory, name)
             || self.branch_entry(mounted, directory, name).is_some()

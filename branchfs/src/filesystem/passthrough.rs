@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::{BranchFilesystem, MAIN, Mounted};
-use branchfs_fuse::{Capabilities, KernelNotifier};
+use super::{BranchFilesystem, MAIN, MountedBranch};
+use branchfs_core::vfs::BackingFiles;
+use branchfs_fuse::Capabilities;
 
 impl BranchFilesystem {
     /// What INIT will try passthrough out with: a file on the file system of the layers. Without one it stays off.
@@ -41,8 +42,8 @@ impl BranchFilesystem {
 
     /// Who takes backing files of a branch. Main is read and written by asking: freezing it must reach open files, and
     /// others change the base.
-    pub(super) fn backer(&self, mounted: &Mounted) -> Option<&Arc<dyn KernelNotifier>> {
+    pub(super) fn backer(&self, mounted: &MountedBranch) -> Option<&Arc<dyn BackingFiles>> {
         let is_on = mounted.slot != MAIN && self.passthrough.get().is_some_and(String::is_empty);
-        self.kernel.get().filter(|_| is_on)
+        self.backing_files.get().filter(|_| is_on)
     }
 }

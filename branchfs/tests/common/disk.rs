@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::ops::Deref;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use super::recorder::Recorder;
 use super::{Mount, shell};
@@ -51,10 +53,33 @@ impl Disk {
         self.recorder.as_ref().unwrap()
     }
 
-    /// The file system goes: what is not on the device yet is written to it.
+    /// Ends the file system: what is not on the device yet is written to it. Nothing uses it when this returns.
     pub fn detach(&self) {
         let unmount = || rustix::mount::unmount(self.base(), rustix::mount::UnmountFlags::empty());
         super::wait_until("the base is not in use", || unmount().is_ok()); // the guard ends after the daemon
+        super::wait_until("the file system ends", || !self.is_attached());
+    }
+
+    /// Whether a loop device has the image. It has it for a moment after the unmount: the overlayfs of a branch, which ends
+    /// in the background, has a mount of its own. If a copy of the image is mounted then, btrfs gives the copy another UUID:
+    /// that is not what a machine finds after a power cut.
+    fn is_attached(&self) -> bool {
+        let files = ["image", "device"].map(|name| self.directory.path().join(name));
+        let devices = fs::read_dir("/sys/block").unwrap().map(|device| device.unwrap().path());
+        let mut backing =
+            devices.filter_map(|device| fs::read_to_string(device.join("loop/backing_file")).ok());
+        backing.any(|file| files.iter().any(|one| one == Path::new(file.trim_end())))
+    }
+
+    /// Whether what is mounted has the UUID that is in the image. A btrfs has another one while a copy of it is mounted.
+    pub fn has_own_uuid(&self) -> bool {
+        let Some(uuid) = btrfs_uuid(&self.directory.path().join("image")) else { return true };
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let base = self.base();
+        let mut mounts = table.lines().rev().map(|line| line.split(' ').collect::<Vec<_>>());
+        let found = mounts.find(|words| Path::new(words[4]) == base);
+        let device = found.and_then(|words| Path::new(words[words.len() - 2]).file_name());
+        device.is_some_and(|device| kernel_has(&uuid).join("devices").join(device).exists())
     }
 
     /// As [`Mount::with_big_files_from`].
@@ -87,9 +112,30 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
+        const ENDING_MAX: Duration = Duration::from_secs(300);
         let _ = Command::new(super::PROGRAM).arg("unmount").arg(self.mountpoint()).output();
+        let _ = rustix::mount::unmount(self.mountpoint(), rustix::mount::UnmountFlags::DETACH);
         let _ = rustix::mount::unmount(self.base(), rustix::mount::UnmountFlags::DETACH);
+        let start = Instant::now();
+        while self.is_attached() && start.elapsed() < ENDING_MAX {
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
+}
+
+/// The UUID of a btrfs in an image, as the kernel writes it.
+fn btrfs_uuid(image: &Path) -> Option<String> {
+    const SUPERBLOCK: u64 = 64 << 10;
+    let mut block = [0; 0x48];
+    fs::File::open(image).ok()?.read_exact_at(&mut block, SUPERBLOCK).ok()?;
+    let digits: String = block[0x20..0x30].iter().map(|byte| format!("{byte:02x}")).collect();
+    let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
+    (&block[0x40..] == b"_BHRfS_M").then(|| parts.join("-"))
+}
+
+/// There while a btrfs of this UUID is mounted.
+fn kernel_has(uuid: &str) -> PathBuf {
+    Path::new("/sys/fs/btrfs").join(uuid)
 }
 
 /// Runs the program with a system call that fails as on a kernel or file system without it: `rule` is a line of Python

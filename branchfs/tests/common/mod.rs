@@ -5,6 +5,7 @@
 
 pub mod disk;
 pub mod hold;
+pub mod mapping;
 pub mod recorder;
 pub mod work;
 
@@ -95,11 +96,32 @@ impl Mount {
         self.mount_with(&[]);
     }
 
-    /// Mounts with more options.
+    /// Mounts with more options. The daemon of an earlier mount goes on while a program that was started meanwhile has a
+    /// copy of that mount in a mount namespace of its own: that is waited for.
     pub fn mount_with(&self, options: &[&str]) {
         let words = self.mount_words(options);
         let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
-        succeed(&self.run(&words, &[]));
+        let start = Instant::now();
+        loop {
+            let output = self.run(&words, &[]);
+            let said = String::from_utf8_lossy(&output.stderr);
+            if !said.contains("copies of its mount in other") || start.elapsed() > WAIT_MAX {
+                return succeed(&output);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// The store is clean. The mount is unmounted, and its daemon ends.
+    pub fn assert_clean_store(&self, when: &str) {
+        let check = || Command::new(PROGRAM).arg("fsck").arg(self.base()).output().unwrap();
+        wait_until("the store is free", || {
+            !String::from_utf8_lossy(&check().stderr).contains("is in use")
+        });
+        let found = check();
+        let said = [&found.stdout[..], &found.stderr[..]].concat();
+        let status = found.status;
+        assert!(status.success(), "{when}: fsck, {status}: {}", String::from_utf8_lossy(&said));
     }
 
     /// The words with which `branchfs` mounts, but for the mountpoint.
@@ -162,6 +184,11 @@ impl Mount {
     /// `kill -9` of the daemon; the dead mount is taken away.
     pub fn kill(&self) {
         self.kill_alone();
+        self.take_away();
+    }
+
+    /// Takes a mount away whose daemon is dead.
+    pub fn take_away(&self) {
         rustix::mount::unmount(self.mountpoint(), rustix::mount::UnmountFlags::DETACH).unwrap();
     }
 
@@ -251,9 +278,25 @@ pub fn kill_guard(mount: &Mount) {
     rustix::event::poll(&mut poll, None).unwrap();
 }
 
+/// A copy of the program in a directory that other users can reach: the source tree may be in a home directory.
+///
+/// Another process writes the copy. If this one did, a child that another test is about to start could hold the file
+/// open for writing, and the copy could not be executed (`ETXTBSY`).
+pub fn program_for_others(directory: &Path) -> PathBuf {
+    let copy = directory.join("branchfs");
+    succeed(&Command::new("cp").arg(PROGRAM).arg(&copy).output().unwrap());
+    copy
+}
+
 /// How often something random is tried: few times in every run, many times in `scripts/test --soak`.
 pub fn rounds(usual: usize, soak: usize) -> usize {
     if std::env::var_os("BRANCHFS_SOAK").is_some() { soak } else { usual }
+}
+
+/// When a soak of one test ends early: `BRANCHFS_SOAK_SECONDS` after this call. It is tested between its rounds.
+pub fn soak_deadline() -> Option<Instant> {
+    let seconds = std::env::var("BRANCHFS_SOAK_SECONDS").ok()?.parse().unwrap();
+    Some(Instant::now() + Duration::from_secs(seconds))
 }
 
 /// For a condition that never comes true; a loaded machine may need many times as long as an idle one.

@@ -13,7 +13,12 @@ use std::time::{Duration, Instant};
 
 use super::work::Random;
 
-const SECTOR_BYTES: usize = 512;
+/// What a disk writes whole or not at all, even as it loses power: its physical sector. Most disks today have sectors of
+/// 4 KiB, also those that show sectors of 512 bytes. All three file systems need that, or cannot be mounted whatever is on
+/// them, since they overwrite in place what has one checksum and no other copy that a mount reads: ext4 the superblock of
+/// its journal (1 KiB), xfs its blocks (recovery trusts the header of a block that is newer than the log), btrfs its
+/// superblock (4 KiB).
+const SECTOR_BYTES: u64 = 4096;
 
 /// `IMAGE LOG DEVICE`: shows the image at `DEVICE` as a file that can be written. A record of the log is the offset and length of
 /// a write, and its content; a length of 0 is a flush.
@@ -125,9 +130,9 @@ impl Drop for Recorder {
 }
 
 impl Recording {
-    /// How many records there are that begin at this moment or later.
-    pub fn since(&self, moment: u64) -> usize {
-        self.ends.iter().filter(|end| **end > moment).count()
+    /// How many records there are that end at this moment or before.
+    pub fn until(&self, moment: u64) -> usize {
+        self.ends.iter().filter(|end| **end <= moment).count()
     }
 
     /// Whether all that happened before this moment is among the first `count` records.
@@ -142,23 +147,39 @@ impl Recording {
     /// What a power cut after the first `count` records may leave, as a file system image at `to`: of the writes after the last
     /// flush each is there, lost or torn, at random.
     pub fn cut(&self, count: usize, random: &mut Random, to: &Path) {
+        let losses = random.below(4); // none, some, half, all of them
+        self.write(count, to, |offset, bytes| match random.below(12) {
+            _ if losses == 0 => bytes,
+            _ if losses == 3 => 0,
+            0 => torn(offset, random.below(bytes + 1)),
+            drawn if drawn < 3 * losses => 0,
+            _ => bytes,
+        });
+    }
+
+    /// The same where all writes after the last flush are lost.
+    pub fn cut_to_flushed(&self, count: usize, to: &Path) {
+        self.write(count, to, |_, _| 0);
+    }
+
+    /// `keep` says how much is there of a write, by its offset and length.
+    fn write(&self, count: usize, to: &Path, mut keep: impl FnMut(u64, usize) -> usize) {
         let script = format!("cp --sparse=always '{}' '{}'", self.before.display(), to.display());
         super::shell(Path::new("/"), &script);
         let image = File::options().write(true).open(to).unwrap();
         let records = &self.records[..count];
         let is_flush = |record: &Record| matches!(record, Record::Flush);
         let flushed = records.iter().rposition(is_flush).unwrap_or(0);
-        let losses = random.below(4); // none, some, half, all of them
         for (at, record) in records.iter().enumerate() {
             let Record::Write { offset, data } = record else { continue };
-            let kept = match random.below(12) {
-                _ if at <= flushed || losses == 0 => data.len(),
-                _ if losses == 3 => 0,
-                0 => random.below(data.len() / SECTOR_BYTES + 1) * SECTOR_BYTES,
-                drawn if drawn < 3 * losses => 0,
-                _ => data.len(),
-            };
-            image.write_all_at(&data[..kept.min(data.len())], *offset).unwrap();
+            let kept = if at <= flushed { data.len() } else { keep(*offset, data.len()) };
+            image.write_all_at(&data[..kept], *offset).unwrap();
         }
     }
+}
+
+/// How much is there of a write at `offset` that ended in the sector of its byte `length`.
+fn torn(offset: u64, length: usize) -> usize {
+    let end = (offset + length as u64) / SECTOR_BYTES * SECTOR_BYTES;
+    usize::try_from(end.saturating_sub(offset)).unwrap()
 }

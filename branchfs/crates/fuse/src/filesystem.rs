@@ -96,7 +96,7 @@ pub struct OpenReply {
 
 /// A registered backing file of one mount: see [`KernelNotifier::open_backing`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BackingId(pub(crate) i32);
+pub struct BackingId(pub i32);
 
 /// The attributes that SETATTR changes. `None` leaves an attribute unchanged.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,0 +1,112 @@
+//! What a branch changes, compared with its parent as it was at the fork (S14 of docs/semantics.md).
+//!
+//! Two steps. The *walk* ([`walk`]) goes through the branch's own layers alone and pairs every object it finds with what
+//! the parent has in its place: [`Pair`]s, by reading names and attributes. The *comparison* ([`compare`]) looks at the
+//! pairs, reads content where attributes do not tell, finds renames, and drops what is the same after all.
+//! [`patch`] and [`crate::export`] write the pairs out.
+//!
+//! Cost: the walk costs the changed names; the comparison reads a file only where both sides have it, or have one of the
+//! same size elsewhere.
+//!
+//! The walk is done while the branch stands still. What comes after it is not: every object is opened by its path and
+//! must then be the inode that the walk saw ([`content`]), so that a branch that is committed, or written to, meanwhile
+//! gives an error and never a mixture.
+
+mod compare;
+mod content;
+mod patch;
+mod stack;
+mod walk;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Statx};
+
+use crate::layer::Layer;
+use crate::lazy_copy_up::PartialCopy;
+
+pub use compare::{ChangeKind, ChangedField};
+pub use compare::{Difference, compare, join, rename_by_inode};
+pub use content::{OpenedFile, Reader};
+pub use patch::{Statistics, statistics, write_patch};
+pub use stack::find_below;
+pub use walk::{RenamedDirs, Walked, list_view, walk};
+
+/// One object on one side: where it is in the view, and in which layer it lies.
+#[derive(Clone, Debug)]
+pub struct Side {
+    /// In the view; empty for the root.
+    pub(crate) path: PathBuf,
+    pub(crate) layer: Arc<Layer>,
+    /// In the layer.
+    pub(crate) place: PathBuf,
+    pub(crate) stat: Stat,
+    /// What has the content of a file that is in its layer by its attributes alone.
+    pub(crate) content: Option<Box<Side>>,
+    /// Where it was copied up in part: the file and its layer do not tell what it shows.
+    pub(crate) partial: Option<Arc<PartialCopy>>,
+}
+
+/// What a comparison needs of `statx`: a walk keeps two for each changed name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Stat {
+    /// With the type.
+    pub(crate) mode: u32,
+    pub(crate) owner: (u32, u32),
+    pub(crate) ino: u64,
+    pub(crate) links: u32,
+    pub(crate) size: u64,
+    /// Major and minor number of a device.
+    pub(crate) device: (u32, u32),
+    /// Seconds and nanoseconds.
+    pub(crate) mtime: (i64, u32),
+}
+
+impl From<&Statx> for Stat {
+    fn from(stat: &Statx) -> Self {
+        Self {
+            mode: u32::from(stat.stx_mode),
+            owner: (stat.stx_uid, stat.stx_gid),
+            ino: stat.stx_ino,
+            links: stat.stx_nlink,
+            size: stat.stx_size,
+            device: (stat.stx_rdev_major, stat.stx_rdev_minor),
+            mtime: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec),
+        }
+    }
+}
+
+impl Side {
+    pub(crate) fn kind(&self) -> FileType {
+        FileType::from_raw_mode(self.stat.mode)
+    }
+
+    pub(crate) fn is_directory(&self) -> bool {
+        self.kind() == FileType::Directory
+    }
+
+    /// The permission bits.
+    pub(crate) fn mode(&self) -> u32 {
+        self.stat.mode & 0o7777
+    }
+
+    /// Where the content is.
+    fn data(&self) -> &Self {
+        self.content.as_deref().unwrap_or(self)
+    }
+
+    /// What identifies the object over copies: the inode number that every branch shows for it.
+    fn st_ino(&self) -> u64 {
+        self.layer.st_ino(self.stat.ino)
+    }
+}
+
+/// An object before and after. At least one is there.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    pub(crate) before: Option<Side>,
+    pub(crate) after: Option<Side>,
+    /// It has its name still, in a directory that may have been renamed.
+    pub(crate) keeps_name: bool,
+}

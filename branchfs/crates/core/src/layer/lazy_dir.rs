@@ -1,0 +1,53 @@
+//! A directory beside a layer's content that is made when it is first needed.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use rustix::io::Errno;
+
+use crate::no_follow;
+use crate::rooted_dir::{DirectoryEntry, Result, Tree};
+
+/// The directory, there or not.
+#[derive(Debug)]
+pub(super) struct LazyDir {
+    layer: PathBuf,
+    name: &'static str,
+    tree: OnceLock<Tree>,
+}
+
+impl LazyDir {
+    /// The directory `name` of the layer in `layer`.
+    pub(super) fn new(layer: &Path, name: &'static str) -> Self {
+        Self { layer: layer.to_path_buf(), name, tree: OnceLock::new() }
+    }
+
+    /// The directory, which is there from now on.
+    pub(super) fn tree(&self) -> Result<&Tree> {
+        if let Some(tree) = self.tree.get() {
+            return Ok(tree);
+        }
+        make_directory(&self.layer.join(self.name))?;
+        let tree = Tree::reopened(&self.layer, self.name)?;
+        Ok(self.tree.get_or_init(|| tree))
+    }
+
+    /// What is in it; nothing where it was never needed.
+    pub(super) fn list(&self) -> Result<Vec<DirectoryEntry>> {
+        let path = self.layer.join(self.name);
+        if self.tree.get().is_none() && matches!(no_follow::exists(&path), Ok(false)) {
+            return Ok(Vec::new());
+        }
+        self.tree()?.list(Path::new(""))
+    }
+}
+
+/// Makes a directory of a layer's; it may be there.
+pub(super) fn make_directory(path: &Path) -> Result<()> {
+    let made = match no_follow::make_directory(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        other => other.and_then(|()| no_follow::give_as_parent(path)),
+    };
+    made.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}

@@ -1,0 +1,112 @@
+//! Hard links: which copies a layer has of objects with several names below, how many links are shown, and which are hidden.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::AtFlags;
+
+use super::{Layer, LayerId, lock};
+use crate::rooted_dir::{Result, Tree};
+
+impl Layer {
+    /// Number of links to show for an object of this layer that has `links` names in it.
+    pub(crate) fn shown_links(&self, ino: u64, links: u32) -> u32 {
+        let shown = self.own.as_ref().and_then(|own| lock(&own.log).link_counts.get(&ino).copied());
+        shown.unwrap_or(links)
+    }
+
+    /// An object goes on showing this many links.
+    pub(crate) fn set_links(&self, ino: u64, links: u32) -> Result<()> {
+        let mut log = lock(&self.own().log);
+        log.writes.links(ino, links)?;
+        log.link_counts.insert(ino, links);
+        Ok(())
+    }
+
+    /// One name more or less for an object whose links are counted.
+    pub(crate) fn count_links(&self, ino: u64, change: i32) -> Result<()> {
+        let Some(own) = &self.own else { return Ok(()) };
+        let mut log = lock(&own.log);
+        let Some(count) = log.link_counts.get(&ino) else { return Ok(()) };
+        let count = count.saturating_add_signed(change);
+        log.writes.links(ino, count)?;
+        log.link_counts.insert(ino, count);
+        Ok(())
+    }
+
+    /// Remembers the copy at `path`, inode `ino`, of an object that had `links` names in a lower layer.
+    pub(crate) fn keep_link(
+        &self,
+        origin: (LayerId, u64),
+        path: &Path,
+        ino: u64,
+        links: u32,
+    ) -> Result<()> {
+        let own = self.own();
+        let from = self.tree.directory(path.parent().unwrap_or(Path::new("")))?;
+        let to = own.links.tree()?.directory(Path::new(""))?;
+        let name = path.file_name().unwrap_or(OsStr::new("."));
+        rustix::fs::linkat(&*from, name, &*to, OsStr::new(&link_name(origin)), AtFlags::empty())?;
+        let mut log = lock(&own.log);
+        log.linked.insert(origin);
+        log.link_counts.insert(ino, links);
+        log.writes.links(ino, links)
+    }
+
+    /// This layer hides so many more, or fewer, of the names of a lower object.
+    pub(crate) fn hide_links(&self, (layer, ino): (LayerId, u64), change: i32) -> Result<()> {
+        let mut log = lock(&self.own().log);
+        let count = log.hidden.get(&(layer.0, ino)).copied().unwrap_or(0);
+        let count = count.saturating_add_signed(change);
+        log.writes.hidden((layer.0, ino), count)?;
+        log.hidden.insert((layer.0, ino), count);
+        Ok(())
+    }
+
+    /// How many of the names of a lower object this layer hides.
+    pub(crate) fn hidden_links(&self, (layer, ino): (LayerId, u64)) -> u32 {
+        let hidden =
+            self.own.as_ref().and_then(|own| lock(&own.log).hidden.get(&(layer.0, ino)).copied());
+        hidden.unwrap_or(0)
+    }
+
+    /// Whether this layer has a copy of a lower object that had several names.
+    pub(crate) fn has_link(&self, origin: (LayerId, u64)) -> bool {
+        self.own.as_ref().is_some_and(|own| lock(&own.log).linked.contains(&origin))
+    }
+
+    /// Gives such a copy one more of the names it had below.
+    pub(crate) fn link_kept(&self, origin: (LayerId, u64), path: &Path) -> Result<()> {
+        let from = self.own().links.tree()?.directory(Path::new(""))?;
+        let to = self.tree.directory(path.parent().unwrap_or(Path::new("")))?;
+        let name = path.file_name().unwrap_or(OsStr::new("."));
+        rustix::fs::linkat(&*from, OsStr::new(&link_name(origin)), &*to, name, AtFlags::empty())
+    }
+
+    /// Where a copy is kept: for copying it up from here into another layer.
+    pub(crate) fn kept_link(&self, origin: (LayerId, u64)) -> Result<(&Tree, PathBuf)> {
+        Ok((self.own().links.tree()?, PathBuf::from(link_name(origin))))
+    }
+
+    /// Whether some of the names below are not links to the copy yet.
+    pub(crate) fn lacks_names(&self) -> Result<bool> {
+        let Some(own) = &self.own else { return Ok(false) };
+        for entry in own.links.list()? {
+            let stat = own.links.tree()?.stat(Path::new(&entry.name))?;
+            // One of its links is the one in `links`.
+            if self.shown_links(stat.stx_ino, stat.stx_nlink) > stat.stx_nlink - 1 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn link_name((layer, ino): (LayerId, u64)) -> String {
+    format!("{}-{ino}", layer.0)
+}
+
+pub(super) fn parse_link(name: &OsStr) -> Option<(LayerId, u64)> {
+    let (layer, ino) = name.to_str()?.split_once('-')?;
+    Some((LayerId(layer.parse().ok()?), ino.parse().ok()?))
+}

@@ -1,0 +1,135 @@
+//! The overlay format of a layer, as the kernel's overlayfs has it (Documentation/filesystems/overlayfs.rst).
+//!
+//! | on disk | meaning |
+//! |---|---|
+//! | character device 0:0 | whiteout: the name is gone |
+//! | character device 0:0 with `trusted.branchfs.device` | a device 0:0 that a user made |
+//! | directory with `NS.overlay.opaque` = `y` | hides what lower layers have there |
+//! | directory with `NS.overlay.redirect` = `/path` | merges with `/path` of the lower layers: it was renamed |
+//! | file with `trusted.overlay.metacopy` | attributes alone; the content is the lower layers' (the kernel's layers only) |
+//!
+//! `NS` is `trusted` where that may be written (`CAP_SYS_ADMIN`), else `user`.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{FileType, Statx};
+use rustix::io::Errno;
+
+use crate::rooted_dir::{Result, Tree, xattr_names};
+
+/// Marks a device 0:0 that is no whiteout.
+pub(crate) const DEVICE_XATTR: &str = "trusted.branchfs.device";
+
+/// Marks a file of the kernel's that has its attributes alone: the content is a lower layer's.
+pub(crate) const METACOPY_XATTR: &str = "trusted.overlay.metacopy";
+
+/// Which extended attributes carry the marks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Namespace {
+    /// `trusted.overlay.*`
+    Trusted,
+    /// `user.overlay.*`
+    User,
+}
+
+impl Namespace {
+    pub(crate) fn opaque(self) -> &'static str {
+        match self {
+            Self::Trusted => "trusted.overlay.opaque",
+            Self::User => "user.overlay.opaque",
+        }
+    }
+
+    /// Marks a file that was copied up in part ([`crate::lazy_copy_up`]).
+    pub(crate) fn partial(self) -> &'static str {
+        match self {
+            Self::Trusted => "trusted.branchfs.partial",
+            Self::User => "user.branchfs.partial",
+        }
+    }
+
+    pub(crate) fn redirect(self) -> &'static str {
+        match self {
+            Self::Trusted => "trusted.overlay.redirect",
+            Self::User => "user.overlay.redirect",
+        }
+    }
+}
+
+impl Namespace {
+    /// Its word in the store.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Trusted => "trusted",
+            Self::User => "user",
+        }
+    }
+
+    /// Says which attributes carry the marks in this process: a daemon serves one store. Until then it is `Trusted`.
+    pub(crate) fn settle(self) {
+        HAS_USER_MARKS.store(self == Self::User, Ordering::Relaxed);
+    }
+}
+
+/// The marks of this process's store are `user` attributes: those of other names are the users' own.
+static HAS_USER_MARKS: AtomicBool = AtomicBool::new(false);
+
+/// True where the attributes alone do not exclude a whiteout.
+pub(crate) fn may_be_whiteout(stat: &Statx) -> bool {
+    FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::CharacterDevice
+        && (stat.stx_rdev_major, stat.stx_rdev_minor) == (0, 0)
+}
+
+/// The names of an object's extended attributes that users see; none on a file system without extended attributes.
+pub(crate) fn user_xattrs(tree: &Tree, path: &Path) -> Result<Vec<OsString>> {
+    let list = match tree.list_xattrs(path) {
+        Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
+        other => other?,
+    };
+    let names = xattr_names(&list).filter(|name| !is_private_xattr(name));
+    Ok(names.map(OsStr::to_os_string).collect())
+}
+
+/// Extended attributes that belong to the format: never shown, never copied, never committed. All others are the users',
+/// also those that begin with `user.branchfs.`, and with `user.overlay.` where the marks are `trusted` attributes.
+pub(crate) fn is_private_xattr(name: &OsStr) -> bool {
+    let name = name.as_bytes();
+    let is_trusted =
+        name.starts_with(b"trusted.overlay.") || name.starts_with(b"trusted.branchfs.");
+    let is_of_user =
+        || name.starts_with(b"user.overlay.") || name == Namespace::User.partial().as_bytes();
+    is_trusted || (HAS_USER_MARKS.load(Ordering::Relaxed) && is_of_user())
+}
+
+/// The path in the lower layers that the redirect of the directory at `path` names; `None` for one that leads out.
+pub(crate) fn parse_redirect(value: &[u8], path: &Path) -> Option<PathBuf> {
+    let target = Path::new(OsStr::from_bytes(value));
+    let target = match target.strip_prefix("/") {
+        Ok(absolute) => absolute.to_path_buf(),
+        Err(_) => path.parent()?.join(target),
+    };
+    let stays_inside = target.components().all(|part| matches!(part, Component::Normal(_)));
+    (stays_inside && target.file_name().is_some()).then_some(target)
+}
+
+/// Whether `stat` of `path` shows a whiteout of a layer.
+pub(crate) fn is_whiteout(tree: &Tree, path: &Path, stat: &Statx) -> Result<bool> {
+    Ok(may_be_whiteout(stat) && tree.find_xattr(path, OsStr::new(DEVICE_XATTR))?.is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redirect_stays_inside_the_layer() {
+        let parse = |value: &str| parse_redirect(value.as_bytes(), Path::new("a/b"));
+        assert_eq!(parse("/x/y"), Some(PathBuf::from("x/y")));
+        assert_eq!(parse("y"), Some(PathBuf::from("a/y")));
+        assert_eq!(parse("/x/../../etc"), None);
+        assert_eq!(parse("/"), None);
+    }
+}

@@ -1,0 +1,634 @@
+//! A layer that the kernel's overlayfs writes, and its conversion to a form that BranchFS can read.
+//!
+//! In addition to `upper/`, such a layer has `overlay/`, the kernel's work directory with its index of hard links. The
+//! kernel leaves these objects in `upper/`:
+//!
+//! | object | converted by |
+//! |---|---|
+//! | a redirect relative to the parent's origin | writing the whole path; both mean the same to the kernel |
+//! | a file without content (metacopy) | opening it for writing, which copies the content up |
+//! | a hard link of the base with other names, which the index shows | changing each of them without effect |
+//! | the mark `origin`: the file handle of the copied-up object | nothing; the drift check reads it ([`seen`]) |
+//!
+//! The first three are converted while the branch can still be written. Then writing is stopped, and the conversion is
+//! repeated if there were changes in between. The kernel never notices a change below it.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FileType, Mode, OFlags, XattrFlags};
+use rustix::io::Errno;
+
+use crate::descriptors::with_room;
+use crate::error::{Context, Error};
+use crate::layer::Layer;
+use crate::no_follow;
+use crate::object_copy::{copy_content, times};
+use crate::overlay::{METACOPY_XATTR, Namespace, is_private_xattr};
+use crate::overlayfs_mount::{KernelMount, Layers};
+use crate::rooted_dir::{Result, Tree, remove_path, xattr_names};
+use crate::view::HIDDEN;
+use crate::write_set::{Fingerprint, Precondition};
+
+/// How far a branch's layer has to be brought into the form that other readers than the kernel know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Completion {
+    /// As a commit needs it: attributes alone may stand for a file of the base under the same name.
+    ForCommit,
+    /// As the FUSE view of a nested branch needs it: every file has its content.
+    Whole,
+}
+
+const ORIGIN_XATTR: &str = "trusted.overlay.origin";
+const LINKS_XATTR: &str = "trusted.overlay.nlink";
+
+/// How long the end of a detached mount is waited for. A process that is still inside keeps it.
+const DETACHED_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// How long a start waits for the end of what an earlier daemon had mounted.
+const EARLIER_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// The kernel's work directory in a layer. If it exists, the kernel writes the layer.
+pub(crate) const WORK: &str = "overlay";
+
+/// Whether the kernel writes the layer in `directory`.
+///
+/// # Errors
+/// `Io`.
+pub(crate) fn is_written_by_overlayfs(directory: &Path) -> std::result::Result<bool, Error> {
+    let work = directory.join(WORK);
+    no_follow::exists(&work).at(work)
+}
+
+/// Converts a layer that is not mounted; mounts it temporarily if needed.
+///
+/// # Errors
+/// `Unsupported`: a mount is needed, and the kernel cannot mount it here.
+pub(crate) fn normalise_alone(
+    directory: &Path,
+    base: &Path,
+    name: &str,
+) -> std::result::Result<(), Error> {
+    let mut unsettled = Unsettled::of(directory, &open_directory(base)?, Completion::Whole)?;
+    if unsettled.is_empty() && unsettled.linked.is_empty() {
+        return Ok(());
+    }
+    let (upper, work) = (directory.join("upper"), directory.join(WORK));
+    let layers = Layers { lower: base, upper: &upper, work: &work };
+    let start = Instant::now();
+    let mount = loop {
+        match KernelMount::make(layers, false) {
+            // A mount of the layer that was detached a moment ago ends in the background.
+            Err(Errno::BUSY) if start.elapsed() < DETACHED_WAIT_MAX => {
+                thread::sleep(Duration::from_millis(2));
+            }
+            Err(Errno::BUSY) => return Err(Error::InUse(name.to_owned())),
+            other => break other,
+        }
+    };
+    let mount = mount.map_err(|error| {
+        Error::Unsupported(format!(
+            "branch {name} cannot be used in this mount: the kernel's overlayfs wrote its layer and cannot be mounted here to complete it ({error}); the branch is kept: mount where the overlay driver works, or abort it"
+        ))
+    })?;
+    let branch = Tree::new(rustix::io::dup(mount.root()).at(directory)?);
+    unsettled.find_names(directory, &branch)?;
+    unsettled.settle(directory, &branch)
+}
+
+/// Ends the kernel's share in a layer whose content has been committed or made plain: its index holds one more link of
+/// each object.
+pub(crate) fn drop_index(directory: &Path) -> std::result::Result<(), Error> {
+    let work = directory.join(WORK);
+    if is_written_by_overlayfs(directory)? {
+        let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+        show_store(&upper).at(directory)?;
+    }
+    remove_path(&work).at(&work)
+}
+
+/// Hides the store's name in a layer of the kernel's.
+pub(super) fn hide_store(upper: &Tree) -> Result<()> {
+    match upper.stat(Path::new(HIDDEN)) {
+        Err(Errno::NOENT) => {}
+        other => return other.map(drop),
+    }
+    let restore = times_of_root(upper)?;
+    add_hidden(upper)?;
+    restore().inspect_err(|_| {
+        // The next attempt finds it as it was. The first error is the one to report.
+        let _ = upper.remove_file(Path::new(HIDDEN)).and_then(|()| restore());
+    })
+}
+
+/// Removes the name that hides the store; only the kernel's mount needs it.
+fn show_store(upper: &Tree) -> Result<()> {
+    let restore = times_of_root(upper)?;
+    match upper.remove_file(Path::new(HIDDEN)) {
+        Err(Errno::NOENT) => return Ok(()),
+        other => other?,
+    }
+    restore().inspect_err(|_| {
+        let _ = add_hidden(upper).and_then(|()| restore()); // as above
+    })
+}
+
+fn add_hidden(upper: &Tree) -> Result<()> {
+    const WHITEOUT_MODE: u32 = 0o020_000;
+    upper.make_node(Path::new(HIDDEN), WHITEOUT_MODE, 0)
+}
+
+/// Returns a function that restores the present times of a layer's root, since hiding a name is no change.
+fn times_of_root(upper: &Tree) -> Result<impl Fn() -> Result<()>> {
+    let before = times(&upper.stat(Path::new(""))?);
+    Ok(move || upper.set_times(Path::new(""), &before))
+}
+
+/// An object of the layer.
+struct Object {
+    /// In the layer, and so in the branch.
+    path: PathBuf,
+    /// What the kernel looks for in the layers below.
+    below: PathBuf,
+    kind: FileType,
+}
+
+/// Calls `visit` for every object of a layer, directories before what they hold.
+fn walk(upper: &Tree, visit: &mut dyn FnMut(&Object) -> Result<()>) -> Result<()> {
+    let mut pending = vec![(PathBuf::new(), PathBuf::new())];
+    while let Some((directory, below)) = pending.pop() {
+        let entries = match upper.list(&directory) {
+            Err(Errno::NOENT) => continue, // it was moved or removed meanwhile
+            other => other?,
+        };
+        for entry in entries {
+            let path = directory.join(&entry.name);
+            let below = match redirect(upper, &path, entry.kind)? {
+                Some(redirect) => match redirect.strip_prefix(b"/") {
+                    Some(whole) => PathBuf::from(OsStr::from_bytes(whole)),
+                    None => below.join(OsStr::from_bytes(&redirect)),
+                },
+                None => below.join(&entry.name),
+            };
+            let object = Object { path, below, kind: entry.kind };
+            match visit(&object) {
+                Err(Errno::NOENT) => continue,
+                other => other?,
+            }
+            if entry.kind == FileType::Directory {
+                pending.push((object.path, object.below));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn redirect(upper: &Tree, path: &Path, kind: FileType) -> Result<Option<Vec<u8>>> {
+    if kind != FileType::Directory && kind != FileType::RegularFile {
+        return Ok(None);
+    }
+    mark(upper, path, Namespace::Trusted.redirect())
+}
+
+fn mark(tree: &Tree, path: &Path, name: &str) -> Result<Option<Vec<u8>>> {
+    match tree.find_xattr(path, OsStr::new(name)) {
+        Err(Errno::NOENT) => Ok(None),
+        other => other,
+    }
+}
+
+/// An object of the base with several links. Some of them may be outside of the base, or in the history.
+#[derive(Debug)]
+enum Linked {
+    /// Every name in the branch must be a name in the layer.
+    Whole,
+    /// The layer has its attributes alone, which a commit sets on the object in the base: on all of its `links`.
+    Attributes { links: i64, names: Vec<PathBuf> },
+}
+
+/// The objects of a layer that only the kernel can read.
+#[derive(Debug, Default)]
+pub struct Unsettled {
+    /// Directories with a relative redirect, and what it means.
+    relative: Vec<(PathBuf, PathBuf)>,
+    /// Files without content.
+    incomplete: Vec<PathBuf>,
+    /// Objects of the base with several links, by inode number, that may have names which are not in the layer.
+    linked: BTreeMap<u64, Linked>,
+    /// Names in the branch of these objects that are not in the layer.
+    unlinked: Vec<PathBuf>,
+}
+
+impl Unsettled {
+    /// Looks through the layer in `directory`. Cost: its objects, and its index.
+    pub(crate) fn of(
+        directory: &Path,
+        base: &OwnedFd,
+        completion: Completion,
+    ) -> std::result::Result<Self, Error> {
+        let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+        let mut unsettled = Self::default();
+        let walked = walk(&upper, &mut |object| {
+            let redirect = redirect(&upper, &object.path, object.kind)?;
+            if object.kind == FileType::Directory {
+                if redirect.is_some_and(|redirect| !redirect.starts_with(b"/")) {
+                    unsettled.relative.push((object.path.clone(), object.below.clone()));
+                }
+            } else if object.kind == FileType::RegularFile
+                && (completion == Completion::Whole || redirect.is_some())
+                && mark(&upper, &object.path, METACOPY_XATTR)?.is_some()
+            {
+                unsettled.incomplete.push(object.path.clone());
+            }
+            Ok(())
+        });
+        walked.at(directory)?;
+        unsettled.find_linked(&directory.join(WORK).join("index"), base, completion)?;
+        Ok(unsettled)
+    }
+
+    /// The index names each copied-up object that has several names below; it holds one more link of it.
+    fn find_linked(
+        &mut self,
+        index: &Path,
+        base: &OwnedFd,
+        completion: Completion,
+    ) -> std::result::Result<(), Error> {
+        let tree = match Tree::open_root(index) {
+            Err(Errno::NOENT) => return Ok(()),
+            other => other.at(index)?,
+        };
+        for entry in tree.list(Path::new("")).at(index)? {
+            let name = Path::new(&entry.name);
+            let (Some(links), Some(origin)) = (
+                mark(&tree, name, LINKS_XATTR).at(index)?,
+                mark(&tree, name, ORIGIN_XATTR).at(index)?,
+            ) else {
+                continue;
+            };
+            let is_incomplete = mark(&tree, name, METACOPY_XATTR).at(index)?.is_some();
+            let lower = match open_origin(base, &origin) {
+                Err(Errno::STALE | Errno::NODATA) => continue, // removed from the base since
+                other => other.at(index)?,
+            };
+            let below = crate::rooted_dir::stat_of(&lower).at(index)?;
+            let here = tree.stat(name).at(index)?.stx_nlink;
+            let links = shown_links(&links, here, below.stx_nlink);
+            if is_incomplete && completion == Completion::ForCommit {
+                let linked = Linked::Attributes { links, names: Vec::new() };
+                self.linked.insert(below.stx_ino, linked);
+            } else if links > i64::from(here) - 1 {
+                self.linked.insert(below.stx_ino, Linked::Whole);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the names that objects with several links have in `branch`, the mounted overlayfs. Walks the whole branch,
+    /// but only where there are such objects.
+    pub(crate) fn find_names(
+        &mut self,
+        directory: &Path,
+        branch: &Tree,
+    ) -> std::result::Result<(), Error> {
+        let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+        let mut pending = if self.linked.is_empty() { Vec::new() } else { vec![PathBuf::new()] };
+        while let Some(parent) = pending.pop() {
+            let entries = match branch.list(&parent) {
+                Err(Errno::NOENT | Errno::NOTDIR) => continue, // renamed or removed meanwhile
+                other => other.at(&parent)?,
+            };
+            for entry in entries {
+                let path = parent.join(&entry.name);
+                if entry.kind == FileType::Directory {
+                    pending.push(path);
+                } else {
+                    unless_gone(self.find_name(&path, &upper, branch)).at(&path)?;
+                }
+            }
+        }
+        for linked in std::mem::take(&mut self.linked).into_values() {
+            match linked {
+                // A link outside of the base keeps its attributes: the names in the branch get a copy.
+                Linked::Attributes { links, mut names } if links > names.len() as i64 => {
+                    self.incomplete.extend(names.pop());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn find_name(&mut self, path: &Path, upper: &Tree, branch: &Tree) -> Result<()> {
+        match self.linked.get_mut(&branch.stat(path)?.stx_ino) {
+            None => {}
+            Some(Linked::Attributes { names, .. }) => names.push(path.to_path_buf()),
+            Some(Linked::Whole) => match upper.stat(path) {
+                Ok(_) => {}
+                Err(Errno::NOENT | Errno::NOTDIR) => self.unlinked.push(path.to_path_buf()),
+                Err(error) => return Err(error),
+            },
+        }
+        Ok(())
+    }
+
+    /// Whether nothing has to be done, after [`Self::find_names`].
+    pub fn is_empty(&self) -> bool {
+        self.relative.is_empty() && self.incomplete.is_empty() && self.unlinked.is_empty()
+    }
+
+    /// Converts the layer in `directory` through `branch`, the mounted overlayfs.
+    pub fn settle(&self, directory: &Path, branch: &Tree) -> std::result::Result<(), Error> {
+        let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+        for (path, below) in &self.relative {
+            let mut value = b"/".to_vec();
+            value.extend_from_slice(below.as_os_str().as_bytes());
+            let name = OsStr::new(Namespace::Trusted.redirect());
+            unless_gone(upper.set_xattr(path, name, &value, XattrFlags::empty())).at(path)?;
+        }
+        for path in &self.incomplete {
+            match complete(branch, path) {
+                Err(Errno::STALE) => complete_from_origin(directory, &upper, path)?,
+                other => unless_gone(other).at(path)?,
+            }
+        }
+        // A change of nothing makes the kernel link the name in the layer too.
+        for path in &self.unlinked {
+            unless_gone(change_nothing(branch, path)).at(path)?;
+        }
+        Ok(())
+    }
+}
+
+/// What is gone by now needs nothing any more: it is looked again once writing has stopped.
+fn unless_gone(outcome: Result<()>) -> Result<()> {
+    match outcome {
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
+        other => other,
+    }
+}
+
+/// The number of links that the kernel shows: `U+1` counts from those in the layer, `L-1` from those below.
+fn shown_links(value: &[u8], here: u32, below: u32) -> i64 {
+    let text = String::from_utf8_lossy(value);
+    let difference = text.get(1..).and_then(|digits| digits.parse::<i64>().ok()).unwrap_or(0);
+    let from = if text.starts_with('L') { below } else { here };
+    i64::from(from) + difference
+}
+
+/// Opening for writing copies the content up; that it was opened must not show.
+fn complete(branch: &Tree, path: &Path) -> Result<()> {
+    let before = branch.stat(path)?;
+    let file = branch.open(path, OFlags::WRONLY | OFlags::NONBLOCK)?;
+    rustix::fs::futimens(&file, &times(&before))
+}
+
+/// Completes a file whose object in the base has been replaced since: the kernel does not find its content by name any
+/// more, but the object is still there for as long as a snapshot layer or the history has it.
+fn complete_from_origin(
+    directory: &Path,
+    upper: &Tree,
+    path: &Path,
+) -> std::result::Result<(), Error> {
+    let copy = || {
+        let origin = mark(upper, path, ORIGIN_XATTR)?.ok_or(Errno::STALE)?;
+        let opened = open_directory(directory).map_err(|_| Errno::STALE)?;
+        let handle = open_origin(&opened, &origin)?;
+        let through = format!("/proc/self/fd/{}", handle.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let source = rustix::fs::open(through, flags, Mode::empty())?;
+        let before = upper.stat(path)?;
+        let target = upper.open(path, OFlags::WRONLY | OFlags::NONBLOCK)?;
+        copy_content(source.as_fd(), target.as_fd(), before.stx_size)?;
+        upper.remove_xattr(path, OsStr::new(METACOPY_XATTR))?;
+        rustix::fs::futimens(&target, &times(&before))
+    };
+    copy().at(path)
+}
+
+fn change_nothing(branch: &Tree, path: &Path) -> Result<()> {
+    let stat = branch.stat(path)?;
+    if FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::Symlink {
+        return branch.set_owner(path, Some(stat.stx_uid), Some(stat.stx_gid));
+    }
+    branch.set_mode(path, u32::from(stat.stx_mode))
+}
+
+/// Opens the object that a mark `origin` names: version, magic, length, flags, type, 16 bytes of the file system's
+/// number, and the file system's own handle (`struct ovl_fb`).
+fn open_origin(base: &OwnedFd, origin: &[u8]) -> Result<OwnedFd> {
+    const MAGIC: u8 = 0xfb;
+    const TYPE: usize = 4;
+    const HANDLE: usize = 21;
+    match (origin.get(1), origin.get(TYPE), origin.get(HANDLE..)) {
+        (Some(&MAGIC), Some(kind), Some(handle)) => {
+            crate::sys::open_by_handle(base, i32::from(*kind), handle)
+        }
+        _ => Err(Errno::NODATA),
+    }
+}
+
+/// Returns the objects of the base that the layer in `directory` depends on: the copied-up objects must be unchanged
+/// since the fork. The kernel does not record the time of a copy-up, so an external change between the fork and the copy-up
+/// counts as drift, too.
+pub(crate) fn seen(
+    directory: &Path,
+    base: &Path,
+    is_as_forked: IsAsForked<'_>,
+) -> std::result::Result<BTreeMap<PathBuf, Precondition>, Error> {
+    let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+    let below = Tree::open_root(base).at(base)?;
+    let opened = open_directory(base)?;
+    let mut seen = BTreeMap::new();
+    let walked = walk(&upper, &mut |object| {
+        if let Some(origin) = mark(&upper, &object.path, ORIGIN_XATTR)? {
+            let expected = expect(&open_origin(&opened, &origin), object, &below, is_as_forked)?;
+            if let Some(expected) = expected {
+                seen.insert(object.below.clone(), expected);
+            }
+        }
+        Ok(())
+    });
+    walked.at(directory)?;
+    Ok(seen)
+}
+
+/// Returns whether an object of the base is unchanged since the fork, by its ctime.
+pub(crate) type IsAsForked<'f> = &'f dyn Fn(&Fingerprint) -> bool;
+
+/// Returns the expected object at a path of the base, given the copied-up one. `None` if it was renamed inside the branch;
+/// the removed old name is checked separately.
+fn expect(
+    origin: &Result<OwnedFd>,
+    object: &Object,
+    base: &Tree,
+    is_as_forked: IsAsForked<'_>,
+) -> Result<Option<Precondition>> {
+    let origin = match origin {
+        Ok(origin) => Fingerprint::of(&crate::rooted_dir::stat_of(origin)?),
+        Err(Errno::STALE) => return Ok(Some(Precondition::Present(Fingerprint::NEVER))), // deleted by others
+        Err(Errno::NODATA) => return Ok(None), // copied up from where files have no handle
+        Err(error) => return Err(*error),
+    };
+    let now = match base.stat(&object.below) {
+        Ok(stat) => Some(Fingerprint::of(&stat)),
+        Err(Errno::NOENT | Errno::NOTDIR) => None,
+        Err(error) => return Err(error),
+    };
+    let is_same = now.is_some_and(|now| now.ino == origin.ino);
+    Ok(if object.kind == FileType::Directory {
+        Some(Precondition::Present(if is_same { origin } else { Fingerprint::NEVER }))
+    } else if !is_as_forked(&origin) {
+        Some(Precondition::Present(Fingerprint::NEVER))
+    } else {
+        is_same.then_some(Precondition::Present(origin))
+    })
+}
+
+/// Converts a settled overlayfs layer into a FUSE layer: copies the facts in its xattrs to the layer's log, then removes
+/// the xattrs, then the kernel's directory. Idempotent; safe to interrupt.
+pub(crate) fn convert_to_fuse_layer(
+    directory: &Path,
+    base: &Path,
+    is_as_forked: IsAsForked<'_>,
+    layer: &Layer,
+) -> std::result::Result<(), Error> {
+    for (path, expected) in seen(directory, base, is_as_forked)? {
+        layer.record_precondition(&path, expected).at(directory)?;
+    }
+    let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+    let opened = open_directory(base)?;
+    let walked = walk(&upper, &mut |object| {
+        if object.kind != FileType::Directory {
+            if let Some(Ok(origin)) = mark(&upper, &object.path, ORIGIN_XATTR)?
+                .map(|origin| open_origin(&opened, &origin))
+            {
+                let shown = crate::rooted_dir::stat_of(origin)?.stx_ino;
+                layer.set_origin(upper.stat(&object.path)?.stx_ino, shown)?;
+            }
+        }
+        Ok(())
+    });
+    walked.at(directory)?;
+    layer.sync_log().at(directory)?;
+    let strip = |path: &Path, kind: FileType| {
+        let list = upper.list_xattrs(path)?;
+        let of_directories = [Namespace::Trusted.opaque(), Namespace::Trusted.redirect()];
+        let kept = if kind == FileType::Directory { &of_directories[..] } else { &[] };
+        for name in xattr_names(&list).filter(|name| is_private_xattr(name)) {
+            if !kept.iter().any(|kept| name == *kept) {
+                upper.remove_xattr(path, name)?;
+            }
+        }
+        Ok(())
+    };
+    strip(Path::new(""), FileType::Directory).at(directory)?;
+    walk(&upper, &mut |object| strip(&object.path, object.kind)).at(directory)?;
+    drop_index(directory)
+}
+
+/// A descriptor that file handles can be opened with.
+pub fn open_directory(path: &Path) -> std::result::Result<OwnedFd, Error> {
+    no_follow::open_directory(path).map(OwnedFd::from).at(path)
+}
+
+/// The objects of the layer in `layer`, mounted at `mount`, that only the kernel can read.
+pub fn unsettled(
+    layer: &Path,
+    base: &OwnedFd,
+    completion: Completion,
+    mount: &KernelMount,
+) -> std::result::Result<Unsettled, Error> {
+    let mut unsettled = Unsettled::of(layer, base, completion)?;
+    unsettled.find_names(layer, &tree_of(mount).at(layer)?)?;
+    Ok(unsettled)
+}
+
+/// Returns the tree of an overlayfs.
+pub fn tree_of(mount: &KernelMount) -> Result<Tree> {
+    rustix::io::dup(mount.root()).map(Tree::new)
+}
+
+/// Makes the kernel's file system over the layer in `layer`.
+pub fn mount_over(
+    base: &Path,
+    layer: &Path,
+    is_read_only: bool,
+) -> std::result::Result<KernelMount, Error> {
+    let (upper, work) = (layer.join("upper"), layer.join(WORK));
+    Tree::open_root(&upper).and_then(|upper| hide_store(&upper)).at(&upper)?;
+    let owner = no_follow::open_directory(layer).and_then(|layer| layer.metadata()).at(layer)?;
+    make_directory(&work, &owner)?;
+    let mount = make_patiently(Layers { lower: base, upper: &upper, work: &work }, is_read_only)
+        .at(layer)?;
+    give_work(&work, &owner)?;
+    Ok(mount)
+}
+
+/// Lets the kernel write a layer, at a path that is valid meanwhile, and completes it for a commit.
+#[cfg(test)]
+pub(crate) fn write_for_tests(base: &Path, layer: &Path, write: impl FnOnce(&Path)) {
+    let mount = mount_over(base, layer, false).unwrap();
+    write(&crate::rooted_dir::descriptor_path(mount.root()));
+    let base = open_directory(base).unwrap();
+    loop {
+        let unsettled = unsettled(layer, &base, Completion::ForCommit, &mount).unwrap();
+        if unsettled.is_empty() {
+            return;
+        }
+        unsettled.settle(layer, &tree_of(&mount).unwrap()).unwrap();
+    }
+}
+
+/// Gives the owner what the kernel has made there as root's, closed to everyone: the store must be his to remove.
+pub fn give_work(work: &Path, owner: &std::fs::Metadata) -> std::result::Result<(), Error> {
+    for directory in ["work", "index"].map(|name| work.join(name)) {
+        let opened = match no_follow::open_directory(&directory) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue, // no index: the probe finds out
+            other => other.at(&directory)?,
+        };
+        std::os::unix::fs::fchown(&opened, Some(owner.uid()), Some(owner.gid())).at(&directory)?;
+        opened.set_permissions(std::fs::Permissions::from_mode(0o700)).at(&directory)?;
+    }
+    Ok(())
+}
+
+/// The kernel ends the file systems of a daemon that was killed in the background, and syncs them before.
+fn make_patiently(layers: Layers<'_>, is_read_only: bool) -> rustix::io::Result<KernelMount> {
+    let deadline = Instant::now() + EARLIER_WAIT_MAX;
+    loop {
+        match with_room(|| KernelMount::make(layers, is_read_only)) {
+            Err(Errno::BUSY) if Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(5))
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Makes a directory that belongs to `owner`, if it does not exist.
+pub fn make_directory(path: &Path, owner: &std::fs::Metadata) -> std::result::Result<(), Error> {
+    match no_follow::make_directory(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(()),
+        other => other.at(path)?,
+    }
+    no_follow::give(path, (owner.uid(), owner.gid())).at(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_counted_from_above_or_below() {
+        assert_eq!(shown_links(b"U+0", 2, 9), 2);
+        assert_eq!(shown_links(b"U-1", 3, 9), 2);
+        assert_eq!(shown_links(b"L-1", 3, 9), 8);
+    }
+}

@@ -1,0 +1,120 @@
+//! What a transaction does to a path of the base, as it is told and kept.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FileType;
+use serde::{Deserialize, Serialize};
+
+use crate::diff::{ChangeKind, join};
+
+/// The type of an object.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ObjectKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A device, FIFO or socket.
+    Other,
+}
+
+impl From<FileType> for ObjectKind {
+    fn from(kind: FileType) -> Self {
+        match kind {
+            FileType::RegularFile => Self::File,
+            FileType::Directory => Self::Directory,
+            FileType::Symlink => Self::Symlink,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// One changed path.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Change {
+    /// The path, relative to the base.
+    #[serde(with = "super::step::hex")]
+    pub path: PathBuf,
+    /// How the path changed.
+    pub change: ChangeKind,
+    /// Where it was, if it was renamed.
+    #[serde(with = "super::step::hex_option", default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<PathBuf>,
+    /// The type of the object.
+    pub kind: ObjectKind,
+}
+
+/// Sorts, and folds what was deleted and added at one path into one change.
+pub(super) fn one_change_a_path(changes: Vec<Change>) -> Vec<Change> {
+    let mut by_path: BTreeMap<PathBuf, Change> = BTreeMap::new();
+    for change in changes {
+        let folded = match by_path.get(&change.path) {
+            Some(known)
+                if known.change == ChangeKind::Deleted || change.change == ChangeKind::Deleted =>
+            {
+                let new = if change.change == ChangeKind::Deleted { known.clone() } else { change };
+                let is_same_kind =
+                    by_path.get(&new.path).is_some_and(|known| known.kind == new.kind);
+                Change {
+                    change: if is_same_kind { ChangeKind::Modified } else { ChangeKind::Type },
+                    ..new
+                }
+            }
+            _ => change,
+        };
+        by_path.insert(folded.path.clone(), folded);
+    }
+    by_path.into_values().collect()
+}
+
+/// Objects, but for directories, that may have been renamed: as in a difference, what goes and what comes is one if it is
+/// the same object. Content is not read.
+#[derive(Debug, Default)]
+pub(super) struct Renames {
+    deleted: BTreeMap<PathBuf, Moving>,
+    added: BTreeMap<PathBuf, Moving>,
+}
+
+#[derive(Clone, Debug)]
+struct Moving {
+    path: PathBuf,
+    kind: FileType,
+    /// In the base.
+    ino: u64,
+}
+
+impl Renames {
+    pub(super) fn deleted(&mut self, path: &Path, kind: FileType, ino: u64) {
+        if kind != FileType::Directory {
+            self.deleted.insert(path.to_path_buf(), Moving { path: path.to_path_buf(), kind, ino });
+        }
+    }
+
+    pub(super) fn added(&mut self, path: &Path, kind: FileType, ino: u64) {
+        if kind != FileType::Directory {
+            self.added.insert(path.to_path_buf(), Moving { path: path.to_path_buf(), kind, ino });
+        }
+    }
+
+    /// The changes, with one for each that was renamed. They are sorted by path, one for each.
+    pub(super) fn joined(mut self, changes: Vec<Change>) -> Vec<Change> {
+        // What is another object at the same path is told so already.
+        let mut by_path: BTreeMap<PathBuf, Change> =
+            changes.into_iter().map(|change| (change.path.clone(), change)).collect();
+        let is = |path: &PathBuf, kind| by_path.get(path).is_some_and(|known| known.change == kind);
+        self.deleted.retain(|path, _| is(path, ChangeKind::Deleted));
+        self.added.retain(|path, _| is(path, ChangeKind::Added));
+        let key = |moving: &Moving| Some((moving.kind.as_raw_mode(), moving.ino));
+        for (before, after) in join(&mut self.deleted, &mut self.added, key) {
+            by_path.remove(&before.path);
+            if let Some(change) = by_path.get_mut(&after.path) {
+                (change.change, change.from) = (ChangeKind::Renamed, Some(before.path));
+            }
+        }
+        by_path.into_values().collect()
+    }
+}

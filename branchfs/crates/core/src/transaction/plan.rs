@@ -1,0 +1,538 @@
+//! Working out a commit: which steps turn the base into what the branch shows, and what stands against it.
+//!
+//! The walk goes through the branch's own layers alone; its cost follows the changed names. At each name the topmost
+//! layer that has it decides:
+//!
+//! | layer | base | step |
+//! |---|---|---|
+//! | object | nothing | rename in |
+//! | object | something | exchange |
+//! | whiteout | something | rename out |
+//! | directory, new or opaque | | as an object, whole; then what upper layers change in it |
+//! | directory, merging | directory | recurse; its attributes last |
+//! | directory with a redirect | | the base's directory moves there; recurse |
+
+mod drift;
+mod metadata;
+mod new_directory;
+mod plan_rest;
+mod redirect;
+mod selected_paths;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Statx};
+
+use super::change::{Change, Renames, one_change_a_path};
+use super::journal::directory_of;
+use super::own_changes::OwnCtimeChanges;
+use super::step::{Location, Metadata, Step, TransactionRoots};
+use super::watch::Displaced;
+use crate::diff::ChangeKind;
+use crate::error::{Context, Error};
+use crate::overlay::{DEVICE_XATTR, Namespace, may_be_whiteout};
+use crate::path_filter::PathFilter;
+use crate::rooted_dir::check_length;
+use crate::view::is_hidden;
+use crate::write_set::{Fingerprint, Precondition};
+use drift::{refuse_folding, refuse_immutable};
+pub(crate) use plan_rest::{Item, Rest, What};
+use redirect::ResolvedDir;
+
+/// The input of a commit.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) transaction: u64,
+    /// The branch's own layers, top first: directories in the store that hold the layer's content.
+    pub(crate) layers: Vec<PathBuf>,
+    pub(crate) namespace: Namespace,
+    /// What the layers depend on in the base.
+    pub(crate) seen: BTreeMap<PathBuf, Precondition>,
+    /// When the branch was forked, nanoseconds since 1970: the measure for paths that were never noted.
+    pub(crate) forked: i64,
+    /// The kernel's overlayfs wrote the layers: files bear its marks, and may be without their content.
+    pub(crate) by_kernel: bool,
+    /// Layers that show what the base was at the fork, top first: directories in the store (`crate::transaction::snapshot_layer`).
+    pub(crate) veils: Vec<PathBuf>,
+    /// Attributes that objects of the base had at the fork and that our own transactions changed since, beside those that
+    /// the layers in `veils` show.
+    pub(crate) attributes_at_fork: BTreeMap<PathBuf, Metadata>,
+    /// What of the branch is committed.
+    pub(crate) selection: PathFilter,
+    /// What is not committed goes with the branch.
+    pub(crate) drops_rest: bool,
+    /// What our own work did to ctimes.
+    pub(crate) traces: OwnCtimeChanges,
+    /// Inode number of an object in a layer -> that of the object of the base which it is a copy of.
+    pub(crate) origins: HashMap<u64, u64>,
+}
+
+/// A worked-out commit.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    /// Number of the transaction that it was worked out for.
+    pub(crate) transaction: u64,
+    pub(crate) steps: Vec<Step>,
+    /// Sorted by path.
+    pub(crate) changes: Vec<Change>,
+    /// Paths that the branch wrote in addition to `changes`: the origins of moved directories, and names that both the
+    /// branch and others removed.
+    pub(crate) written: BTreeSet<PathBuf>,
+    /// Paths of the base that were changed externally since the branch depended on them.
+    pub(crate) drift: BTreeSet<PathBuf>,
+    /// Directories to make, empty, before the plan is decided.
+    pub(crate) empty: Vec<Location>,
+    /// Whiteouts that hide nothing and must not come into the base.
+    pub(crate) litter: Vec<Location>,
+    /// What the branch keeps: nothing where all of it is committed, or the rest is dropped.
+    pub(crate) rest: Rest,
+    /// What it saw of the objects that leave the base.
+    pub(crate) displaced: Displaced,
+    /// Bytes on disk of what leaves the base: what keeping it for an undo costs.
+    pub(crate) displaced_bytes: u64,
+}
+
+impl Plan {
+    /// Whether the base would be as before but for the times of directories. The root's attributes are in the steps alone.
+    pub(crate) fn changes_nothing(&self) -> bool {
+        self.changes.is_empty() && self.steps.iter().all(Step::sets_times_alone)
+    }
+}
+
+impl Plan {
+    /// The attributes that the plan sets on directories of the base; external changes since the fork are kept.
+    pub(crate) fn merged_attributes(&self) -> impl Iterator<Item = (&Path, &Metadata)> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Metadata { path: Location::Base(path), new, .. } => Some((path.as_path(), new)),
+            _ => None,
+        })
+    }
+}
+
+/// A directory of one of the branch's layers: where it is now, and where it will be when its children are moved.
+#[derive(Clone, Debug)]
+struct Source {
+    now: Location,
+    then: Location,
+    /// Position in the stack.
+    layer: usize,
+}
+
+/// An object to be moved into the base.
+#[derive(Clone, Copy, Debug)]
+struct Object {
+    kind: FileType,
+    ino: u64,
+}
+
+impl Object {
+    fn of(stat: &Statx) -> Self {
+        Self { kind: kind_of(stat), ino: stat.stx_ino }
+    }
+}
+
+/// What is left to plan. Names of a directory are planned one after the other, each with all that is below it: the last task
+/// comes first.
+enum Task {
+    /// A name of a directory that exists in the base's final tree; `first` is the first source that has it.
+    Name { path: PathBuf, name: OsString, sources: Arc<[Source]>, first: usize, existing: Location },
+    /// A name of a directory that is taken in part (`selected`).
+    NameAnew {
+        path: PathBuf,
+        name: OsString,
+        sources: Arc<[Source]>,
+        first: usize,
+        existing: Location,
+    },
+    /// A directory that was moved into a new one (`whole`).
+    Moved { path: PathBuf, source: Source },
+}
+
+struct Planner<'a> {
+    disk: &'a TransactionRoots,
+    request: &'a Request,
+    /// Renamed directories that stay where they are, under both their names (`selected`).
+    unmoved: BTreeSet<PathBuf>,
+    plan: Plan,
+    /// Directories of the base that move: path -> where they wait.
+    moved: HashMap<PathBuf, Location>,
+    metadata: Vec<Step>,
+    /// Directories of the base of which something is left out, or that are not taken themselves.
+    left_out: BTreeSet<PathBuf>,
+    /// Deleted objects, and added objects that were copied from the base; a pair may be a rename.
+    renames: Renames,
+    /// Inode numbers of objects of the base of which a layer has a copy.
+    copied: HashSet<u64>,
+    pending: Vec<Task>,
+    next: usize,
+}
+
+/// Works out the commit of a branch. Changes nothing.
+pub(crate) fn plan(disk: &TransactionRoots, request: &Request) -> Result<Plan, Error> {
+    let mut planner = Planner {
+        disk,
+        request,
+        unmoved: BTreeSet::new(),
+        plan: Plan { transaction: request.transaction, ..Plan::default() },
+        moved: HashMap::new(),
+        metadata: Vec::new(),
+        left_out: BTreeSet::new(),
+        renames: Renames::default(),
+        copied: request.origins.values().copied().collect(),
+        pending: Vec::new(),
+        next: 0,
+    };
+    let root: Vec<Source> = request
+        .layers
+        .iter()
+        .enumerate()
+        .map(|(layer, path)| Source {
+            now: Location::Store(path.clone()),
+            then: Location::Store(path.clone()),
+            layer,
+        })
+        .collect();
+    planner.move_redirected(&root)?;
+    planner.merge(Path::new(""), &root, &Location::Base(PathBuf::new()))?;
+    planner.plan_pending()?;
+    planner.keep_times();
+    if !request.drops_rest && !planner.takes_all() {
+        planner.plan.rest = planner.rest(&root)?;
+    }
+    let mut plan = planner.plan;
+    for change in &plan.changes {
+        check_length(&change.path).at(&change.path)?;
+    }
+    plan.steps.append(&mut planner.metadata);
+    plan.changes = planner.renames.joined(one_change_a_path(std::mem::take(&mut plan.changes)));
+    Ok(plan)
+}
+
+impl Planner<'_> {
+    /// A free place beside the journal entry's plan.
+    fn aside(&mut self) -> Location {
+        self.next += 1;
+        Location::Store(directory_of(self.request.transaction).join(self.next.to_string()))
+    }
+
+    fn is_opaque(&self, place: &Location) -> Result<bool, Error> {
+        let value = self.disk.xattr(place, self.request.namespace.opaque())?;
+        Ok(value.is_some_and(|value| value == b"y"))
+    }
+
+    fn is_whiteout(&self, place: &Location, stat: &Statx) -> Result<bool, Error> {
+        Ok(may_be_whiteout(stat) && self.disk.xattr(place, DEVICE_XATTR)?.is_none())
+    }
+
+    /// Plans a directory that exists in the base's final tree: `existing` is where its present entries are now, `path`
+    /// is where they will be.
+    fn merge(&mut self, path: &Path, sources: &[Source], existing: &Location) -> Result<(), Error> {
+        let mut names: BTreeMap<OsString, usize> = BTreeMap::new();
+        for (position, source) in sources.iter().enumerate() {
+            for entry in self.disk.list(&source.now)? {
+                names.entry(entry.name).or_insert(position);
+            }
+        }
+        let is_root = path.as_os_str().is_empty(); // it was tried out at the mount
+        if !names.is_empty() && !is_root {
+            refuse_folding(self.disk, existing)?;
+        }
+        self.plan_metadata(path, &sources[0], existing)?;
+        self.note_left_out(path, names.keys());
+        let sources: Arc<[Source]> = sources.into();
+        self.pending.extend(names.into_iter().rev().map(|(name, first)| {
+            let (path, existing) = (path.join(&name), existing.join(&name));
+            Task::Name { path, name, sources: Arc::clone(&sources), first, existing }
+        }));
+        Ok(())
+    }
+
+    /// Plans until nothing is left to plan.
+    fn plan_pending(&mut self) -> Result<(), Error> {
+        while let Some(task) = self.pending.pop() {
+            match task {
+                Task::Name { path, name, sources, first, existing } => {
+                    self.plan_name(&path, &name, &sources[first..], &existing)?;
+                }
+                Task::NameAnew { path, name, sources, first, existing } => {
+                    self.plan_name_anew(&path, &name, &sources[first..], &existing)?;
+                }
+                Task::Moved { path, source } => self.place_moved(&path, source)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// What is now at a place of the base, unless it moved away.
+    fn existing(&self, place: &Location) -> Result<Option<Statx>, Error> {
+        match place {
+            Location::Base(path) if self.moved.contains_key(path) => Ok(None),
+            _ => self.disk.stat(place),
+        }
+    }
+
+    fn plan_name(
+        &mut self,
+        path: &Path,
+        name: &std::ffi::OsStr,
+        sources: &[Source],
+        existing: &Location,
+    ) -> Result<(), Error> {
+        if is_hidden(path) {
+            return Ok(()); // the store, which the kernel's layers hide by a whiteout
+        }
+        let (now, then) = (sources[0].now.join(name), sources[0].then.join(name));
+        let Some(stat) = self.disk.stat(&now)? else {
+            return Ok(());
+        };
+        let found = self.existing(existing)?;
+        if self.is_whiteout(&now, &stat)? {
+            return match found {
+                Some(found) => self.remove_taken(path, existing, &found),
+                None if !self.includes(path) => Ok(()),
+                None => {
+                    // Others removed it as well, or it moved away.
+                    self.plan.written.insert(path.to_path_buf());
+                    Ok(())
+                }
+            };
+        }
+        let kind = kind_of(&stat);
+        if kind != FileType::Directory {
+            if !self.includes(path) {
+                return found.map_or(Ok(()), |found| self.remove_taken(path, existing, &found));
+            }
+            self.refuse_partial(path, existing, found.as_ref())?;
+            self.check(existing, found.as_ref())?;
+            if self.is_attributes_alone(&now, kind)? {
+                return self.plan_attributes(path, &now, existing, found.as_ref());
+            }
+            self.strip_marks(&now, path, kind)?;
+            return self.put(path, then, Object::of(&stat), existing, found.as_ref());
+        }
+        if !self.takes_any(path)? {
+            return Ok(());
+        }
+        self.plan_directory(path, name, sources, existing, found.as_ref())
+    }
+
+    fn plan_directory(
+        &mut self,
+        path: &Path,
+        name: &std::ffi::OsStr,
+        sources: &[Source],
+        existing: &Location,
+        found: Option<&Statx>,
+    ) -> Result<(), Error> {
+        let here = match existing {
+            Location::Base(path) => Some(path.clone()),
+            Location::Store(_) => None,
+        };
+        let made = self.follow(sources, name, here)?;
+        self.place_directory(path, made, existing, found)
+    }
+
+    /// Plans a directory that is made of `made`; `existing` is what the base has in its place.
+    fn place_directory(
+        &mut self,
+        path: &Path,
+        made: ResolvedDir,
+        existing: &Location,
+        found: Option<&Statx>,
+    ) -> Result<(), Error> {
+        let ResolvedDir { chain, origin, is_redirected } = made;
+        if let Some(origin) = origin {
+            let waiting = self.moved.get(&origin).filter(|_| is_redirected).cloned();
+            if let Some(waiting) = waiting {
+                return self.put_moved(path, &chain, existing, found, origin, waiting);
+            }
+            if *existing == Location::Base(origin.clone())
+                && found.is_some_and(|found| kind_of(found) == FileType::Directory)
+            {
+                self.check(existing, found)?;
+                if self.was_missing_at_fork(path)? {
+                    // A directory that merges with an externally created one is no change.
+                    self.plan.written.insert(path.to_path_buf());
+                }
+                return self.merge(path, &chain, existing);
+            }
+            let below = Location::Base(origin);
+            if is_redirected && self.disk.stat(&below)?.is_none() {
+                self.check(&below, None)?; // others removed it
+            }
+        }
+        let is_anew = found.is_some_and(|found| kind_of(found) == FileType::Directory);
+        if is_anew && !(self.takes_whole(path, existing)? && self.takes_chain(path, &chain)?) {
+            return self.merge_anew(path, &chain, existing);
+        }
+        if !is_anew {
+            self.refuse_partial(path, existing, found)?;
+        }
+        self.check(existing, found)?;
+        match <[Source; 1]>::try_from(chain) {
+            Ok([only]) => self.put_whole(path, &only, existing, found),
+            Err(chain) if chain.is_empty() => Ok(()),
+            Err(chain) => {
+                // Several layers make it up: an empty directory comes first, then what each of them has in it.
+                let empty = self.aside();
+                self.plan.empty.push(empty.clone());
+                let stand_in = Object { kind: FileType::Directory, ino: 0 };
+                self.put(path, empty.clone(), stand_in, existing, found)?;
+                self.merge(path, &chain, &empty)
+            }
+        }
+    }
+
+    /// Exchanges an object of the layer with the one in the base.
+    fn put(
+        &mut self,
+        path: &Path,
+        from: Location,
+        Object { kind, ino }: Object,
+        existing: &Location,
+        found: Option<&Statx>,
+    ) -> Result<(), Error> {
+        let to = Location::Base(path.to_path_buf());
+        match found {
+            Some(found) => {
+                self.displace(&from, found);
+                if kind_of(found) == FileType::Directory {
+                    self.list_deleted(path, existing, &from)?;
+                }
+                let is_same_kind = kind_of(found) == kind;
+                if is_same_kind {
+                    self.refuse_unseen_attributes(path, existing)?;
+                }
+                self.change(
+                    path,
+                    if is_same_kind { ChangeKind::Modified } else { ChangeKind::Type },
+                    None,
+                    kind,
+                );
+                let directory =
+                    kind == FileType::Directory || kind_of(found) == FileType::Directory;
+                self.plan.steps.push(Step::Exchange {
+                    one: from,
+                    other: to,
+                    ino_one: ino,
+                    ino_other: found.stx_ino,
+                    directory,
+                });
+            }
+            None => {
+                self.added(path, kind, ino);
+                let directory = kind == FileType::Directory;
+                self.plan.steps.push(Step::Rename { from, to, ino, directory });
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, path: &Path, existing: &Location, found: &Statx) -> Result<(), Error> {
+        self.check(existing, Some(found))?;
+        let kind = kind_of(found);
+        let (from, to) = (Location::Base(path.to_path_buf()), self.aside());
+        self.displace(&to, found);
+        if self.copied.contains(&found.stx_ino) {
+            self.refuse_unseen_attributes(path, existing)?; // the branch moved it
+        }
+        if kind == FileType::Directory {
+            self.list_deleted(path, existing, &to)?;
+        }
+        self.deleted(path, found);
+        let directory = kind == FileType::Directory;
+        self.plan.steps.push(Step::Rename { from, to, ino: found.stx_ino, directory });
+        Ok(())
+    }
+
+    /// Notes an object that leaves the base for a place in the store.
+    fn displace(&mut self, to: &Location, stat: &Statx) {
+        const BLOCK_BYTES: u64 = 512; // the unit of st_blocks, stat(2)
+        self.plan.displaced_bytes += stat.stx_blocks * BLOCK_BYTES;
+        self.plan.displaced.insert(to.clone(), Fingerprint::of(stat));
+    }
+
+    /// Everything below a removed directory is deleted too, and must be what the branch knew. `aside` is where it goes.
+    fn list_deleted(
+        &mut self,
+        path: &Path,
+        existing: &Location,
+        aside: &Location,
+    ) -> Result<(), Error> {
+        let mut pending = vec![(path.to_path_buf(), existing.clone(), aside.clone())];
+        while let Some((directory, existing, aside)) = pending.pop() {
+            let mut has_lost = false;
+            for entry in self.disk.list(&existing)? {
+                let (path, place) = (directory.join(&entry.name), existing.join(&entry.name));
+                let Some(stat) = self.existing(&place)? else {
+                    has_lost = true;
+                    continue;
+                };
+                refuse_immutable(&path, &stat)?;
+                self.check(&place, Some(&stat))?;
+                if self.copied.contains(&stat.stx_ino) {
+                    self.refuse_unseen_attributes(&path, &place)?;
+                }
+                self.displace(&aside.join(&entry.name), &stat);
+                self.deleted(&path, &stat);
+                if kind_of(&stat) == FileType::Directory {
+                    self.check_unseen_directory(&path, &stat);
+                    pending.push((path, place, aside.join(&entry.name)));
+                }
+            }
+            if has_lost {
+                self.keep_aside(&directory, &existing, &aside)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A directory that goes away, and that another one leaves before: taken back, it has the time it had.
+    fn keep_aside(
+        &mut self,
+        path: &Path,
+        existing: &Location,
+        aside: &Location,
+    ) -> Result<(), Error> {
+        let Some(found) = self.disk.stat(existing)? else { return Ok(()) };
+        let old = self.disk.metadata(existing)?;
+        let (path, before) = (aside.clone(), Location::Base(path.to_path_buf()));
+        self.metadata.push(Step::Metadata {
+            path,
+            before,
+            ino: found.stx_ino,
+            new: old.clone(),
+            old,
+        });
+        Ok(())
+    }
+
+    /// `ino` is its number in the layer.
+    fn added(&mut self, path: &Path, kind: FileType, ino: u64) {
+        self.change(path, ChangeKind::Added, None, kind);
+        if let Some(origin) = self.request.origins.get(&ino) {
+            self.renames.added(path, kind, *origin);
+        }
+    }
+
+    fn deleted(&mut self, path: &Path, stat: &Statx) {
+        self.change(path, ChangeKind::Deleted, None, kind_of(stat));
+        self.renames.deleted(path, kind_of(stat), stat.stx_ino);
+    }
+
+    fn change(&mut self, path: &Path, change: ChangeKind, from: Option<PathBuf>, kind: FileType) {
+        self.plan.changes.push(Change {
+            path: path.to_path_buf(),
+            change,
+            from,
+            kind: kind.into(),
+        });
+    }
+}
+
+pub(super) fn kind_of(stat: &Statx) -> FileType {
+    FileType::from_raw_mode(u32::from(stat.stx_mode))
+}

@@ -1,0 +1,325 @@
+//! The parts of a plan for partial commits.
+//!
+//! Changes that are left out stay in the layer. Those in a new directory are set aside before the directory is moved into
+//! the base; deletions that are left out stay in the base. A renamed directory is committed as a whole or not at all.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use rustix::fs::{FileType, Statx};
+
+use super::drift::refuse_mount_point;
+use super::{Planner, Source, Task, kind_of};
+use crate::diff::ChangeKind;
+use crate::error::Error;
+use crate::transaction::step::{Location, Metadata, Step};
+
+/// What is left to do for a tree of which a part is removed.
+enum Taken {
+    Name(PathBuf, Location, Statx),
+    /// All below the directory has been looked at.
+    Kept(PathBuf, Location, Statx),
+}
+
+impl Planner<'_> {
+    pub(super) fn takes_all(&self) -> bool {
+        self.request.selection.is_all() && self.unmoved.is_empty()
+    }
+
+    pub(super) fn includes(&self, path: &Path) -> bool {
+        self.request.selection.includes(path)
+            && !path.ancestors().any(|part| self.unmoved.contains(part))
+    }
+
+    /// Whether something that a layer has at a path, or below it, is taken.
+    pub(super) fn takes_any(&self, path: &Path) -> Result<bool, Error> {
+        if self.takes_all() || self.includes(path) {
+            return Ok(true);
+        }
+        for layer in &self.request.layers {
+            if self.takes_below(path, &Location::Store(layer.join(path)))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn takes_below(&self, path: &Path, place: &Location) -> Result<bool, Error> {
+        let mut pending = vec![(path.to_path_buf(), place.clone())];
+        while let Some((path, place)) = pending.pop() {
+            let Some(stat) = self.disk.stat(&place)? else { continue };
+            let is_directory = kind_of(&stat) == FileType::Directory;
+            // What the base has there goes with whatever the branch has in its place.
+            let is_hiding =
+                matches!(place, Location::Store(_)) && (!is_directory || self.is_opaque(&place)?);
+            if is_hiding {
+                pending.push((path.clone(), Location::Base(path.clone())));
+            }
+            if !is_directory {
+                continue;
+            }
+            for entry in self.disk.list(&place)? {
+                let path = path.join(&entry.name);
+                if self.includes(&path) {
+                    return Ok(true);
+                }
+                pending.push((path, place.join(&entry.name)));
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether all of a tree is taken.
+    pub(super) fn takes_whole(&self, path: &Path, place: &Location) -> Result<bool, Error> {
+        if self.takes_all() {
+            return Ok(true);
+        }
+        let mut pending = vec![(path.to_path_buf(), place.clone())];
+        while let Some((path, place)) = pending.pop() {
+            if !self.includes(&path) {
+                return Ok(false);
+            }
+            if self.disk.stat(&place)?.is_none_or(|stat| kind_of(&stat) != FileType::Directory) {
+                continue;
+            }
+            for entry in self.disk.list(&place)? {
+                pending.push((path.join(&entry.name), place.join(&entry.name)));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Remembers a directory of which not everything is taken that the branch has in it.
+    pub(super) fn note_left_out<'n>(
+        &mut self,
+        path: &Path,
+        mut names: impl Iterator<Item = &'n OsString>,
+    ) {
+        let takes_all = self.takes_all()
+            || (self.includes(path) && names.all(|name| self.includes(&path.join(name))));
+        if !takes_all {
+            self.left_out.insert(path.to_path_buf());
+        }
+    }
+
+    /// The directory keeps its mtime, unless this commit adds or removes names in it: in the branch the mtime may have been
+    /// changed by a path that is left out.
+    pub(super) fn keep_times(&mut self) {
+        if self.left_out.is_empty() {
+            return;
+        }
+        let mut moved = BTreeSet::new();
+        for change in &self.plan.changes {
+            if !matches!(
+                change.change,
+                ChangeKind::Modified | ChangeKind::Metadata | ChangeKind::Type
+            ) {
+                moved.extend(change.path.parent());
+                moved.extend(change.from.as_deref().and_then(Path::parent));
+            }
+        }
+        for step in &mut self.metadata {
+            let Step::Metadata { path: Location::Base(path), new, old, .. } = step else {
+                continue;
+            };
+            if self.left_out.contains(path) && !moved.contains(path.as_path()) {
+                new.mtime = old.mtime;
+            }
+        }
+    }
+
+    pub(super) fn takes_chain(&self, path: &Path, chain: &[Source]) -> Result<bool, Error> {
+        for source in chain {
+            if !self.takes_whole(path, &source.now)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Decides for each renamed directory whether it goes; `renamed` are its new path and where it came from.
+    pub(super) fn choose_renamed(&mut self, renamed: &[(PathBuf, PathBuf)]) -> Result<(), Error> {
+        if self.takes_all() {
+            return Ok(());
+        }
+        let selection = &self.request.selection;
+        for (path, origin) in renamed {
+            let is_skipped = selection.overlaps_skipped(path) || selection.overlaps_skipped(origin);
+            match (self.includes(path), self.includes(origin)) {
+                (true, true) if !is_skipped => {}
+                (one, other) if is_skipped || (!one && !other && !self.takes_any(path)?) => {
+                    self.unmoved.extend([path.clone(), origin.clone()]);
+                }
+                _ => {
+                    return Err(Error::Usage(format!(
+                        "the directory {} was renamed to {}: choose both paths or neither; nothing was committed",
+                        origin.display(),
+                        path.display()
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the selected paths that the branch deleted or replaced. A directory stays if it is not selected, or if
+    /// something in it stays.
+    pub(super) fn remove_taken(
+        &mut self,
+        path: &Path,
+        existing: &Location,
+        found: &Statx,
+    ) -> Result<(), Error> {
+        let mut pending = vec![Taken::Name(path.to_path_buf(), existing.clone(), *found)];
+        while let Some(taken) = pending.pop() {
+            match taken {
+                Taken::Name(path, existing, found) if self.takes_whole(&path, &existing)? => {
+                    self.remove(&path, &existing, &found)?;
+                }
+                Taken::Name(path, existing, found) if kind_of(&found) == FileType::Directory => {
+                    let entries = self.disk.list(&existing)?;
+                    let below = entries
+                        .iter()
+                        .map(|entry| (path.join(&entry.name), existing.join(&entry.name)));
+                    let below: Vec<(PathBuf, Location)> = below.collect();
+                    pending.push(Taken::Kept(path, existing, found));
+                    for (path, place) in below.into_iter().rev() {
+                        if let Some(found) = self.existing(&place)? {
+                            pending.push(Taken::Name(path, place, found));
+                        }
+                    }
+                }
+                Taken::Name(..) => {}
+                Taken::Kept(path, existing, found) => {
+                    self.keep_directory(&path, &existing, &found)?
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A directory that stays although entries of it are removed: taken back, it has the time it had.
+    fn keep_directory(
+        &mut self,
+        path: &Path,
+        existing: &Location,
+        found: &Statx,
+    ) -> Result<(), Error> {
+        let old = self.disk.metadata(existing)?;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+        let new = Metadata { mtime: (seconds, now.subsec_nanos()), ..old.clone() };
+        self.left_out.insert(path.to_path_buf());
+        let (path, before) = (Location::Base(path.to_path_buf()), existing.clone());
+        self.metadata.push(Step::Metadata { path, before, ino: found.stx_ino, new, old });
+        Ok(())
+    }
+
+    /// An object of another type cannot take the place of a directory of which something is to stay, nor a directory that
+    /// is not taken itself the place of something else.
+    pub(super) fn refuse_partial(
+        &self,
+        path: &Path,
+        existing: &Location,
+        found: Option<&Statx>,
+    ) -> Result<(), Error> {
+        if found.is_none() || self.takes_whole(path, existing)? {
+            return Ok(());
+        }
+        Err(Error::Usage(format!(
+            "{} is of another type in the branch: choose all of it or nothing; nothing was committed",
+            path.display()
+        )))
+    }
+
+    /// Plans a partially selected directory with which the branch replaced one of the base, name by name.
+    pub(super) fn merge_anew(
+        &mut self,
+        path: &Path,
+        sources: &[Source],
+        existing: &Location,
+    ) -> Result<(), Error> {
+        let mut tasks = Vec::new();
+        if let Some(found) = self.existing(existing)? {
+            refuse_mount_point(path, &found)?;
+        }
+        self.plan_metadata(path, &sources[0], existing)?;
+        let mut names: BTreeMap<OsString, Option<usize>> = BTreeMap::new();
+        for (position, source) in sources.iter().enumerate() {
+            for entry in self.disk.list(&source.now)? {
+                names.entry(entry.name).or_insert(Some(position));
+            }
+        }
+        for entry in self.disk.list(existing)? {
+            names.entry(entry.name).or_insert(None);
+        }
+        self.note_left_out(path, names.keys());
+        let all: Arc<[Source]> = sources.into();
+        for (name, position) in names {
+            let first = position.unwrap_or(all.len());
+            let (path, existing) = (path.join(&name), existing.join(&name));
+            tasks.push(Task::NameAnew { path, name, sources: Arc::clone(&all), first, existing });
+        }
+        self.pending.extend(tasks.into_iter().rev());
+        Ok(())
+    }
+
+    /// Plans one name of such a directory; `sources` starts with the first source that has it.
+    pub(super) fn plan_name_anew(
+        &mut self,
+        path: &Path,
+        name: &OsString,
+        sources: &[Source],
+        existing: &Location,
+    ) -> Result<(), Error> {
+        let found = self.existing(existing)?;
+        let own = match sources.first() {
+            Some(source) => {
+                let now = source.now.join(name);
+                match self.disk.stat(&now)? {
+                    Some(stat) if self.is_whiteout(&now, &stat)? => None,
+                    stat => stat,
+                }
+            }
+            None => None,
+        };
+        match (own, found) {
+            (None, Some(found)) => self.remove_taken(path, existing, &found),
+            (None, None) => Ok(()),
+            (Some(own), Some(found))
+                if kind_of(&own) == FileType::Directory
+                    && kind_of(&found) == FileType::Directory =>
+            {
+                if self.takes_any(path)? || self.takes_below(path, existing)? {
+                    let inner = self.inner(sources, name)?;
+                    self.merge_anew(path, &inner, existing)?;
+                }
+                Ok(())
+            }
+            (Some(_), _) => self.plan_name(path, name, sources, existing),
+        }
+    }
+
+    /// The directories `name` in those of `sources` that have one, down to the first that is something else.
+    fn inner(&self, sources: &[Source], name: &OsString) -> Result<Vec<Source>, Error> {
+        let mut inner = Vec::new();
+        for source in sources {
+            let (now, then) = (source.now.join(name), source.then.join(name));
+            match self.disk.stat(&now)? {
+                Some(stat) if kind_of(&stat) == FileType::Directory => {
+                    let is_opaque = self.is_opaque(&now)?;
+                    inner.push(Source { now, then, layer: source.layer });
+                    if is_opaque {
+                        break;
+                    }
+                }
+                Some(_) => break,
+                None => {}
+            }
+        }
+        Ok(inner)
+    }
+}

@@ -1,0 +1,239 @@
+//! A veil: the layer that goes over a changed base so that a branch which was forked before goes on seeing what it was
+//! (snapshot isolation, S6).
+//!
+//! It is the undo of a transaction in the overlay format. Of what the transaction replaced or deleted it holds hard links
+//! to the before-images in the journal entry; over what it brought, whiteouts; a directory that it moved is redirected to
+//! where the base has it now; a directory of the base that differs comes with the attributes it had; a file whose
+//! attributes alone were set, in place, is copied. Else nothing is copied
+//! but directories and devices 0:0; the cost follows the changed names, and the names in deleted directories.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, OFlags, Statx, XattrFlags};
+use rustix::io::Errno;
+
+use super::journal::LoggedTransaction;
+use super::plan::kind_of;
+use super::step::{Location, Metadata, Step, TransactionRoots, set_metadata};
+use super::undo_plan::{PathMap, with_rest};
+use crate::error::{Context, Error};
+use crate::layer::Layer;
+use crate::object_copy::{copy_content, copy_metadata};
+use crate::overlay::{DEVICE_XATTR, may_be_whiteout};
+use crate::view::ChangedPaths;
+
+/// Makes the empty layer `veil` the undo of a transaction that was carried out and is still in the journal.
+pub(crate) fn build_snapshot_layer(
+    disk: &TransactionRoots,
+    decided: &LoggedTransaction,
+    veil: &Layer,
+) -> Result<ChangedPaths, Error> {
+    let mut moves = PathMap::default();
+    let mut attributes = BTreeMap::new();
+    for step in decided.steps.iter().rev() {
+        moves.add_reversed(step);
+        if let Step::Metadata { before: Location::Base(path), old, .. } = step {
+            attributes.insert(path.clone(), old.clone());
+        }
+    }
+    let mut weaver = SnapshotLayerBuilder {
+        disk,
+        veil,
+        moves: moves.of_base(),
+        attributes,
+        links: HashMap::new(),
+        woven: ChangedPaths::default(),
+    };
+    weaver.build_snapshot_layer()?;
+    Ok(weaver.woven)
+}
+
+/// What is left to copy of a tree.
+enum Copying {
+    Object(PathBuf, Location, Statx),
+    /// All that is in the directory has been copied: it gets its attributes.
+    ImportedLayer(PathBuf, Location, Statx),
+}
+
+struct SnapshotLayerBuilder<'a> {
+    disk: &'a TransactionRoots,
+    veil: &'a Layer,
+    /// Path of the base as it was -> where that is now, or `None`: nothing was there.
+    moves: BTreeMap<PathBuf, Option<Location>>,
+    /// Attributes that directories of the base had.
+    attributes: BTreeMap<PathBuf, Metadata>,
+    /// Links that an object had before it was linked here.
+    links: HashMap<u64, u32>,
+    woven: ChangedPaths,
+}
+
+impl SnapshotLayerBuilder<'_> {
+    fn build_snapshot_layer(&mut self) -> Result<(), Error> {
+        let root = PathBuf::new();
+        self.woven.paths.insert(root.clone());
+        let keys = self.moves.keys().chain(self.attributes.keys());
+        // Sorted paths have parents before children.
+        for path in keys.cloned().collect::<BTreeSet<PathBuf>>() {
+            match self.moves.get(&path).cloned() {
+                Some(origin) => self.put(&path, origin.as_ref())?,
+                None => self.put_attributed(&path)?,
+            }
+        }
+        // Who has no layer of its own yet sees the veil's root.
+        let base = Location::Base(root.clone());
+        if let Some(stat) = self.disk.stat(&base)? {
+            let from = (self.disk.tree(&base), root.as_path(), &stat);
+            copy_metadata(from, (&self.veil.tree, &root)).at(&root)?;
+        }
+        // Last: entries were made in them since.
+        self.attributes.keys().try_for_each(|path| self.set_attributes(path))
+    }
+
+    /// Where what the base had at a path is now.
+    fn now(&self, path: &Path) -> Option<Location> {
+        for root in path.ancestors() {
+            if let Some(origin) = self.moves.get(root) {
+                let rest = path.strip_prefix(root).ok()?;
+                return origin.as_ref().map(|origin| with_rest(origin, rest));
+            }
+        }
+        Some(Location::Base(path.to_path_buf()))
+    }
+
+    fn put(&mut self, path: &Path, origin: Option<&Location>) -> Result<(), Error> {
+        let parent = path.parent().unwrap_or(Path::new(""));
+        self.directory(parent)?;
+        self.woven.paths.insert(path.to_path_buf());
+        let stat = origin.map(|origin| self.disk.stat(origin)).transpose()?.flatten();
+        let (Some(origin), Some(stat)) = (origin, stat) else {
+            // Only what the base shows below has to be hidden: the veil may hold the parent whole.
+            let shown = match (self.now(parent), path.file_name()) {
+                (Some(Location::Base(parent)), Some(name)) => Location::Base(parent.join(name)),
+                _ => return Ok(()),
+            };
+            return match self.disk.stat(&shown)? {
+                Some(_) => self.veil.put_whiteout(path).at(path),
+                None => Ok(()),
+            };
+        };
+        match origin {
+            Location::Base(now) if kind_of(&stat) == FileType::Directory => {
+                self.make_directory(path, &stat, origin)?;
+                self.woven.moved.push(path.to_path_buf());
+                self.veil.set_redirect(path, now).at(path)
+            }
+            _ => self.copy(path, origin, &stat),
+        }
+    }
+
+    /// Links an object of the journal entry, or all that is in a directory there.
+    fn copy(&mut self, path: &Path, from: &Location, stat: &Statx) -> Result<(), Error> {
+        let mut pending = vec![Copying::Object(path.to_path_buf(), from.clone(), *stat)];
+        while let Some(copying) = pending.pop() {
+            match copying {
+                Copying::Object(path, from, stat) if kind_of(&stat) == FileType::Directory => {
+                    self.make_directory(&path, &stat, &from)?;
+                    self.veil.set_opaque(&path).at(&path)?;
+                    let entries = self.disk.list(&from)?;
+                    pending.push(Copying::ImportedLayer(path.clone(), from.clone(), stat));
+                    for entry in entries {
+                        let (path, from) = (path.join(&entry.name), from.join(&entry.name));
+                        if self.moves.contains_key(&path) {
+                            continue; // by itself
+                        }
+                        if let Some(stat) = self.disk.stat(&from)? {
+                            pending.push(Copying::Object(path, from, stat));
+                        }
+                    }
+                }
+                Copying::Object(path, from, stat) => {
+                    self.link(&path, &from, &stat)?;
+                    self.woven.paths.insert(path);
+                }
+                Copying::ImportedLayer(path, from, stat) => {
+                    let (tree, from) = (self.disk.tree(&from), from.path());
+                    copy_metadata((tree, from, &stat), (&self.veil.tree, &path)).at(&path)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn link(&mut self, path: &Path, from: &Location, stat: &Statx) -> Result<(), Error> {
+        if may_be_whiteout(stat) {
+            let tree = &self.veil.tree;
+            tree.make_node(path, u32::from(stat.stx_mode), 0).at(path)?;
+            copy_metadata((self.disk.tree(from), from.path(), stat), (tree, path)).at(path)?;
+            let mark = OsStr::new(DEVICE_XATTR);
+            return tree.set_xattr(path, mark, b"0:0", XattrFlags::empty()).at(path);
+        }
+        let parent = |path: &Path| path.parent().unwrap_or(Path::new("")).to_path_buf();
+        let name = |path: &Path| path.file_name().unwrap_or(OsStr::new(".")).to_os_string();
+        let (source, target) = (
+            self.disk.tree(from).directory(&parent(from.path())).at(from.path())?,
+            self.veil.tree.directory(&parent(path)).at(path)?,
+        );
+        let flags = AtFlags::empty();
+        rustix::fs::linkat(&*source, name(from.path()), &*target, name(path), flags).at(path)?;
+        let links = *self.links.entry(stat.stx_ino).or_insert(stat.stx_nlink);
+        self.veil.set_links(stat.stx_ino, links).at(path)
+    }
+
+    /// An object whose attributes the transaction set in place: a directory merges, a file is copied, as its content has
+    /// not moved and a link would share the new attributes.
+    fn put_attributed(&mut self, path: &Path) -> Result<(), Error> {
+        let from = Location::Base(path.to_path_buf());
+        let Some(stat) = self.disk.stat(&from)? else { return Ok(()) };
+        if kind_of(&stat) == FileType::Directory {
+            return self.directory(path);
+        }
+        self.directory(path.parent().unwrap_or(Path::new("")))?;
+        self.woven.paths.insert(path.to_path_buf());
+        let (base, tree) = (self.disk.tree(&from), &self.veil.tree);
+        let source = base.open(path, OFlags::RDONLY | OFlags::NONBLOCK).at(path)?;
+        let target = tree.create_file(path, 0o600).at(path)?;
+        copy_content(source.as_fd(), target.as_fd(), stat.stx_size).at(path)?;
+        copy_metadata((base, path, &stat), (tree, path)).at(path)?;
+        let made = tree.stat(path).at(path)?;
+        self.veil.set_origin(made.stx_ino, stat.stx_ino).at(path)?;
+        self.veil.set_links(made.stx_ino, stat.stx_nlink).at(path)
+    }
+
+    /// A directory of the base on the way to something: the veil's merges with it.
+    fn directory(&mut self, path: &Path) -> Result<(), Error> {
+        let is_new = |path: &&Path| !self.woven.paths.contains(*path);
+        let missing: Vec<&Path> = path.ancestors().take_while(is_new).collect();
+        for path in missing.into_iter().rev() {
+            self.woven.paths.insert(path.to_path_buf());
+            let Some(existing) = self.now(path) else { continue };
+            if let Some(stat) = self.disk.stat(&existing)? {
+                self.make_directory(path, &stat, &existing)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn make_directory(&mut self, path: &Path, stat: &Statx, from: &Location) -> Result<(), Error> {
+        self.woven.paths.insert(path.to_path_buf());
+        let tree = &self.veil.tree;
+        match tree.make_directory(path, 0o700) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error).at(path),
+        }
+        copy_metadata((self.disk.tree(from), from.path(), stat), (tree, path)).at(path)?;
+        let made = tree.stat(path).at(path)?;
+        self.veil.set_origin(made.stx_ino, stat.stx_ino).at(path)
+    }
+
+    fn set_attributes(&self, path: &Path) -> Result<(), Error> {
+        let Some(wanted) = self.attributes.get(path) else { return Ok(()) };
+        match self.veil.tree.stat(path) {
+            Ok(_) => set_metadata(&self.veil.tree, path, wanted).at(path),
+            Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(error).at(path),
+        }
+    }
+}

@@ -1,0 +1,453 @@
+//! Undo and redo: plans the steps of a transaction in reverse, each compared with the present base.
+//!
+//! An object that the transaction put into the base must be unchanged: the same inode, and no ctime after the end of the
+//! transaction, except for our own changes since ([`super::traces`]). Directories that it added are compared recursively.
+//! The name of a removed object must be free. Each difference is drift. A forced plan moves externally changed objects
+//! aside with the new transaction.
+//!
+//! All steps are planned before the first is executed, so their paths are translated by the moves planned so far.
+//!
+//! Cost: one `statx` for each step, and for each object below a directory that the transaction added.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Statx};
+
+use super::change::Change;
+use super::journal::{LoggedTransaction, directory_of};
+use super::own_changes::OwnCtimeChanges;
+use super::plan::{Plan, kind_of};
+use super::step::{Location, Metadata, Step, TransactionRoots};
+use crate::diff::ChangeKind;
+use crate::error::Error;
+use crate::write_set::Fingerprint;
+
+/// The transaction to reverse.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UndoRequest<'a> {
+    pub(crate) past: &'a LoggedTransaction,
+    /// When it was done, nanoseconds since 1970 by the clock of the file system.
+    pub(crate) finished: i64,
+    /// What our own work did to ctimes.
+    pub(crate) traces: &'a OwnCtimeChanges,
+    /// Number of the transaction that takes it back.
+    pub(crate) transaction: u64,
+}
+
+/// Works out how to take a transaction back. Changes nothing.
+pub(crate) fn reverse(disk: &TransactionRoots, reversal: &UndoRequest<'_>) -> Result<Plan, Error> {
+    let moved_out = reversal.past.steps.iter().filter_map(moved_out).collect();
+    let mut planner = Planner {
+        disk,
+        reversal,
+        plan: Plan { transaction: reversal.transaction, ..Plan::default() },
+        moves: PathMap::default(),
+        moved_out,
+        next: 0,
+    };
+    let (last, first): (Vec<&Step>, Vec<&Step>) =
+        reversal.past.steps.iter().partition(|step| matches!(step, Step::Metadata { .. }));
+    for step in first.into_iter().rev() {
+        planner.rollback_all(step)?;
+    }
+    for step in last {
+        planner.take_back_metadata(step)?;
+    }
+    let mut plan = planner.plan;
+    plan.changes = reversal.past.changes.iter().map(reversed).collect();
+    plan.changes.sort();
+    Ok(plan)
+}
+
+fn moved_out(step: &Step) -> Option<&Location> {
+    match step {
+        Step::Rename { from: Location::Base(_), to: to @ Location::Store(_), .. } => Some(to),
+        _ => None,
+    }
+}
+
+fn reversed(change: &Change) -> Change {
+    let back = |path: &Path, kind| Change {
+        path: path.to_path_buf(),
+        change: kind,
+        from: None,
+        kind: change.kind,
+    };
+    match (change.change, &change.from) {
+        (ChangeKind::Added, _) => back(&change.path, ChangeKind::Deleted),
+        (ChangeKind::Deleted, _) => back(&change.path, ChangeKind::Added),
+        (ChangeKind::Renamed, Some(from)) => {
+            Change { from: Some(change.path.clone()), ..back(from, ChangeKind::Renamed) }
+        }
+        (kind, _) => back(&change.path, kind),
+    }
+}
+
+struct Planner<'a> {
+    disk: &'a TransactionRoots,
+    reversal: &'a UndoRequest<'a>,
+    plan: Plan,
+    moves: PathMap,
+    /// Where the transaction put what it took out of the base.
+    moved_out: BTreeSet<&'a Location>,
+    next: usize,
+}
+
+impl Planner<'_> {
+    fn rollback_all(&mut self, step: &Step) -> Result<(), Error> {
+        match step {
+            Step::Rename { from, to, ino, directory } => {
+                self.take_back_rename((from, to), *ino, *directory)
+            }
+            Step::Exchange { one, other, ino_one, ino_other, directory } => {
+                self.take_back_exchange((one, other), (*ino_one, *ino_other), *directory)
+            }
+            // The mark meant the layer; its object is marked no more wherever it goes.
+            Step::Strip { .. } | Step::Metadata { .. } => Ok(()),
+        }
+    }
+
+    fn take_back_rename(
+        &mut self,
+        (from, to): (&Location, &Location),
+        ino: u64,
+        directory: bool,
+    ) -> Result<(), Error> {
+        if let (Location::Store(_), Location::Store(_), None) = (from, to, self.now(to)?) {
+            return Ok(()); // it was set aside for the branch, which has kept it
+        }
+        let (mut ino, mut directory) = (ino, directory);
+        if let Location::Base(path) = to {
+            let Some((real, stat)) = self.now(to)? else {
+                self.plan.drift.insert(path.clone());
+                return Ok(()); // forced: others removed it, so there is nothing to take away
+            };
+            if stat.stx_ino != ino {
+                self.plan.drift.insert(path.clone());
+                (ino, directory) = (stat.stx_ino, directory || is_directory(&stat));
+            } else if !self.moved_out.contains(from) {
+                // A directory of the base that was only moved is not compared: external changes stay in it.
+                self.check(&real, path, &stat, from)?;
+            }
+        }
+        if let Location::Base(path) = from {
+            self.free(from, path)?;
+        }
+        self.push(Step::Rename { from: to.clone(), to: from.clone(), ino, directory });
+        Ok(())
+    }
+
+    fn take_back_exchange(
+        &mut self,
+        (one, other): (&Location, &Location),
+        (ino_one, ino_other): (u64, u64),
+        directory: bool,
+    ) -> Result<(), Error> {
+        let path = other.path();
+        let step = match self.now(other)? {
+            None => {
+                self.plan.drift.insert(path.to_path_buf());
+                self.free(other, path)?;
+                Step::Rename { from: one.clone(), to: other.clone(), ino: ino_other, directory }
+            }
+            Some((real, stat)) => {
+                if stat.stx_ino == ino_one {
+                    self.check(&real, path, &stat, one)?;
+                } else {
+                    self.plan.drift.insert(path.to_path_buf());
+                }
+                Step::Exchange {
+                    one: one.clone(),
+                    other: other.clone(),
+                    ino_one: ino_other,
+                    ino_other: stat.stx_ino,
+                    directory: directory || is_directory(&stat),
+                }
+            }
+        };
+        self.push(step);
+        Ok(())
+    }
+
+    /// Restores the attributes that the transaction changed on a directory; external changes stay.
+    fn take_back_metadata(&mut self, step: &Step) -> Result<(), Error> {
+        let Step::Metadata { path, before, ino, new, old } = step else { return Ok(()) };
+        let found = self.disk.stat(path)?.filter(|stat| stat.stx_ino == *ino);
+        if found.is_none() {
+            if let Location::Base(path) = path {
+                self.plan.drift.insert(path.clone());
+            }
+            return Ok(());
+        }
+        let current = self.disk.metadata(path)?;
+        let (wanted, has_drifted) = merged(new, old, &current, self.reversal.finished);
+        if has_drifted {
+            self.plan.drift.insert(path.path().to_path_buf());
+        }
+        self.plan.steps.push(Step::Metadata {
+            path: before.clone(),
+            before: path.clone(),
+            ino: *ino,
+            new: wanted,
+            old: current,
+        });
+        Ok(())
+    }
+
+    /// Frees a path of the base, which may have been used externally.
+    fn free(&mut self, place: &Location, path: &Path) -> Result<(), Error> {
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let is_there = self.now(&Location::Base(parent.to_path_buf()))?;
+        if !is_there.is_some_and(|(_, stat)| is_directory(&stat)) {
+            return Err(Error::Conflict {
+                message: format!(
+                    "{} cannot be put back: others removed the directory it was in",
+                    path.display()
+                ),
+                paths: vec![path.to_path_buf()],
+                hint: "make the directory again, then repeat it",
+            });
+        }
+        if let Some((_, stat)) = self.now(place)? {
+            self.plan.drift.insert(path.to_path_buf());
+            self.next += 1;
+            let aside = directory_of(self.reversal.transaction).join(self.next.to_string());
+            self.push(Step::Rename {
+                from: place.clone(),
+                to: Location::Store(aside),
+                ino: stat.stx_ino,
+                directory: is_directory(&stat),
+            });
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, step: Step) {
+        self.moves.add(&step);
+        self.plan.steps.push(step);
+    }
+
+    /// What will be at a place when the steps so far are done, and where it is now.
+    fn now(&self, place: &Location) -> Result<Option<(Location, Statx)>, Error> {
+        let Some(real) = self.moves.origin(place) else { return Ok(None) };
+        Ok(self.disk.stat(&real)?.map(|stat| (real, stat)))
+    }
+
+    /// What goes away to a place in the store must be as the transaction left it.
+    fn check(
+        &mut self,
+        real: &Location,
+        path: &Path,
+        stat: &Statx,
+        to: &Location,
+    ) -> Result<(), Error> {
+        let UndoRequest { finished, traces, .. } = *self.reversal;
+        let is_ours = |ctime: i64| ctime <= finished || traces.covers(ctime, finished);
+        let mut pending = vec![(real.clone(), path.to_path_buf(), *stat, to.clone())];
+        while let Some((real, path, stat, to)) = pending.pop() {
+            self.plan.displaced.insert(to.clone(), Fingerprint::of(&stat));
+            if is_directory(&stat) {
+                for entry in self.disk.list(&real)? {
+                    let (real, path) = (real.join(&entry.name), path.join(&entry.name));
+                    if self.moves.origin(&Location::Base(path.clone())).as_ref() != Some(&real) {
+                        continue; // it leaves by a step of its own, which has looked at it
+                    }
+                    if let Some(stat) = self.disk.stat(&real)? {
+                        pending.push((real, path, stat, to.join(&entry.name)));
+                    }
+                }
+            }
+            if !traces.same(stat.stx_ino, Fingerprint::of(&stat).ctime).any(is_ours) {
+                self.plan.drift.insert(path);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_directory(stat: &Statx) -> bool {
+    kind_of(stat) == FileType::Directory
+}
+
+/// Returns the attributes to restore, and whether they were changed externally.
+fn merged(new: &Metadata, old: &Metadata, current: &Metadata, finished: i64) -> (Metadata, bool) {
+    let mut has_drifted = false;
+    let mut wanted = current.clone();
+    let mut pick = |changed: bool, drifted: bool| {
+        has_drifted |= changed && drifted;
+        changed
+    };
+    if pick(new.mode != old.mode, current.mode != new.mode) {
+        wanted.mode = old.mode;
+    }
+    if pick(
+        (new.uid, new.gid) != (old.uid, old.gid),
+        (current.uid, current.gid) != (new.uid, new.gid),
+    ) {
+        (wanted.uid, wanted.gid) = (old.uid, old.gid);
+    }
+    if pick(new.xattrs != old.xattrs, current.xattrs != new.xattrs) {
+        wanted.xattrs.clone_from(&old.xattrs);
+    }
+    // If entries were added or removed externally since, the later mtime is kept.
+    let (seconds, nanoseconds) = current.mtime;
+    if current.mtime == new.mtime || seconds * 1_000_000_000 + i64::from(nanoseconds) <= finished {
+        wanted.mtime = old.mtime;
+    }
+    wanted.atime = old.atime.max(current.atime);
+    (wanted, has_drifted)
+}
+
+/// The moves planned so far: which place of now will be where.
+#[derive(Debug, Default)]
+pub(super) struct PathMap {
+    /// Root of something moved -> where it is now; `None`: nothing will be there.
+    at: BTreeMap<Location, Option<Location>>,
+}
+
+impl PathMap {
+    pub(super) fn add(&mut self, step: &Step) {
+        match step {
+            Step::Rename { from, to, .. } => {
+                let origin = self.origin(from);
+                let below = self.take_below(from);
+                self.at.insert(from.clone(), None);
+                self.at.insert(to.clone(), origin);
+                self.put_below(to, below);
+            }
+            Step::Exchange { one, other, .. } => {
+                let origins = (self.origin(one), self.origin(other));
+                let below = (self.take_below(one), self.take_below(other));
+                self.at.insert(one.clone(), origins.1);
+                self.at.insert(other.clone(), origins.0);
+                self.put_below(one, below.1);
+                self.put_below(other, below.0);
+            }
+            Step::Strip { .. } | Step::Metadata { .. } => {}
+        }
+    }
+
+    /// Adds the reverse of a step.
+    pub(super) fn add_reversed(&mut self, step: &Step) {
+        match step {
+            Step::Rename { from, to, ino, directory } => self.add(&Step::Rename {
+                from: to.clone(),
+                to: from.clone(),
+                ino: *ino,
+                directory: *directory,
+            }),
+            other => self.add(other),
+        }
+    }
+
+    /// Those of the base.
+    pub(super) fn of_base(self) -> BTreeMap<PathBuf, Option<Location>> {
+        let base = |(place, origin)| match place {
+            Location::Base(path) => Some((path, origin)),
+            Location::Store(_) => None,
+        };
+        self.at.into_iter().filter_map(base).collect()
+    }
+
+    /// Objects of the base that will be elsewhere in it: present path and later one.
+    pub(super) fn within_base(&self) -> impl Iterator<Item = (&Path, &Path)> {
+        self.at.iter().filter_map(|(to, from)| match (from, to) {
+            (Some(Location::Base(from)), Location::Base(to)) if from != to => {
+                Some((from.as_path(), to.as_path()))
+            }
+            _ => None,
+        })
+    }
+
+    /// Whether something at a place, or below it, comes or goes.
+    pub(super) fn touches(&self, place: &Location) -> bool {
+        self.at.range(place.clone()..).next().is_some_and(|(key, _)| below(key, place).is_some())
+    }
+
+    /// Entries strictly below a place, relative to it. Paths sort by components, so they stand together.
+    fn take_below(&mut self, place: &Location) -> Vec<(PathBuf, Option<Location>)> {
+        let below: Vec<Location> = self
+            .at
+            .range(place.clone()..)
+            .map(|(key, _)| key)
+            .take_while(|key| below(key, place).is_some())
+            .filter(|key| *key != place)
+            .cloned()
+            .collect();
+        below
+            .into_iter()
+            .filter_map(|key| {
+                let origin = self.at.remove(&key)?;
+                let rest = key.path().strip_prefix(place.path()).ok()?.to_path_buf();
+                Some((rest, origin))
+            })
+            .collect()
+    }
+
+    fn put_below(&mut self, place: &Location, entries: Vec<(PathBuf, Option<Location>)>) {
+        for (rest, origin) in entries {
+            self.at.insert(with_rest(place, &rest), origin);
+        }
+    }
+
+    /// Where what will be at `place` is now.
+    pub(super) fn origin(&self, place: &Location) -> Option<Location> {
+        for root in place.path().ancestors() {
+            let key = match place {
+                Location::Base(_) => Location::Base(root.to_path_buf()),
+                Location::Store(_) => Location::Store(root.to_path_buf()),
+            };
+            if let Some(origin) = self.at.get(&key) {
+                let rest = place.path().strip_prefix(root).ok()?;
+                return origin.as_ref().map(|origin| with_rest(origin, rest));
+            }
+        }
+        Some(place.clone())
+    }
+}
+
+pub(super) fn with_rest(place: &Location, rest: &Path) -> Location {
+    if rest.as_os_str().is_empty() { place.clone() } else { place.join(rest.as_os_str()) }
+}
+
+fn below<'p>(place: &'p Location, root: &Location) -> Option<&'p Path> {
+    match (place, root) {
+        (Location::Base(path), Location::Base(root))
+        | (Location::Store(path), Location::Store(root)) => path.strip_prefix(root).ok(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn base(path: &str) -> Location {
+        Location::Base(PathBuf::from(path))
+    }
+
+    fn rename(from: &str, to: &str) -> Step {
+        Step::Rename { from: base(from), to: base(to), ino: 0, directory: true }
+    }
+
+    #[test]
+    fn what_lies_in_a_moved_directory_is_found_where_it_is_now() {
+        let mut moves = PathMap::default();
+        moves.add(&rename("file", "directory/file"));
+        moves.add(&rename("directory", "moved"));
+        assert_eq!(moves.origin(&base("moved/file")), Some(base("file")));
+        assert_eq!(moves.origin(&base("moved/other")), Some(base("directory/other")));
+        assert_eq!(moves.origin(&base("directory/other")), None);
+        assert_eq!(moves.origin(&base("file")), None);
+        moves.add(&Step::Exchange {
+            one: base("moved"),
+            other: base("other"),
+            ino_one: 0,
+            ino_other: 0,
+            directory: true,
+        });
+        assert_eq!(moves.origin(&base("other/file")), Some(base("file")));
+        assert_eq!(moves.origin(&base("moved/x")), Some(base("other/x")));
+    }
+}

@@ -1,0 +1,580 @@
+//! One branch as the kernel sees it: merged lookups over a stack of layers, copy-up, and changes to the top layer.
+//!
+//! A view knows no FUSE and no other branch. Its layers are ordered top first; the first is the branch's own and takes
+//! all changes, the last is the base. The view of main has the base alone and changes it in place.
+//!
+//! Cost of the hot paths, in system calls beside the one round trip to the kernel: a lookup is one `statx` for each
+//! layer until the name is found (plus two `getxattr` where directories of two layers merge); `getattr` is one `statx`;
+//! `open` is one `openat`; `read` and `write` are one each; a first change copies up each parent directory once.
+//!
+//! Locking: a view is used under the mutex of its [`crate::mount::Mount`]; file content is read and written
+//! outside it, on descriptors taken out of the handle table.
+
+mod attr;
+mod changed_paths;
+mod copy_up;
+mod handles;
+mod listing;
+mod modify;
+mod nodes;
+mod open;
+mod partial_files;
+mod quota_hooks;
+
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::hash::RandomState;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use rustix::fs::{FileType, Statx};
+use rustix::io::Errno;
+
+use crate::layer::Layer;
+use crate::rooted_dir::Result;
+use crate::vfs::{Attributes, Time};
+use crate::write_set::{Fingerprint, Read};
+
+pub use attr::kill_privileges_of;
+pub(crate) use changed_paths::ChangedPaths;
+pub use copy_up::Content as CopiedContent;
+pub use handles::Handles;
+pub use modify::{New, Owner};
+use nodes::Node;
+pub use nodes::{LayerPath, NodeIndex, NodeLocation, Nodes, ROOT};
+pub use open::OpenedFile;
+pub use partial_files::Brought;
+
+/// The store's directory in the base, hidden from every view.
+pub const HIDDEN: &str = ".branching";
+
+/// Whether a path relative to the base is the store. No other name is reserved.
+pub(crate) fn is_hidden(base_path: &Path) -> bool {
+    base_path.as_os_str() == HIDDEN
+}
+
+/// A branch's tree.
+#[derive(Debug)]
+pub struct View {
+    pub(crate) layers: Vec<Arc<Layer>>,
+    /// The nodes that the kernel knows.
+    pub nodes: Nodes,
+    /// The open files.
+    pub handles: Handles,
+    /// What makes the offsets of a listing of its names.
+    offsets: RandomState,
+    /// Nodes that somebody may write to through a mapping.
+    mapped: HashSet<NodeIndex>,
+    /// Big files may be copied up in part.
+    pub(crate) copies_in_part: Arc<AtomicBool>,
+    pending: Option<Pending>,
+}
+
+/// Why a view gets another stack of layers.
+#[derive(Clone, Copy)]
+pub(crate) enum Restacking<'w> {
+    /// A child was committed into the branch: its layers are the top.
+    Committed,
+    /// Layers below changed, and the view shows the same as before: only at these paths of the base if some are given.
+    Same(Option<&'w [Arc<ChangedPaths>]>),
+}
+
+/// A change of the layers below that is carried out when the view is used next: a commit costs the same however many
+/// siblings live on.
+#[derive(Debug)]
+struct Pending {
+    layers: Vec<Arc<Layer>>,
+    /// As in [`Restacking::Same`].
+    changed: Option<Vec<Arc<ChangedPaths>>>,
+}
+
+/// A node, and one of its names, that the kernel may hold an outdated answer for.
+pub(crate) type Outdated = (NodeIndex, Option<(NodeIndex, OsString)>);
+
+/// What a merged lookup found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) kind: FileType,
+    pub(crate) place: NodeLocation,
+    /// Layer and inode number of the object itself (not of a directory).
+    pub(crate) inode: Option<(crate::ids::LayerId, u64)>,
+    /// State of a regular file of a lower layer.
+    pub(crate) identity: Option<Fingerprint>,
+    pub(crate) attributes: Attributes,
+}
+
+impl View {
+    /// A view of `layers`, top first.
+    pub(crate) fn new(layers: Vec<Arc<Layer>>) -> Self {
+        let root = root_place(&layers);
+        Self {
+            layers,
+            nodes: Nodes::new(root),
+            handles: Handles::default(),
+            offsets: RandomState::new(),
+            mapped: HashSet::new(),
+            copies_in_part: Arc::default(),
+            pending: None,
+        }
+    }
+
+    /// The layer that takes changes.
+    pub fn top(&self) -> Arc<Layer> {
+        Arc::clone(&self.layers[0])
+    }
+
+    /// Looks `name` up in a directory and remembers its node. The caller takes the kernel's reference.
+    pub fn lookup(
+        &mut self,
+        parent: NodeIndex,
+        name: &OsStr,
+    ) -> Result<Option<(NodeIndex, Attributes)>> {
+        let Some(mut found) = self.find(parent, name)? else {
+            self.note_missing(parent, name)?;
+            return Ok(None);
+        };
+        if let (NodeLocation::Lower(at), Some(origin)) = (&found.place, found.inode) {
+            let at = at.clone();
+            if self.link_copied_up(parent, name, &at, origin)? {
+                found = self.find(parent, name)?.ok_or(Errno::IO)?;
+            }
+        }
+        let attributes = found.attributes;
+        Ok(Some((self.enter(parent, name, found), attributes)))
+    }
+
+    /// The node for something found: the one that is known under that name or by that inode, or a new one.
+    fn enter(&mut self, parent: NodeIndex, name: &OsStr, found: Found) -> NodeIndex {
+        let known = self.nodes.child(parent, name);
+        if let Some(index) = known.filter(|index| self.same(*index, &found)) {
+            return index;
+        }
+        let linked = found.inode.and_then(|inode| self.nodes.by_inode(inode));
+        let index = match linked.filter(|index| self.is_other_name(*index, &found)) {
+            Some(index) => index,
+            None => {
+                let index = self.nodes.add(found.kind, found.place, found.inode);
+                if let Ok(node) = self.nodes.get_mut(index) {
+                    node.identity = found.identity;
+                }
+                index
+            }
+        };
+        if known.is_some_and(|known| known != index) {
+            self.supersede_name(parent, name);
+        }
+        self.nodes.name(index, parent, name);
+        index
+    }
+
+    /// Whether the node that has the inode of something found under another name is that object.
+    fn is_other_name(&self, index: NodeIndex, found: &Found) -> bool {
+        // In main others rename, remove and make files: an inode with one link has no other name any more.
+        let is_linked = !self.layers[0].is_base() || found.attributes.nlink > 1;
+        self.nodes.get(index).is_ok_and(|node| {
+            let is_known = node.names.is_empty() || is_linked;
+            node.kind == found.kind && node.identity == found.identity && is_known
+        })
+    }
+
+    /// A name of a file means another object now.
+    fn supersede_name(&mut self, parent: NodeIndex, name: &OsStr) {
+        let node = self.nodes.child(parent, name).and_then(|index| self.nodes.get(index).ok());
+        let Some(node) = node else { return };
+        let place = match &node.place {
+            NodeLocation::Lower(at) => NodeLocation::Lower(at.clone()),
+            _ => NodeLocation::Orphan,
+        };
+        self.nodes.split_node(parent, name, place);
+    }
+
+    /// Takes all names from a node whose object is not what they lead to any more.
+    pub(crate) fn supersede_names(&mut self, index: NodeIndex) {
+        let names = self.nodes.get(index).map(|node| node.names.clone()).unwrap_or_default();
+        for (parent, name) in names {
+            self.supersede_name(parent, &name);
+        }
+    }
+
+    fn same(&self, index: NodeIndex, found: &Found) -> bool {
+        let Ok(node) = self.nodes.get(index) else {
+            return false;
+        };
+        let place_is_same = match (&node.place, &found.place) {
+            (NodeLocation::Directory { .. }, NodeLocation::Directory { .. })
+            | (NodeLocation::Upper, NodeLocation::Upper) => true,
+            (NodeLocation::Lower(one), NodeLocation::Lower(other)) => {
+                one.layer.id == other.layer.id
+            }
+            _ => false,
+        };
+        let inode_is_same = match found.inode {
+            Some(inode) => self.nodes.by_inode(inode) == Some(index),
+            None => true,
+        };
+        let state_is_same = node.identity == found.identity;
+        node.kind == found.kind && place_is_same && inode_is_same && state_is_same
+    }
+
+    /// The layers that have a directory, with its path in each, top first.
+    fn sources(&self, directory: NodeIndex) -> Result<Cow<'_, [LayerPath]>> {
+        match &self.nodes.get(directory)?.place {
+            NodeLocation::Directory { upper: false, lowers } => Ok(Cow::Borrowed(lowers)),
+            NodeLocation::Directory { upper: true, lowers } => {
+                let mut sources = Vec::with_capacity(lowers.len() + 1);
+                sources.push(LayerPath { layer: self.top(), path: self.nodes.path(directory)? });
+                sources.extend(lowers.iter().cloned());
+                Ok(Cow::Owned(sources))
+            }
+            NodeLocation::Orphan => Err(Errno::NOENT),
+            NodeLocation::Upper | NodeLocation::Lower(_) => Err(Errno::NOTDIR),
+        }
+    }
+
+    /// What the branch has under `name` in a directory.
+    pub(crate) fn find(&self, parent: NodeIndex, name: &OsStr) -> Result<Option<Found>> {
+        self.find_in(&self.sources(parent)?, name)
+    }
+
+    /// What the layers below the top one have under `name`: what a change there must hide.
+    pub(crate) fn find_below(&self, parent: NodeIndex, name: &OsStr) -> Result<Option<Found>> {
+        match &self.nodes.get(parent)?.place {
+            NodeLocation::Directory { lowers, .. } if !lowers.is_empty() => {
+                self.find_in(lowers, name)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn find_in(&self, sources: &[LayerPath], name: &OsStr) -> Result<Option<Found>> {
+        let mut merged: Option<Merged> = None;
+        for (position, source) in sources.iter().enumerate() {
+            let path = source.path.join(name);
+            let layer = &source.layer;
+            if layer.is_base() && is_hidden(&path) {
+                continue;
+            }
+            let stat = match layer.tree.stat_entry(&source.path, name) {
+                Ok(stat) => stat,
+                Err(Errno::NOENT | Errno::NOTDIR) => continue,
+                Err(error) => return Err(error),
+            };
+            if layer.is_whiteout(&path, &stat)? {
+                break;
+            }
+            let kind = FileType::from_raw_mode(u32::from(stat.stx_mode));
+            if kind != FileType::Directory {
+                return Ok(Some(match merged {
+                    Some(merged) => merged.finish(),
+                    None => {
+                        self.object(kind, LayerPath { layer: Arc::clone(layer), path }, &stat)?
+                    }
+                }));
+            }
+            let at = LayerPath { layer: Arc::clone(layer), path };
+            let is_top = layer.id == self.layers[0].id;
+            let rest = &sources[position + 1..];
+            let (opaque, redirect) = if layer.is_base() || self.is_lowest(layer) {
+                (true, None)
+            } else {
+                (layer.is_opaque(&at.path)?, layer.redirect(&at.path)?)
+            };
+            match &mut merged {
+                None => merged = Some(Merged::new(at.clone(), &stat, is_top)),
+                Some(merged) => merged.add(at.clone(), &stat),
+            }
+            if opaque {
+                break;
+            }
+            if let Some(origin) = redirect {
+                for below in self.resolve_below(&at.layer, &origin)? {
+                    let stat = below.layer.tree.stat(&below.path)?;
+                    if let Some(merged) = &mut merged {
+                        merged.add(below, &stat);
+                    }
+                }
+                break;
+            }
+            if rest.is_empty() {
+                break;
+            }
+        }
+        Ok(merged.map(Merged::finish))
+    }
+
+    fn is_lowest(&self, layer: &Layer) -> bool {
+        self.layers.last().is_some_and(|last| last.id == layer.id)
+    }
+
+    /// The directories that `path` names in the layers below `layer`, as a redirect asks for.
+    fn resolve_below(&self, layer: &Layer, path: &Path) -> Result<Vec<LayerPath>> {
+        let position =
+            self.layers.iter().position(|other| other.id == layer.id).ok_or(Errno::IO)?;
+        let mut at: Vec<LayerPath> = self.layers[position + 1..]
+            .iter()
+            .map(|layer| LayerPath { layer: Arc::clone(layer), path: PathBuf::new() })
+            .collect();
+        for name in path {
+            at = match self.find_in(&at, name)?.map(|found| found.place) {
+                Some(NodeLocation::Directory { lowers, .. }) => lowers.to_vec(),
+                _ => return Ok(Vec::new()),
+            };
+        }
+        Ok(at)
+    }
+
+    fn object(&self, kind: FileType, at: LayerPath, stat: &Statx) -> Result<Found> {
+        let layer = Arc::clone(&at.layer);
+        let is_top = layer.id == self.layers[0].id;
+        // Only linked objects need to be found again by inode; in the top layer any may be linked later.
+        let inode = (is_top || stat.stx_nlink > 1).then_some((layer.origin, stat.stx_ino));
+        let is_lower_file = !is_top && kind == FileType::RegularFile;
+        let mut attributes = self.object_attributes(stat, &layer);
+        self.count_blocks(&mut attributes, &at, stat)?;
+        Ok(Found {
+            kind,
+            place: if is_top { NodeLocation::Upper } else { NodeLocation::Lower(at) },
+            inode,
+            identity: is_lower_file.then(|| Fingerprint::of(stat)),
+            attributes,
+        })
+    }
+
+    /// Attributes of an object that is no directory: names that layers above hide are no links.
+    pub(crate) fn object_attributes(&self, stat: &Statx, layer: &Layer) -> Attributes {
+        let mut found = attributes(stat, layer);
+        if stat.stx_nlink > 1 {
+            let above = self.layers.iter().take_while(|other| other.id != layer.id);
+            let hidden: u32 =
+                above.map(|other| other.hidden_links((layer.origin, stat.stx_ino))).sum();
+            found.nlink = found.nlink.saturating_sub(hidden);
+        }
+        found
+    }
+
+    /// Where a node's content is now: layer and path. `ENOENT` for orphans.
+    pub fn locate(&self, index: NodeIndex) -> Result<LayerPath> {
+        match &self.nodes.get(index)?.place {
+            NodeLocation::Directory { upper: true, .. } | NodeLocation::Upper => {
+                Ok(LayerPath { layer: self.top(), path: self.nodes.path(index)? })
+            }
+            NodeLocation::Directory { upper: false, lowers } => {
+                lowers.first().cloned().ok_or(Errno::NOENT)
+            }
+            NodeLocation::Lower(at) => Ok(at.clone()),
+            NodeLocation::Orphan => Err(Errno::NOENT),
+        }
+    }
+
+    /// A descriptor of an orphan that somebody has open.
+    pub(crate) fn open_file_of(&self, index: NodeIndex) -> Option<Arc<OwnedFd>> {
+        let node = self.nodes.get(index).ok()?;
+        node.handles.iter().find_map(|handle| self.handles.file(*handle).ok())
+    }
+
+    /// Replaces the stack of layers before the view is used next ([`Self::catch_up`]). It shows the same as before.
+    pub(crate) fn restack_later(
+        &mut self,
+        layers: Vec<Arc<Layer>>,
+        changed: Option<&Arc<ChangedPaths>>,
+    ) {
+        let before = self.pending.take().map_or(Some(Vec::new()), |pending| pending.changed);
+        let changed = before.zip(changed).map(|(mut before, changed)| {
+            before.push(Arc::clone(changed));
+            before
+        });
+        self.pending = Some(Pending { layers, changed });
+    }
+
+    /// Carries out what [`Self::restack_later`] has left.
+    pub(crate) fn catch_up(&mut self) {
+        if let Some(Pending { layers, changed }) = self.pending.take() {
+            self.restack(layers, Restacking::Same(changed.as_deref()));
+        }
+    }
+
+    /// Replaces the stack of layers. Returns the nodes and names that were looked up again: the kernel may hold outdated
+    /// answers for them. A name that means another object than before gets a new node when it is looked up next.
+    pub(crate) fn restack(
+        &mut self,
+        layers: Vec<Arc<Layer>>,
+        reason: Restacking<'_>,
+    ) -> Vec<Outdated> {
+        let old_top = self.top();
+        self.layers = layers;
+        if let Ok(root) = self.nodes.get_mut(ROOT) {
+            root.place = root_place(&self.layers);
+        }
+        let mut outdated = vec![(ROOT, None)];
+        let mut children: HashMap<NodeIndex, Vec<(NodeIndex, OsString)>> = HashMap::new();
+        for (index, node) in self.nodes.all() {
+            for (parent, name) in &node.names {
+                children.entry(*parent).or_default().push((index, name.clone()));
+            }
+        }
+        // A directory, its path in the old top layer, and whether it is still there.
+        let mut pending = vec![(ROOT, PathBuf::new(), true)];
+        while let Some((parent, directory, is_there)) = pending.pop() {
+            for (index, name) in children.remove(&parent).unwrap_or_default() {
+                let old_path = directory.join(&name);
+                if matches!(reason, Restacking::Same(Some(changed)) if !self.is_over(index, changed))
+                {
+                    pending.push((index, old_path, is_there));
+                    continue;
+                }
+                outdated.push((index, Some((parent, name.clone()))));
+                let found = if is_there { self.find(parent, &name).ok().flatten() } else { None };
+                let Ok(node) = self.nodes.get(index) else { continue };
+                let is_directory = node.kind == FileType::Directory;
+                let before = match &node.place {
+                    NodeLocation::Upper => {
+                        LayerPath { layer: Arc::clone(&old_top), path: old_path.clone() }
+                    }
+                    // Found under another of its names above.
+                    NodeLocation::Lower(at) if at.layer.id == old_top.id => {
+                        LayerPath { layer: Arc::clone(&old_top), path: old_path.clone() }
+                    }
+                    NodeLocation::Lower(at) => at.clone(),
+                    NodeLocation::Directory { .. } | NodeLocation::Orphan => {
+                        LayerPath { layer: Arc::clone(&old_top), path: PathBuf::new() }
+                    }
+                };
+                match found.filter(|found| is_kept(node, &before, found, &reason)) {
+                    Some(found) => {
+                        self.nodes.set_inode(index, found.inode);
+                        if let Ok(node) = self.nodes.get_mut(index) {
+                            (node.place, node.identity) = (found.place, found.identity);
+                            node.default_acl = None;
+                        }
+                        pending.push((index, old_path, true));
+                    }
+                    None => {
+                        let place = if is_directory {
+                            NodeLocation::Orphan
+                        } else {
+                            NodeLocation::Lower(before)
+                        };
+                        self.nodes.split_node(parent, &name, place);
+                        pending.push((index, old_path, false));
+                    }
+                }
+            }
+        }
+        outdated
+    }
+
+    /// Whether a node shows something of the base at a path where that has changed.
+    fn is_over(&self, index: NodeIndex, changed: &[Arc<ChangedPaths>]) -> bool {
+        let is_changed = |at: &LayerPath| {
+            at.layer.is_base() && changed.iter().any(|changed| changed.changes(&at.path))
+        };
+        match self.nodes.get(index).map(|node| &node.place) {
+            Ok(NodeLocation::Directory { lowers, .. }) => lowers.iter().any(is_changed),
+            Ok(NodeLocation::Lower(at)) => is_changed(at),
+            _ => false,
+        }
+    }
+
+    /// The branch read this path of its snapshot. Only noted where the policy asks for it.
+    fn record_read(&self, path: &Path, read: Read) -> Result<()> {
+        self.layers[0].record_read(path, read)
+    }
+
+    /// A name was looked up in vain: noted under its path in the snapshot.
+    fn note_missing(&self, parent: NodeIndex, name: &OsStr) -> Result<()> {
+        match &self.nodes.get(parent)?.place {
+            NodeLocation::Directory { lowers, .. } => match lowers.first() {
+                Some(below) => self.record_read(&below.path.join(name), Read::Missing),
+                None => Ok(()), // new in this branch, with all that is in it
+            },
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether a node stays the node of its name, where `found` is what the name means now, and `before` was its object.
+fn is_kept(node: &Node, before: &LayerPath, found: &Found, reason: &Restacking<'_>) -> bool {
+    if node.kind != found.kind || node.kind == FileType::Directory {
+        return node.kind == found.kind;
+    }
+    match (reason, &found.place) {
+        (Restacking::Committed, NodeLocation::Lower(at)) => {
+            (at.layer.id, &at.path) == (before.layer.id, &before.path)
+        }
+        (Restacking::Committed, _) => false,
+        // Its content is the same, unless others changed it in the base.
+        (Restacking::Same(_), _) => match (node.identity, found.identity) {
+            (Some(before), Some(now)) => before.has_content_of(&now),
+            (before, now) => before == now,
+        },
+    }
+}
+
+/// The root is a directory of every layer that is there.
+fn root_place(layers: &[Arc<Layer>]) -> NodeLocation {
+    let lowers = layers[1..]
+        .iter()
+        .filter(|layer| layer.is_made())
+        .map(|layer| LayerPath { layer: Arc::clone(layer), path: PathBuf::new() })
+        .collect();
+    NodeLocation::Directory { upper: layers[0].is_made(), lowers }
+}
+
+/// Directories of several layers under one name, as they are found from the top down.
+struct Merged {
+    upper: bool,
+    lowers: Vec<LayerPath>,
+    attributes: Attributes,
+    directories: u32,
+}
+
+impl Merged {
+    fn new(at: LayerPath, stat: &Statx, is_top: bool) -> Self {
+        let attributes = attributes(stat, &at.layer);
+        let lowers = if is_top { Vec::new() } else { vec![at] };
+        Self { upper: is_top, lowers, attributes, directories: 1 }
+    }
+
+    fn add(&mut self, at: LayerPath, stat: &Statx) {
+        // The lowest directory's number stays the same whatever is copied up above it.
+        self.attributes.ino = at.layer.st_ino(stat.stx_ino);
+        self.lowers.push(at);
+        self.directories += 1;
+    }
+
+    fn finish(mut self) -> Found {
+        if self.directories > 1 {
+            self.attributes.nlink = 1; // unknown without a listing; 1 is the value that tools take for that
+        }
+        Found {
+            kind: FileType::Directory,
+            place: NodeLocation::Directory { upper: self.upper, lowers: self.lowers.into() },
+            inode: None,
+            identity: None,
+            attributes: self.attributes,
+        }
+    }
+}
+
+/// `stat` of an object in `layer` as the kernel wants it, with the inode number and links to show.
+pub(crate) fn attributes(stat: &Statx, layer: &Layer) -> Attributes {
+    let time =
+        |time: rustix::fs::StatxTimestamp| Time { seconds: time.tv_sec, nanoseconds: time.tv_nsec };
+    Attributes {
+        ino: layer.st_ino(stat.stx_ino),
+        size: stat.stx_size,
+        blocks: stat.stx_blocks,
+        atime: time(stat.stx_atime),
+        mtime: time(stat.stx_mtime),
+        ctime: time(stat.stx_ctime),
+        mode: u32::from(stat.stx_mode),
+        nlink: layer.shown_links(stat.stx_ino, stat.stx_nlink),
+        uid: stat.stx_uid,
+        gid: stat.stx_gid,
+        rdev: (stat.stx_rdev_major, stat.stx_rdev_minor),
+        block_size: stat.stx_blksize,
+    }
+}

@@ -1,0 +1,353 @@
+//! Copy-up: bringing an object of a lower layer into the top layer before it is changed.
+//!
+//! A copy is built in the layer's scratch directory and renamed into place, so a crash leaves either nothing or the whole
+//! object. What the base had at that path is noted first (the write set, S8 of docs/semantics.md), and the shown inode number
+//! after. The parent's times are put back: copying up is not a change that a user made.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Gid, Mode, OFlags, RenameFlags, Statx, Uid, XattrFlags};
+use rustix::io::Errno;
+
+use super::quota_hooks::{self, Copying};
+use super::{LayerPath, NodeIndex, NodeLocation, ROOT, View};
+use crate::ids::LayerId;
+use crate::layer::{Layer, WorkEntry};
+use crate::object_copy::{copy_content, copy_metadata, times};
+use crate::overlay;
+use crate::rooted_dir::{Result, Tree};
+use crate::write_set::{Fingerprint, Precondition};
+
+/// How much of a file a change needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// All of it.
+    Keep,
+    /// None: the file is about to be truncated.
+    Drop,
+}
+
+impl View {
+    /// Makes sure that the node is in the top layer. Directories come without their entries.
+    pub fn copy_up(&mut self, index: NodeIndex, content: Content) -> Result<()> {
+        match &self.nodes.get(index)?.place {
+            NodeLocation::Upper | NodeLocation::Directory { upper: true, .. } => Ok(()),
+            NodeLocation::Directory { upper: false, .. } => self.copy_up_directories(index),
+            NodeLocation::Lower(_) if self.nodes.get(index)?.names.is_empty() => {
+                self.copy_up_orphan(index)
+            }
+            NodeLocation::Lower(_) => self.copy_up_object(index, content),
+            NodeLocation::Orphan => Ok(()), // changed through its descriptor
+        }
+    }
+
+    /// Makes sure that the top layer is on disk.
+    pub fn make_layer(&mut self) -> Result<()> {
+        let NodeLocation::Directory { upper: false, lowers } = &self.nodes.get(ROOT)?.place else {
+            return Ok(());
+        };
+        let below = lowers.first().ok_or(Errno::NOENT)?;
+        self.layers[0].make(&below.layer.tree)?;
+        if let NodeLocation::Directory { upper, .. } = &mut self.nodes.get_mut(ROOT)?.place {
+            *upper = true;
+        }
+        Ok(())
+    }
+
+    /// A directory that is in lower layers alone, and those that it is in.
+    fn copy_up_directories(&mut self, index: NodeIndex) -> Result<()> {
+        let mut missing = vec![index];
+        while let Some(index) = missing.last().copied().filter(|index| *index != ROOT) {
+            let (parent, _) = self.nodes.get(index)?.names.first().ok_or(Errno::NOENT)?;
+            match &self.nodes.get(*parent)?.place {
+                NodeLocation::Directory { upper: false, .. } => missing.push(*parent),
+                _ => break,
+            }
+        }
+        missing.into_iter().rev().try_for_each(|index| match index {
+            ROOT => self.make_layer(),
+            index => self.copy_up_directory(index),
+        })
+    }
+
+    fn copy_up_directory(&mut self, index: NodeIndex) -> Result<()> {
+        let source = self.locate(index)?;
+        let stat = source.layer.tree.stat(&source.path)?;
+        self.note(&source.layer, &source.path, Precondition::Present(Fingerprint::of(&stat)))?;
+        let (top, path) = (self.top(), self.nodes.path(index)?);
+        let charge = quota_hooks::charge_name(&top, FileType::Directory)?;
+        let scratch = WorkEntry::new(&top);
+        top.work()?.make_directory(&scratch, 0o700)?;
+        copy_metadata((&source.layer.tree, &source.path, &stat), (top.work()?, &scratch))?;
+        keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
+        scratch.placed();
+        quota_hooks::keep(charge);
+        if let NodeLocation::Directory { upper, .. } = &mut self.nodes.get_mut(index)?.place {
+            *upper = true;
+        }
+        Ok(())
+    }
+
+    fn copy_up_object(&mut self, index: NodeIndex, content: Content) -> Result<()> {
+        let names = self.nodes.get(index)?.names.clone();
+        for (parent, _) in &names {
+            self.copy_up(*parent, Content::Keep)?;
+        }
+        let source = self.locate(index)?;
+        let mut stat = source.layer.tree.stat(&source.path)?;
+        if !self.is_as_looked_up(index, &stat)? {
+            // The kernel may have pages of what it was: they must not become the copy's.
+            self.supersede_names(index);
+            return Err(Errno::STALE);
+        }
+        self.note(&source.layer, &source.path, Precondition::Present(Fingerprint::of(&stat)))?;
+        let (top, path) = (self.top(), self.nodes.path(index)?);
+        let (tree, partial) = (&source.layer.tree, self.partial_at(&source, Some(stat.stx_ino))?);
+        if let Some(partial) = &partial {
+            stat.stx_blocks = partial.blocks()?;
+        }
+        let copying = Copying::expect(&top, &stat, content)?;
+        let scratch = WorkEntry::new(&top);
+        copy_object(tree, &source.path, &stat, top.work()?, &scratch, |copy| match &partial {
+            _ if self.is_copied_in_part(&stat, content) => self.begin_copy(&source, &stat, copy),
+            Some(partial) if content == Content::Keep => partial.copy_to(copy),
+            _ => copy_whole(tree, &source.path, &stat, copy, content),
+        })?;
+        let made = top.work()?.stat(&scratch)?;
+        keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
+        scratch.placed();
+        copying.made(&top, &top.tree, &path, made.stx_ino)?;
+        top.set_origin(made.stx_ino, source.layer.st_ino(stat.stx_ino))?;
+        if stat.stx_nlink > 1 {
+            let links = self.object_attributes(&stat, &source.layer).nlink;
+            top.keep_link((source.layer.origin, stat.stx_ino), &path, made.stx_ino, links)?;
+        }
+        let node = self.nodes.get_mut(index)?;
+        (node.place, node.identity) = (NodeLocation::Upper, None);
+        self.nodes.set_inode(index, Some((top.id, made.stx_ino)));
+        self.link_other_names(index, &top, &path, &names[1..])?;
+        self.reopen_handles(index, &top, &path)
+    }
+
+    /// Hard links that are known under several names stay one object.
+    fn link_other_names(
+        &mut self,
+        index: NodeIndex,
+        top: &Arc<Layer>,
+        path: &Path,
+        names: &[(NodeIndex, std::ffi::OsString)],
+    ) -> Result<()> {
+        for (parent, name) in names {
+            if let Some(below) = self.find_below(*parent, name)? {
+                if let NodeLocation::Lower(at) = &below.place {
+                    let stat = at.layer.tree.stat(&at.path)?;
+                    self.note(&at.layer, &at.path, Precondition::Present(Fingerprint::of(&stat)))?;
+                }
+            }
+            let other = self.nodes.path(*parent)?.join(name);
+            let charge = quota_hooks::charge_name(top, FileType::RegularFile)?;
+            keep_parent_times(top, &other, || top.tree.link(path, &other))?;
+            quota_hooks::keep(charge);
+        }
+        debug_assert!(self.nodes.get(index).is_ok());
+        Ok(())
+    }
+
+    /// A name that a lower layer has is one of several of an object that was copied up under another name: it becomes a
+    /// link to the copy. Returns whether it did.
+    pub(crate) fn link_copied_up(
+        &mut self,
+        parent: NodeIndex,
+        name: &OsStr,
+        at: &LayerPath,
+        origin: (LayerId, u64),
+    ) -> Result<bool> {
+        let mut above = self.layers.iter().take_while(|layer| layer.id != at.layer.id);
+        let Some(holder) = above.find(|layer| layer.has_link(origin)).cloned() else {
+            return Ok(false);
+        };
+        self.copy_up(parent, Content::Keep)?;
+        let stat = at.layer.tree.stat(&at.path)?;
+        self.note(&at.layer, &at.path, Precondition::Present(Fingerprint::of(&stat)))?;
+        let (top, path) = (self.top(), self.nodes.path(parent)?.join(name));
+        if holder.id == top.id {
+            keep_parent_times(&top, &path, || top.link_kept(origin, &path))?;
+            quota_hooks::count_name(&top, FileType::RegularFile);
+            return Ok(true);
+        }
+        // The copy is a frozen parent's: this branch gets one of its own.
+        let (links, kept) = holder.kept_link(origin)?;
+        let (scratch, stat) = (WorkEntry::new(&top), links.stat(&kept)?);
+        let copying = Copying::expect(&top, &stat, Content::Keep)?;
+        copy_object(links, &kept, &stat, top.work()?, &scratch, |copy| {
+            copy_whole(links, &kept, &stat, copy, Content::Keep)
+        })?;
+        let made = top.work()?.stat(&scratch)?;
+        keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
+        scratch.placed();
+        copying.made(&top, &top.tree, &path, made.stx_ino)?;
+        Ok(true)
+    }
+
+    /// Before a commit every name of a copied-up object must be in the layer. Walks the whole tree, but only where the
+    /// branch changed an object that has names it never looked up.
+    pub(crate) fn link_all_copied_up(&mut self) -> Result<()> {
+        let mut lacks = false;
+        for layer in &self.layers {
+            lacks |= layer.lacks_names()?;
+        }
+        let mut pending = if lacks { vec![ROOT] } else { Vec::new() };
+        while let Some(directory) = pending.pop() {
+            for entry in self.list(directory)? {
+                if let Some((index, _)) = self.lookup(directory, &entry.name)? {
+                    if self.nodes.get(index)?.kind == FileType::Directory {
+                        pending.push(index);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Readers of the lower file go on with the copy, so that they see what is written from now on.
+    fn reopen_handles(&mut self, index: NodeIndex, top: &Arc<Layer>, path: &Path) -> Result<()> {
+        let handles = self.nodes.get(index)?.handles.clone();
+        if handles.is_empty() {
+            return Ok(());
+        }
+        // A file that was open for writing is in a lower layer once a child has been committed into the branch.
+        let is_written = self.handles.written().any(|written| written == index);
+        let access = if is_written { OFlags::RDWR } else { OFlags::RDONLY };
+        let file = Arc::new(top.tree.open(path, access)?);
+        let (file_use, partial) = (self.file_use(index)?, self.partial_of(index)?);
+        for handle in handles {
+            let (file, account) = (Arc::clone(&file), file_use.clone());
+            self.handles.replace_file(handle, file, partial.clone(), account);
+        }
+        Ok(())
+    }
+
+    /// An open file whose last name is gone, still in a lower layer: it gets a copy without a name.
+    fn copy_up_orphan(&mut self, index: NodeIndex) -> Result<()> {
+        let Some(file) = self.open_file_of(index) else {
+            return Err(Errno::NOENT);
+        };
+        self.make_layer()?;
+        let top = self.top();
+        let stat = rustix::fs::fstat(&file)?;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let file_use = top.ledger().map(|ledger| ledger.new_copy(size)).transpose()?;
+        let copy = top.work()?.create_unnamed(Path::new(""), stat.st_mode)?;
+        match self.partial_of(index)? {
+            Some(partial) => partial.copy_to(&copy)?,
+            None => copy_content(file.as_fd(), copy.as_fd(), size)?,
+        }
+        if let Some(file_use) = &file_use {
+            file_use.reopened(copy.as_fd());
+        }
+        rustix::fs::fchown(
+            &copy,
+            Some(Uid::from_raw(stat.st_uid)),
+            Some(Gid::from_raw(stat.st_gid)),
+        )?;
+        rustix::fs::fchmod(&copy, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
+        let copy = Arc::new(copy);
+        for handle in self.nodes.get(index)?.handles.clone() {
+            self.handles.replace_file(handle, Arc::clone(&copy), None, file_use.clone());
+        }
+        self.nodes.get_mut(index)?.place = NodeLocation::Orphan;
+        Ok(())
+    }
+
+    /// Notes what the base had at a path when the branch first depended on it.
+    pub(crate) fn note(&self, layer: &Layer, path: &Path, expected: Precondition) -> Result<()> {
+        if layer.is_base() && !self.top().is_base() {
+            self.top().record_precondition(path, expected)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Fills the copy of a regular file with all of its content.
+fn copy_whole(
+    from: &Tree,
+    path: &Path,
+    stat: &Statx,
+    copy: &OwnedFd,
+    content: Content,
+) -> Result<()> {
+    if content == Content::Drop || stat.stx_size == 0 {
+        return Ok(());
+    }
+    // Others may have put a fifo in its place since: opening that must not wait for a writer.
+    let original = from.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&original)?.st_mode);
+    if kind != FileType::RegularFile {
+        return Err(Errno::STALE);
+    }
+    copy_content(original.as_fd(), copy.as_fd(), stat.stx_size)
+}
+
+/// Copies an object that is no directory, with all its metadata, to a path that is free; `fill` gives a regular file
+/// its content.
+fn copy_object(
+    from: &Tree,
+    path: &Path,
+    stat: &Statx,
+    to: &Tree,
+    scratch: &Path,
+    fill: impl FnOnce(&OwnedFd) -> Result<()>,
+) -> Result<()> {
+    let mode = u32::from(stat.stx_mode);
+    match FileType::from_raw_mode(mode) {
+        FileType::RegularFile => {
+            fill(&to.create_file(scratch, 0o600)?)?;
+        }
+        FileType::Symlink => {
+            use std::os::unix::ffi::OsStrExt;
+            to.make_symlink(scratch, std::ffi::OsStr::from_bytes(&from.read_link(path)?))?;
+        }
+        _ => to.make_node(
+            scratch,
+            mode,
+            rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor),
+        )?,
+    }
+    copy_metadata((from, path, stat), (to, scratch))?;
+    if overlay::may_be_whiteout(stat) {
+        // Without the mark the copy of a device 0:0 would be a whiteout.
+        to.set_xattr(scratch, OsStr::new(overlay::DEVICE_XATTR), b"0:0", XattrFlags::empty())?;
+    }
+    Ok(())
+}
+
+/// Runs `change`, which adds a name at `path`, and puts the times of its parent back.
+fn keep_parent_times(top: &Layer, path: &Path, change: impl FnOnce() -> Result<()>) -> Result<()> {
+    let parent = path.parent().unwrap_or(Path::new(""));
+    let before = top.tree.stat(parent)?;
+    change()?;
+    top.tree.set_times(parent, &times(&before))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fifo_that_took_a_files_place_holds_nobody_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::open_root(directory.path()).unwrap();
+        std::fs::write(directory.path().join("file"), "content").unwrap();
+        let stat = tree.stat(Path::new("file")).unwrap();
+        tree.remove_file(Path::new("file")).unwrap();
+        tree.make_node(Path::new("file"), libc::S_IFIFO | 0o600, 0).unwrap();
+        let (from, to) = (Path::new("file"), Path::new("copy"));
+        let fill = |copy: &OwnedFd| copy_whole(&tree, from, &stat, copy, Content::Keep);
+        let copied = copy_object(&tree, from, &stat, &tree, to, fill);
+        assert_eq!(copied, Err(Errno::STALE));
+    }
+}

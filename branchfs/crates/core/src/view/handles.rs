@@ -1,0 +1,105 @@
+//! Open files of one view. Directories are never open: the kernel lists them by their nodes.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use super::nodes::NodeIndex;
+use crate::lazy_copy_up::PartialCopy;
+use crate::quota::FileAccount;
+use crate::rooted_dir::Result;
+
+/// An open file.
+#[derive(Debug)]
+struct Open {
+    node: NodeIndex,
+    file: Arc<OwnedFd>,
+    writable: bool,
+    /// Somebody runs it.
+    executed: bool,
+    /// Where what the branch adds is limited.
+    file_use: Option<Arc<FileAccount>>,
+    /// Where the file was copied up in part.
+    partial: Option<Arc<PartialCopy>>,
+}
+
+/// The table.
+#[derive(Debug, Default)]
+pub struct Handles {
+    table: HashMap<u64, Open>,
+    next: u64,
+}
+
+impl Handles {
+    pub(crate) fn add(
+        &mut self,
+        node: NodeIndex,
+        file: OwnedFd,
+        writable: bool,
+        partial: Option<Arc<PartialCopy>>,
+        file_use: Option<Arc<FileAccount>>,
+    ) -> u64 {
+        self.next += 1;
+        let file = Arc::new(file);
+        let open = Open { node, file, writable, executed: false, file_use, partial };
+        self.table.insert(self.next, open);
+        self.next
+    }
+
+    /// The descriptor of an open file.
+    pub fn file(&self, handle: u64) -> Result<Arc<OwnedFd>> {
+        self.table.get(&handle).map(|open| Arc::clone(&open.file)).ok_or(Errno::BADF)
+    }
+
+    /// Somebody runs the open file.
+    pub(crate) fn mark_executed(&mut self, handle: u64) {
+        if let Some(open) = self.table.get_mut(&handle) {
+            open.executed = true;
+        }
+    }
+
+    pub(crate) fn is_executed(&self, handle: u64) -> bool {
+        self.table.get(&handle).is_some_and(|open| open.executed)
+    }
+
+    /// The account of an open file, if it has one.
+    pub fn file_use(&self, handle: u64) -> Option<Arc<FileAccount>> {
+        self.table.get(&handle)?.file_use.clone()
+    }
+
+    /// Lets a handle go on with another file, and its account: its node was copied up, maybe in part.
+    pub(crate) fn replace_file(
+        &mut self,
+        handle: u64,
+        new: Arc<OwnedFd>,
+        copy: Option<Arc<PartialCopy>>,
+        account: Option<Arc<FileAccount>>,
+    ) {
+        if let Some(open) = self.table.get_mut(&handle) {
+            (open.file, open.partial, open.file_use) = (new, copy, account);
+        }
+    }
+
+    /// The partial copy that an open file is, if it is one.
+    pub fn partial(&self, handle: u64) -> Option<Arc<PartialCopy>> {
+        self.table.get(&handle)?.partial.clone()
+    }
+
+    /// A file that was open for writing, with its account, if it has one.
+    pub(crate) fn counted(&self, handle: u64) -> Option<(Arc<FileAccount>, Arc<OwnedFd>)> {
+        let open = self.table.get(&handle).filter(|open| open.writable)?;
+        Some((Arc::clone(open.file_use.as_ref()?), Arc::clone(&open.file)))
+    }
+
+    /// Forgets a handle; returns its node.
+    pub(crate) fn remove(&mut self, handle: u64) -> Option<NodeIndex> {
+        Some(self.table.remove(&handle)?.node)
+    }
+
+    /// Nodes that are open for writing.
+    pub(crate) fn written(&self) -> impl Iterator<Item = NodeIndex> {
+        self.table.values().filter(|open| open.writable).map(|open| open.node)
+    }
+}

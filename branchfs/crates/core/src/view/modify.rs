@@ -1,0 +1,178 @@
+//! Changes to the names of a view: create, link, remove, rename.
+//!
+//! Two questions decide every change: what has the top layer under the name (nothing, a whiteout, an object), and what
+//! do the layers below show there (it must be hidden by a whiteout once the top layer's object is gone). What must not be
+//! seen half-made is built in scratch and renamed into place.
+
+#[cfg(test)]
+mod change_fault_tests;
+mod create;
+mod remove;
+mod rename;
+
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, RenameFlags};
+use rustix::io::Errno;
+
+use super::copy_up::Content;
+use super::quota_hooks;
+use super::{NodeIndex, NodeLocation, View};
+use crate::layer::{Layer, WorkEntry};
+use crate::rooted_dir::{Result, check_length, stat_of};
+use crate::vfs::Attributes;
+use crate::write_set::{Fingerprint, Precondition};
+pub use create::{New, Owner};
+
+/// What the top layer has under a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum UpperEntry {
+    Nothing,
+    Whiteout,
+    Object(FileType),
+}
+
+impl View {
+    /// Gives a node one more name.
+    pub fn link(
+        &mut self,
+        index: NodeIndex,
+        parent: NodeIndex,
+        name: &OsStr,
+    ) -> Result<Attributes> {
+        if self.hides(parent, name) {
+            return Err(Errno::PERM);
+        }
+        let (top, path) = (self.top(), self.new_path(parent, name)?);
+        self.copy_up(index, Content::Keep)?;
+        self.copy_up(parent, Content::Keep)?;
+        let below = self.find_below(parent, name)?;
+        let above = self.above(&top, &path)?;
+        if matches!(above, UpperEntry::Object(_))
+            || (above == UpperEntry::Nothing && below.is_some())
+        {
+            return Err(Errno::EXIST);
+        }
+        let charge = quota_hooks::charge_name(&top, self.nodes.get(index)?.kind)?;
+        self.note_absent(parent, name)?;
+        // Without a name it can be reached through an open file alone.
+        let file = match self.nodes.get(index)?.names.is_empty() {
+            true => Some(self.open_file_of(index).ok_or(Errno::NOENT)?),
+            false => None,
+        };
+        let place = || match (&file, above) {
+            (Some(file), UpperEntry::Whiteout) => self.exchange_whiteout(&top, &path, |scratch| {
+                top.work()?.link_file(file.as_fd(), scratch)
+            }),
+            (Some(file), _) => top.tree.link_file(file.as_fd(), &path),
+            (None, UpperEntry::Whiteout) => self.exchange_whiteout(&top, &path, |scratch| {
+                top.link_to_scratch(&self.nodes.path(index)?, scratch)
+            }),
+            (None, _) => top.tree.link(&self.nodes.path(index)?, &path),
+        };
+        let ino = match &file {
+            Some(file) => stat_of(file)?.stx_ino,
+            None => top.tree.stat(&self.nodes.path(index)?)?.stx_ino,
+        };
+        top.count_links(ino, 1)?;
+        place().inspect_err(|_| {
+            let _ = top.count_links(ino, -1); // the first error is the one to report
+        })?;
+        if file.is_some() {
+            if let (Some(ledger), Some(file_use)) = (top.ledger(), self.file_use(index)?) {
+                ledger.enter(ino, file_use);
+            }
+            self.nodes.get_mut(index)?.place = NodeLocation::Upper;
+            self.nodes.set_inode(index, Some((top.id, ino)));
+        }
+        quota_hooks::keep(charge);
+        self.nodes.name(index, parent, name);
+        self.getattr(index)
+    }
+
+    /// The path of a name that is about to be made.
+    fn new_path(&self, parent: NodeIndex, name: &OsStr) -> Result<PathBuf> {
+        let path = self.nodes.path(parent)?.join(name);
+        check_length(&path)?;
+        Ok(path)
+    }
+
+    fn above(&self, top: &Layer, path: &Path) -> Result<UpperEntry> {
+        match top.tree.stat(path) {
+            Ok(stat) if top.is_whiteout(path, &stat)? => Ok(UpperEntry::Whiteout),
+            Ok(stat) => Ok(UpperEntry::Object(FileType::from_raw_mode(u32::from(stat.stx_mode)))),
+            Err(Errno::NOENT) => Ok(UpperEntry::Nothing),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Puts what `link` gives a name in scratch in the place of the whiteout at `path`, in one step.
+    fn exchange_whiteout(
+        &self,
+        top: &Layer,
+        path: &Path,
+        link: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<()> {
+        let scratch = WorkEntry::new(top); // has the whiteout in the end, and removes it
+        link(&scratch)?;
+        top.place(&scratch, path, RenameFlags::EXCHANGE)
+    }
+
+    /// The path of a name in the base, where the directory is there too.
+    fn base_path(&self, parent: NodeIndex, name: &OsStr) -> Option<PathBuf> {
+        match &self.nodes.get(parent).ok()?.place {
+            NodeLocation::Directory { lowers, .. } => {
+                lowers.last().filter(|at| at.layer.is_base()).map(|at| at.path.join(name))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a veil stands between the branch and what the base has under a name.
+    fn is_veiled(&self, parent: NodeIndex, name: &OsStr) -> Result<bool> {
+        let NodeLocation::Directory { lowers, .. } = &self.nodes.get(parent)?.place else {
+            return Ok(false);
+        };
+        for at in lowers.iter().filter(|at| at.layer.is_snapshot()) {
+            match at.layer.tree.stat(&at.path.join(name)) {
+                Ok(_) => return Ok(true),
+                Err(Errno::NOENT | Errno::NOTDIR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+
+    /// The branch depends on a name of the base being free.
+    fn note_absent(&self, parent: NodeIndex, name: &OsStr) -> Result<()> {
+        self.note_base(parent, name, false)
+    }
+
+    /// The branch depends on what the base has under a name.
+    fn note_present(&self, parent: NodeIndex, name: &OsStr) -> Result<()> {
+        self.note_base(parent, name, true)
+    }
+
+    fn note_base(&self, parent: NodeIndex, name: &OsStr, present: bool) -> Result<()> {
+        let top = self.top();
+        let Some(path) = self.base_path(parent, name).filter(|_| !top.is_base()) else {
+            return Ok(());
+        };
+        let Some(base) = self.layers.last() else {
+            return Ok(());
+        };
+        if self.is_veiled(parent, name)? {
+            return Ok(()); // the base has something else there than the branch sees, until that is undone
+        }
+        let expected = match base.tree.stat(&path) {
+            Ok(stat) if present => Precondition::Present(Fingerprint::of(&stat)),
+            // Hidden by this branch already: the first note said what was there.
+            Ok(_) => return Ok(()),
+            Err(Errno::NOENT | Errno::NOTDIR) => Precondition::Absent,
+            Err(error) => return Err(error),
+        };
+        top.record_precondition(&path, expected)
+    }
+}

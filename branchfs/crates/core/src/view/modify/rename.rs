@@ -1,0 +1,176 @@
+//! Names that move.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, RenameFlags};
+use rustix::io::Errno;
+
+use super::UpperEntry;
+use crate::layer::{Layer, WorkEntry};
+use crate::rooted_dir::Result;
+use crate::view::copy_up::Content;
+use crate::view::{NodeIndex, NodeLocation, View, quota_hooks};
+
+impl View {
+    /// Renames as `renameat2` does.
+    pub fn rename(
+        &mut self,
+        from: (NodeIndex, &OsStr),
+        to: (NodeIndex, &OsStr),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        if self.hides(from.0, from.1) || self.hides(to.0, to.1) {
+            return Err(Errno::PERM);
+        }
+        let (source, _) = self.lookup(from.0, from.1)?.ok_or(Errno::NOENT)?;
+        let target = self.lookup(to.0, to.1)?;
+        if flags.contains(RenameFlags::EXCHANGE) {
+            let (target, _) = target.ok_or(Errno::NOENT)?;
+            return self.exchange(from, source, to, target);
+        }
+        if let Some((target, _)) = target {
+            if flags.contains(RenameFlags::NOREPLACE) {
+                return Err(Errno::EXIST);
+            }
+            if target == source {
+                return Ok(()); // two names of one object: rename(2) does nothing
+            }
+            self.may_replace(source, target)?;
+        }
+        let (top, new) = (self.top(), self.new_path(to.0, to.1)?);
+        self.copy_up(source, Content::Keep)?;
+        self.copy_up(to.0, Content::Keep)?;
+        self.copy_up(from.0, Content::Keep)?;
+        let old = self.nodes.path(from.0)?.join(from.1);
+        let below_old = self.find_below(from.0, from.1)?.is_some();
+        let below_new = self.find_below(to.0, to.1)?;
+        self.note_present(from.0, from.1)?;
+        self.note_present(to.0, to.1)?;
+        self.mark_moved(source, &top, &old, below_new.is_some())?;
+        let leaving = quota_hooks::pending_removal(&top, &new)?;
+        let kind = self.nodes.get(source)?.kind;
+        self.counting_less(&top, &new, below_new.as_ref(), || {
+            self.move_entry(&top, &old, &new, kind, below_old)
+        })?;
+        quota_hooks::left(&top, leaving.as_ref());
+        if let Some((_, attributes)) = target {
+            self.orphan(to.0, to.1, Some(attributes));
+        }
+        self.nodes.unname(from.0, from.1);
+        self.nodes.name(source, to.0, to.1);
+        Ok(())
+    }
+
+    fn may_replace(&self, source: NodeIndex, target: NodeIndex) -> Result<()> {
+        let kinds = (self.nodes.get(source)?.kind, self.nodes.get(target)?.kind);
+        match (kinds.0 == FileType::Directory, kinds.1 == FileType::Directory) {
+            (true, false) => Err(Errno::NOTDIR),
+            (false, true) => Err(Errno::ISDIR),
+            (true, true) if !self.is_empty(target)? => Err(Errno::NOTEMPTY),
+            _ => Ok(()),
+        }
+    }
+
+    /// A directory that moves keeps what it merges with by a redirect, and does not merge with what it moves onto.
+    fn mark_moved(
+        &mut self,
+        index: NodeIndex,
+        top: &Layer,
+        path: &Path,
+        onto_something: bool,
+    ) -> Result<()> {
+        let origin = match &self.nodes.get(index)?.place {
+            NodeLocation::Directory { lowers, .. } if lowers.is_empty() => None,
+            NodeLocation::Directory { .. } => Some(path_below(top, path)?),
+            _ => return Ok(()),
+        };
+        match origin {
+            Some(origin) => top.set_redirect(path, &origin),
+            None if onto_something => top.set_opaque(path),
+            None => Ok(()),
+        }
+    }
+
+    /// Moves an entry of the top layer, leaving a whiteout where `whiteout` asks for one.
+    fn move_entry(
+        &self,
+        top: &Layer,
+        old: &Path,
+        new: &Path,
+        kind: FileType,
+        whiteout: bool,
+    ) -> Result<()> {
+        let is_directory = kind == FileType::Directory;
+        if is_directory {
+            top.tree.forget(old);
+            top.tree.forget(new);
+        }
+        if is_directory && !top.is_base() && self.above(top, new)? != UpperEntry::Nothing {
+            // A directory cannot be renamed over a whiteout or over a directory that holds whiteouts.
+            top.tree.rename(old, new, RenameFlags::EXCHANGE)?;
+            let replaced = if whiteout {
+                top.put_whiteout(old)
+            } else {
+                let scratch = WorkEntry::new(top); // removes what comes there
+                top.unplace(old, &scratch)
+            };
+            return replaced.inspect_err(|_| {
+                // Where this fails too, the names stay exchanged; the first error is the one to report.
+                let _ = top.tree.rename(old, new, RenameFlags::EXCHANGE);
+            });
+        }
+        if !whiteout {
+            return top.tree.rename(old, new, RenameFlags::empty());
+        }
+        match top.tree.rename(old, new, RenameFlags::WHITEOUT) {
+            Err(Errno::INVAL | Errno::PERM) => {
+                top.tree.rename(old, new, RenameFlags::empty())?;
+                top.put_whiteout(old)
+            }
+            other => other,
+        }
+    }
+
+    fn exchange(
+        &mut self,
+        one: (NodeIndex, &OsStr),
+        first: NodeIndex,
+        other: (NodeIndex, &OsStr),
+        second: NodeIndex,
+    ) -> Result<()> {
+        if first == second {
+            return Ok(());
+        }
+        let (old, new) = (self.new_path(one.0, one.1)?, self.new_path(other.0, other.1)?);
+        for index in [first, second, one.0, other.0] {
+            self.copy_up(index, Content::Keep)?;
+        }
+        let top = self.top();
+        self.note_present(one.0, one.1)?;
+        self.note_present(other.0, other.1)?;
+        if !top.is_base() {
+            let below_new = self.find_below(other.0, other.1)?.is_some();
+            let below_old = self.find_below(one.0, one.1)?.is_some();
+            self.mark_moved(first, &top, &old, below_new)?;
+            self.mark_moved(second, &top, &new, below_old)?;
+        }
+        top.tree.forget(&old);
+        top.tree.forget(&new);
+        top.tree.rename(&old, &new, RenameFlags::EXCHANGE)?;
+        self.nodes.exchange(one, other);
+        Ok(())
+    }
+}
+
+/// The path by which the layers below the top one, taken together, show what the top one has at `path`. Not the path in
+/// the layer that has it: a layer between may have moved what is around it.
+fn path_below(top: &Layer, path: &Path) -> Result<PathBuf> {
+    for ancestor in path.ancestors().filter(|ancestor| !ancestor.as_os_str().is_empty()) {
+        if let Some(origin) = top.redirect(ancestor)? {
+            let rest = path.strip_prefix(ancestor).unwrap_or(Path::new(""));
+            return Ok(if rest.as_os_str().is_empty() { origin } else { origin.join(rest) });
+        }
+    }
+    Ok(path.to_path_buf())
+}

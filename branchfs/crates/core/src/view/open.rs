@@ -1,0 +1,365 @@
+//! Opening files: whether the daemon or the kernel reads and writes the content.
+//!
+//! The kernel can read and write a *backing file* directly (passthrough). Data then has native cost, and all branches
+//! share one copy of a lower file in the page cache. All open descriptors of a node must use the same mode, so the first
+//! open decides, until the last close:
+//!
+//! | opened | served | reason |
+//! |---|---|---|
+//! | for writing | by the kernel | no request for each write |
+//! | a big file | by the kernel | no second copy in memory |
+//! | a small file for reading | by the daemon, cached | cheapest to open; readers see a copy-up meanwhile |
+//! | a file that is mapped writable after its descriptor was closed | by the kernel | our pages would not show the writes |
+//! | a file of a layer with a disk limit | by the daemon | writes are counted in advance |
+//! | a partly copied-up file ([`crate::lazy_copy_up`]) | by the daemon | only the daemon knows where its parts are |
+//! | a file with set-id bits or capabilities, for writing | by the daemon | the kernel would keep them, with our rights |
+//!
+//! A big file of a lower layer that is open for reading through the kernel cannot be replaced by its copy. After its
+//! copy-up, the next open returns ESTALE. The kernel looks the name up again and finds a *new* node; existing readers keep
+//! the old node with the old content. Lower layers are opened read-only, the base on a read-only mount. The kernel reopens
+//! backing files with the caller's flags, so this prevents a fault from writing to the base.
+//!
+//! Writes through a mapping cause no request. While a writable mapping may exist, attributes are not cached and the
+//! branch is not committed ([`View::attributes_are_stable`]).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
+use rustix::io::Errno;
+
+use super::copy_up::Content;
+use super::{LayerPath, NodeIndex, NodeLocation, View};
+use crate::ids::LayerId;
+use crate::rooted_dir::Result;
+use crate::vfs::{BackingFiles, BackingId};
+use crate::write_set::{Fingerprint, Read};
+
+/// From this size on a file is big. `BRANCHFS_BIG_FILE_BYTES` in the daemon's environment sets another: tests need not
+/// move so much then.
+pub(crate) fn big_file_bytes() -> u64 {
+    const BIG_FILE_BYTES: u64 = 16 << 20;
+    static BYTES: OnceLock<u64> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let set = std::env::var("BRANCHFS_BIG_FILE_BYTES").ok();
+        set.and_then(|bytes| bytes.parse().ok()).unwrap_or(BIG_FILE_BYTES)
+    })
+}
+
+/// Up to this size, a file is usually read as a whole.
+const SMALL_FILE_BYTES: usize = 32 << 10;
+
+/// Open flag of a program that is being started (`__FMODE_EXEC`); the file stays open until the program ends.
+const EXECUTED: u32 = 0o40;
+
+/// Set-user-id and set-group-id.
+const SET_ID: u16 = 0o6000;
+
+/// A file that the kernel reads and writes, as long as its node is open.
+pub(crate) struct Backing {
+    pub(crate) id: BackingId,
+    /// Where the file was, if it had a name.
+    at: Option<LayerPath>,
+    /// The layer that the file was in.
+    layer: LayerId,
+    kernel: Arc<dyn BackingFiles>,
+}
+
+impl std::fmt::Debug for Backing {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Backing({:?} in {:?})", self.id, self.layer)
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        self.kernel.close_backing(self.id);
+    }
+}
+
+/// The reply to an open request.
+#[derive(Debug)]
+pub struct OpenedFile {
+    /// The handle.
+    pub handle: u64,
+    /// Set if the kernel reads and writes the file directly.
+    pub backing: Option<BackingId>,
+    /// Size of a small file at its first open for reading, when the kernel has no pages of it.
+    pub unread_bytes: Option<usize>,
+    /// The kernel's cached pages of the node are current.
+    pub keeps_pages: bool,
+    /// The attributes have changed, or may from now on without a request: what the kernel has of them must go.
+    pub outdates_attributes: bool,
+}
+
+impl View {
+    /// Opens the content of a regular file; for writing it is copied up first. `kernel` takes backing files.
+    /// `ESTALE`: the name leads to a new node from now on.
+    pub fn open(
+        &mut self,
+        index: NodeIndex,
+        flags: OFlags,
+        kill_privileges: bool,
+        kernel: Option<&Arc<dyn BackingFiles>>,
+    ) -> Result<OpenedFile> {
+        let access = flags & OFlags::RWMODE;
+        let writable = matches!(access, OFlags::WRONLY | OFlags::RDWR);
+        let truncate = flags.contains(OFlags::TRUNC);
+        if self.nodes.get(index)?.superseded {
+            return Err(Errno::STALE); // looked up again, the path leads to another node
+        }
+        if truncate && !writable && self.is_executed(index)? {
+            // The kernel asks us to truncate before it finds that the file must not be written to.
+            return Err(Errno::TXTBSY);
+        }
+        if writable || truncate {
+            self.copy_up(index, if truncate { Content::Drop } else { Content::Keep })?;
+        }
+        if self.is_superseded(index)? {
+            self.split_node(index)?;
+            return Err(Errno::STALE);
+        }
+        if let NodeLocation::Lower(at) = &self.nodes.get(index)?.place {
+            self.record_read(&at.path, Read::Content)?;
+        }
+        let file = self.open_content(index, writable, truncate)?;
+        if !self.is_object(index, &file)? {
+            self.supersede_names(index);
+            return Err(Errno::STALE);
+        }
+        let has_lost_privileges =
+            truncate && super::attr::kill_privileges_of(&file, kill_privileges)?;
+        let mut opened = self.serve(index, file, access, kernel)?;
+        opened.outdates_attributes |= has_lost_privileges;
+        if flags.bits() & EXECUTED != 0 {
+            self.handles.mark_executed(opened.handle);
+        }
+        Ok(opened)
+    }
+
+    /// Whether a file that was opened by the node's path is the object that the kernel has attributes and pages of.
+    /// Others may have changed or replaced it in the base.
+    fn is_object(&self, index: NodeIndex, file: &OwnedFd) -> Result<bool> {
+        let node = self.nodes.get(index)?;
+        let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
+        Ok(match &node.place {
+            NodeLocation::Lower(_) => self.is_as_looked_up(index, &stat)?,
+            NodeLocation::Upper => {
+                self.nodes.inode(index).is_none_or(|(_, known)| known == stat.stx_ino)
+            }
+            NodeLocation::Orphan | NodeLocation::Directory { .. } => true,
+        })
+    }
+
+    /// Whether a lower file with these attributes is in the state in which the kernel knows it.
+    pub(super) fn is_as_looked_up(&self, index: NodeIndex, stat: &Statx) -> Result<bool> {
+        let known = self.nodes.get(index)?.identity;
+        Ok(known.is_none_or(|known| known == Fingerprint::of(stat)))
+    }
+
+    fn is_executed(&self, index: NodeIndex) -> Result<bool> {
+        let node = self.nodes.get(index)?;
+        Ok(node.handles.iter().any(|handle| self.handles.is_executed(*handle)))
+    }
+
+    /// A descriptor of a node's content.
+    fn open_content(&self, index: NodeIndex, writable: bool, truncate: bool) -> Result<OwnedFd> {
+        // Reading and writing: a write through a private mapping reads the page first.
+        let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
+        let at = match self.locate(index) {
+            Ok(at) => at,
+            Err(error) => {
+                // An orphan is opened again through a descriptor that is still there (/proc/self/fd).
+                let file = self.open_file_of(index).ok_or(error)?;
+                let through = crate::rooted_dir::descriptor_path(file.as_fd());
+                return rustix::fs::open(through, access | OFlags::CLOEXEC, Mode::empty());
+            }
+        };
+        let trunc = if truncate { OFlags::TRUNC } else { OFlags::empty() };
+        if let Some(partial) = self.partial_of(index)?.filter(|_| truncate) {
+            partial.resize(0)?;
+        }
+        let open = || at.layer.tree.open(&at.path, access | trunc | OFlags::NONBLOCK);
+        match self.file_use(index)? {
+            Some(file_use) if truncate => {
+                let before = at.layer.tree.open(&at.path, OFlags::PATH)?;
+                file_use.resize(before.as_fd(), 0, open)
+            }
+            _ => open(),
+        }
+    }
+
+    /// Registers an open file and decides how it is served. `access` is the caller's access mode.
+    pub fn serve(
+        &mut self,
+        index: NodeIndex,
+        file: OwnedFd,
+        access: OFlags,
+        kernel: Option<&Arc<dyn BackingFiles>>,
+    ) -> Result<OpenedFile> {
+        let writable = access != OFlags::RDONLY;
+        let layer = self.content_layer(index)?;
+        if writable && layer != self.layers[0].id {
+            return Err(Errno::IO); // never: it would be written to the layer of another
+        }
+        let backing = self.nodes.get(index)?.backing.as_ref();
+        if writable && backing.is_some_and(|backing| backing.layer != layer) {
+            return Err(Errno::STALE); // without a name, and copied up since: no name leads to the copy
+        }
+        let partial = self.partial_of(index)?;
+        let mut unread_bytes = None;
+        if self.nodes.get(index)?.handles.is_empty() {
+            let stat = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
+            // What is written within a disk limit is counted before.
+            let is_counted = layer == self.layers[0].id && self.layers[0].ledger().is_some();
+            let is_whole = partial.as_ref().is_none_or(|partial| partial.is_filled());
+            let is_by_kernel =
+                writable || stat.stx_size >= big_file_bytes() || !self.attributes_are_stable(index);
+            let backing = kernel
+                .filter(|_| is_by_kernel && is_whole && !is_counted)
+                .filter(|_| !(writable && has_privileges(&file, &stat)))
+                // What the kernel does not take, for whatever reason, we serve.
+                .and_then(|kernel| Some((kernel, kernel.open_backing(file.as_fd()).ok()?)))
+                .map(|(kernel, id)| (id, Arc::clone(kernel)));
+            let at = self.locate(index).ok();
+            let node = self.nodes.get_mut(index)?;
+            let backing = backing.map(|(id, kernel)| Backing { id, at, layer, kernel });
+            if !writable && !node.was_opened && partial.is_none() {
+                let bytes = usize::try_from(stat.stx_size).unwrap_or(usize::MAX);
+                unread_bytes = Some(bytes).filter(|bytes| (1..=SMALL_FILE_BYTES).contains(bytes));
+            }
+            node.backing = backing;
+            node.was_opened = true;
+        }
+        let handle = self.add_handle(index, file, writable, partial)?;
+        let node = self.nodes.get_mut(index)?;
+        let backing = node.backing.as_ref().map(|backing| backing.id);
+        let keeps_pages = !node.pages_outdated;
+        node.pages_outdated = writable && backing.is_some();
+        let may_map = backing.is_some() && access == OFlags::RDWR;
+        let outdates_attributes = may_map && self.mapped.insert(index);
+        Ok(OpenedFile { handle, backing, unread_bytes, keeps_pages, outdates_attributes })
+    }
+
+    /// The first `size` bytes of an open file.
+    pub fn content(&self, handle: u64, size: usize) -> Result<Vec<u8>> {
+        let mut content = vec![0; size];
+        let read = rustix::io::pread(&*self.handles.file(handle)?, content.as_mut_slice(), 0)?;
+        content.truncate(read);
+        Ok(content)
+    }
+
+    /// Closes an open file.
+    pub fn close(&mut self, handle: u64) {
+        if let Some((file_use, file)) = self.handles.counted(handle) {
+            file_use.closed(file.as_fd());
+        }
+        let Some(index) = self.handles.remove(handle) else {
+            return;
+        };
+        if let Ok(node) = self.nodes.get_mut(index) {
+            node.handles.retain(|open| *open != handle);
+            if node.handles.is_empty() {
+                node.backing = None;
+            }
+        }
+        self.nodes.drop_unused(index);
+    }
+
+    /// The layer that a regular file's content is in.
+    fn content_layer(&self, index: NodeIndex) -> Result<LayerId> {
+        Ok(match &self.nodes.get(index)?.place {
+            NodeLocation::Lower(at) => at.layer.id,
+            NodeLocation::Upper | NodeLocation::Orphan | NodeLocation::Directory { .. } => {
+                self.layers[0].id
+            }
+        })
+    }
+
+    /// Whether existing opens of the node use a file that is no longer the node's.
+    fn is_superseded(&self, index: NodeIndex) -> Result<bool> {
+        let node = self.nodes.get(index)?;
+        let layer = self.content_layer(index)?;
+        Ok(!node.names.is_empty()
+            && node.backing.as_ref().is_some_and(|backing| backing.layer != layer))
+    }
+
+    /// Detaches a node from its names, which get a new node at the next lookup. Existing opens keep it.
+    fn split_node(&mut self, index: NodeIndex) -> Result<()> {
+        let last = self.getattr(index).ok();
+        let node = self.nodes.get_mut(index)?;
+        node.last_attributes = last;
+        let before = node.backing.as_ref().and_then(|backing| backing.at.clone());
+        let place = before.map_or(NodeLocation::Orphan, NodeLocation::Lower);
+        for (parent, name) in node.names.clone() {
+            self.nodes.split_node(parent, &name, place.clone());
+        }
+        Ok(())
+    }
+
+    /// Whether the node's content and attributes change by requests only; false while a writable mapping may
+    /// exist.
+    pub fn attributes_are_stable(&mut self, index: NodeIndex) -> bool {
+        if !self.mapped.contains(&index) {
+            return true;
+        }
+        let has_settled = match self.nodes.get(index) {
+            Ok(node) if !node.handles.is_empty() => false,
+            Ok(_) => !self.is_being_written(index),
+            Err(_) => true, // a mapping would have kept the kernel from forgetting it
+        };
+        if has_settled {
+            self.mapped.remove(&index);
+        }
+        has_settled
+    }
+
+    fn is_being_written(&self, index: NodeIndex) -> bool {
+        let Ok(at) = self.locate(index) else {
+            return false; // nothing to commit, and nothing that a name leads to
+        };
+        let Ok(file) = at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::NONBLOCK) else {
+            return false;
+        };
+        let owner = rustix::fs::fstat(&file).map_or(0, |stat| stat.st_uid);
+        // File systems without leases cannot say; there a mapping without a descriptor goes unnoticed.
+        crate::sys::is_being_written(file.as_fd(), owner).unwrap_or(false)
+    }
+
+    /// Files that may be written: open for writing, or mapped writable after they were closed.
+    pub(crate) fn written(&mut self) -> Vec<PathBuf> {
+        let mapped: Vec<NodeIndex> = self.mapped.iter().copied().collect();
+        let mut written: Vec<NodeIndex> = self.handles.written().collect();
+        written.extend(mapped.into_iter().filter(|index| !self.attributes_are_stable(*index)));
+        let mut paths: Vec<PathBuf> =
+            written.into_iter().filter_map(|index| self.nodes.path(index).ok()).collect();
+        paths.sort();
+        paths.dedup();
+        paths
+    }
+
+    /// Of these, the ones that cannot be stopped by freezing the branch: the kernel does not ask before it writes.
+    pub(crate) fn written_by_kernel(&mut self) -> Vec<PathBuf> {
+        let mapped: Vec<NodeIndex> = self.mapped.iter().copied().collect();
+        let open: Vec<NodeIndex> = self.handles.written().collect();
+        let is_backed =
+            |index: &NodeIndex| self.nodes.get(*index).is_ok_and(|node| node.backing.is_some());
+        let mut written: Vec<NodeIndex> = open.into_iter().filter(is_backed).collect();
+        written.extend(mapped.into_iter().filter(|index| !self.attributes_are_stable(*index)));
+        let mut paths: Vec<PathBuf> =
+            written.into_iter().filter_map(|index| self.nodes.path(index).ok()).collect();
+        paths.sort();
+        paths.dedup();
+        paths
+    }
+}
+
+/// Whether a write by another user must remove set-id bits or capabilities from the file.
+fn has_privileges(file: &OwnedFd, stat: &Statx) -> bool {
+    stat.stx_mode & SET_ID != 0
+        || !matches!(
+            rustix::fs::fgetxattr(file, "security.capability", &mut [0_u8; 0]),
+            Err(Errno::NODATA | Errno::OPNOTSUPP)
+        )
+}

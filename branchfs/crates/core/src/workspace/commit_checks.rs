@@ -1,0 +1,298 @@
+//! The plan of a commit into main, and all that can stand against it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FileType;
+
+use super::commit_into_branch::ChangeSet;
+use super::driver_sync::seen_by_kernel;
+use super::{Branch, CommitOptions, Policy, Record, Workspace, now};
+#[cfg(test)]
+use super::{BranchRef, commit::prepare_rest, partial_commit::make_rest};
+use crate::error::{Context, Error};
+use crate::path_filter::PathFilter;
+#[cfg(test)]
+use crate::transaction::TransactionRoots;
+use crate::transaction::{
+    self, Change, Header, Kept, Kind, Location, Metadata, OwnCtimeChanges, Plan, Request, VERSION,
+    VERSION_WITH_REST,
+};
+use crate::view::HIDDEN;
+use crate::write_set::WriteSet;
+
+pub(super) const WRITTEN_BY_OTHERS: &str =
+    "others committed changes of the same paths since the fork";
+pub(super) const CHANGED_AFTER_READ: &str =
+    "others committed changes of what it read since the fork";
+
+pub(super) fn policy(workspace: &Workspace, options: &CommitOptions) -> Policy {
+    options.policy.unwrap_or(workspace.store.settings.policy)
+}
+
+/// The plan of a commit into main that nothing stands against, or that is forced.
+pub(super) fn checked_plan(
+    workspace: &Workspace,
+    branch: &Branch,
+    options: &CommitOptions,
+) -> Result<Plan, Error> {
+    let record = &branch.record;
+    let theirs = workspace.store.theirs(record)?;
+    let policy = policy(workspace, options);
+    let reads = match policy {
+        Policy::Serializable => workspace.store.reads(record)?,
+        Policy::FirstWinner | Policy::Snapshot => Vec::new(),
+    };
+    if !theirs.is_empty() && !options.force && ChangeSet::of(branch)?.is_empty()? {
+        return Ok(Plan::default());
+    }
+    if policy == Policy::FirstWinner && !theirs.is_empty() && !options.force && !options.rebase {
+        return Err(sibling_won(&record.name));
+    }
+    let mut selection = options.selection.clone();
+    loop {
+        let plan = plan(workspace, branch, selection.clone(), options.drop_rest)?;
+        refuse_nothing_chosen(branch, &plan, &selection)?;
+        refuse_other_stores(workspace, &plan)?;
+        if options.force {
+            return with_visible_part(workspace, record, plan);
+        }
+        let written = theirs.against(&plan.changes, &plan.written);
+        if options.skip && selection.skip(written.iter().chain(&plan.drift).cloned()) {
+            continue; // each turn leaves out more, so there are no more turns than paths
+        }
+        let name = &record.name;
+        refuse(name, WRITTEN_BY_OTHERS, &written)?;
+        refuse(name, CHANGED_AFTER_READ, &theirs.against_reads(&reads))?;
+        refuse(name, "the base was changed by others since the fork", &plan.drift)?;
+        return with_visible_part(workspace, record, plan);
+    }
+}
+
+/// A branch that keeps a part goes on looking through its snapshot layers, which must not hide what was committed.
+fn with_visible_part(workspace: &Workspace, record: &Record, plan: Plan) -> Result<Plan, Error> {
+    if plan.rest.is_empty() {
+        return Ok(plan);
+    }
+    let (disk, veils) = (workspace.engine.disk()?, workspace.store.snapshot_layers_of(record));
+    let hides = |path: &Path| {
+        for veil in &veils {
+            let place = Location::Store(veil.join(path));
+            let Some(stat) = disk.stat(&place)? else { continue };
+            let is_directory =
+                FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::Directory;
+            let has = |name: &str| Ok::<bool, Error>(disk.xattr(&place, name)?.is_some());
+            if !is_directory
+                || has(workspace.store.namespace.opaque())?
+                || has(workspace.store.namespace.redirect())?
+            {
+                return Ok(true);
+            }
+        }
+        Ok::<bool, Error>(false)
+    };
+    let mut hidden = Vec::new();
+    for Change { path, .. } in &plan.changes {
+        let parts: Vec<&Path> =
+            path.ancestors().filter(|part| !part.as_os_str().is_empty()).collect();
+        for part in parts {
+            if hides(part)? {
+                hidden.push(path.clone());
+                break;
+            }
+        }
+    }
+    if hidden.is_empty() {
+        return Ok(plan);
+    }
+    Err(Error::Conflict {
+        message: format!(
+            "branch {} cannot be committed in part: others committed changes of the same paths since the fork, and the branch goes on showing what they replaced",
+            record.name
+        ),
+        paths: hidden,
+        hint: "rebase the branch first, or drop the rest of it with --drop-rest",
+    })
+}
+
+/// The store of a workspace below the base is a directory like others in a branch, and others' branches: what was
+/// changed in a copy of it would damage them.
+fn refuse_other_stores(workspace: &Workspace, plan: &Plan) -> Result<(), Error> {
+    let is_store = |path: &Path| {
+        path.file_name() == Some(OsStr::new(HIDDEN))
+            && workspace.store.base.tree.stat(&path.join("format")).is_ok()
+    };
+    let paths = plan.changes.iter().flat_map(|change| [Some(&change.path), change.from.as_ref()]);
+    match paths.flatten().flat_map(|path| path.ancestors()).find(|path| is_store(path)) {
+        None => Ok(()),
+        Some(store) => Err(Error::Unsupported(format!(
+            "{} is the store of another workspace, and the branch has changed it: commit with --exclude {HIDDEN}, which leaves it as it is",
+            store.display()
+        ))),
+    }
+}
+
+/// The plan of all that a branch changed, compared with the base as these traces explain it.
+pub(super) fn plan_against(
+    workspace: &Workspace,
+    branch: &Branch,
+    traces: OwnCtimeChanges,
+    attributes_at_fork: BTreeMap<PathBuf, Metadata>,
+) -> Result<Plan, Error> {
+    plan_with(workspace, branch, (PathFilter::default(), true), traces, attributes_at_fork)
+}
+
+fn plan(
+    workspace: &Workspace,
+    branch: &Branch,
+    selection: PathFilter,
+    drops_rest: bool,
+) -> Result<Plan, Error> {
+    let traces = workspace.engine.traces(&workspace.engine.disk()?)?;
+    plan_with(workspace, branch, (selection, drops_rest), traces, BTreeMap::new())
+}
+
+fn plan_with(
+    workspace: &Workspace,
+    branch: &Branch,
+    (selection, drops_rest): (PathFilter, bool),
+    traces: OwnCtimeChanges,
+    attributes_at_fork: BTreeMap<PathBuf, Metadata>,
+) -> Result<Plan, Error> {
+    workspace.driver.current().settle(branch.record.id)?;
+    let mounted = workspace.table.mounted(branch)?;
+    mounted.lock().link_all_copied_up().at(&workspace.store.base_path)?;
+    let mut seen = BTreeMap::new();
+    let mut origins = HashMap::new();
+    for layer in branch.record.layers.iter().rev() {
+        let log = workspace.store.layer_path(*layer).join("writes");
+        let loaded = WriteSet::load(&log).at(&log)?;
+        for (path, expected) in loaded.seen {
+            seen.entry(path).or_insert(expected);
+        }
+        if !workspace.store.is_elsewhere() {
+            origins.extend(loaded.origins); // copies that are staged have other numbers
+        }
+    }
+    let disk = workspace.engine.disk()?;
+    seen_by_kernel(workspace, branch, &traces, &mut seen)?;
+    let layers = branch
+        .record
+        .layers
+        .iter()
+        .map(|layer| Path::new("layers").join(layer.to_string()).join("upper"))
+        .collect();
+    let request = Request {
+        transaction: workspace.store.next_number(),
+        layers,
+        namespace: workspace.store.namespace,
+        seen,
+        forked: branch.record.created,
+        by_kernel: workspace.store.is_written_by_overlayfs(branch)?,
+        veils: workspace.store.snapshot_layers_of(&branch.record),
+        attributes_at_fork,
+        selection,
+        drops_rest,
+        traces,
+        origins,
+    };
+    transaction::plan(&disk, &request)
+}
+
+#[cfg(test)]
+impl Workspace {
+    /// The plan of a branch's commit, and the header its commit would have.
+    pub(crate) fn plan_for_tests(
+        &self,
+        name: &str,
+        selection: PathFilter,
+    ) -> Result<(TransactionRoots, Header, Plan), Error> {
+        let branches = self.table.lock();
+        let branch = BranchRef::Name(name.to_owned())
+            .find(&branches)?
+            .ok_or_else(|| Error::NotFound(name.to_owned()))?;
+        let mounted = self.table.mounted(branch)?;
+        mounted.lock().make_layer().at(&self.store.base_path)?;
+        let options = CommitOptions { selection: selection.clone(), ..CommitOptions::default() };
+        prepare_rest(self, branch, &options)?;
+        mounted.lock().link_all_copied_up().at(&self.store.base_path)?;
+        self.stage(branch)?.hand_over();
+        let plan = plan(self, branch, selection, false)?;
+        let rest = make_rest(self, branch, &plan.rest)?.map(|rest| rest.layer.id.0);
+        Ok((self.engine.disk()?, commit_header(branch, &plan, rest), plan))
+    }
+}
+
+/// What is left out because others changed it was given up; a pattern that matches nothing is a mistake.
+fn refuse_nothing_chosen(
+    branch: &Branch,
+    plan: &Plan,
+    selection: &PathFilter,
+) -> Result<(), Error> {
+    let takes_any =
+        !plan.changes.is_empty() || plan.written.iter().any(|path| selection.includes(path));
+    if takes_any || selection.is_all() || selection.skips_any() {
+        return Ok(());
+    }
+    let work = ChangeSet::of(branch)?;
+    let paths = work.paths();
+    let Some(first) = paths.first() else { return Ok(()) };
+    Err(Error::NothingChosen {
+        name: branch.record.name.clone(),
+        count: paths.len(),
+        first: first.to_path_buf(),
+        wanted: selection.to_string(),
+    })
+}
+
+pub(super) fn refuse(name: &str, reason: &str, paths: &BTreeSet<PathBuf>) -> Result<(), Error> {
+    if paths.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Conflict {
+        message: format!("branch {name} cannot be committed: {reason}"),
+        paths: paths.iter().cloned().collect(),
+        hint: "the branch is still open: look at these paths, then force the commit or abort it",
+    })
+}
+
+pub(super) fn sibling_won(name: &str) -> Error {
+    Error::Conflict {
+        message: format!("branch {name} cannot be committed: a sibling was committed first"),
+        paths: Vec::new(),
+        hint: "the branch keeps its changes: rebase it onto its parent, or commit it with --rebase",
+    }
+}
+
+pub(super) fn commit_header(branch: &Branch, plan: &Plan, rest: Option<u64>) -> Header {
+    let split = || plan.rest.split.iter().copied().collect();
+    let rest = rest.map(|layer| Kept { layer, split: split() });
+    let kind = Kind::Commit { branch: branch.record.id };
+    Header {
+        version: if rest.is_some() { VERSION_WITH_REST } else { VERSION },
+        rest,
+        layers: branch.record.layers.clone(),
+        displaced_bytes: plan.displaced_bytes,
+        ..header(plan.transaction, kind, branch.record.name.clone())
+    }
+}
+
+/// Of a transaction that is decided now, takes no layer, and concerns nobody yet.
+pub(super) fn header(transaction: u64, kind: Kind, name: String) -> Header {
+    Header {
+        version: VERSION,
+        transaction,
+        kind,
+        name,
+        layers: Vec::new(),
+        rest: None,
+        stale: Vec::new(),
+        veil: None,
+        observers: Vec::new(),
+        unveiled: Vec::new(),
+        lifted: None,
+        decided: now(),
+        displaced_bytes: 0,
+    }
+}

@@ -1,0 +1,196 @@
+//! Conflict detection between a branch and the commits since its fork (snapshot, serializable).
+//!
+//! Both sides are sets of paths. Two paths conflict if they are equal, or if one is a directory that was removed, moved or
+//! replaced and the other is below it. A read of a file conflicts with any change of it; a read of a directory's names with
+//! added or removed names; a lookup of a missing name with that name.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use crate::transaction::{Change, ChangeKind};
+use crate::write_set::Read;
+
+/// The committed change at a path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct PathEffect {
+    /// The name came or went.
+    on_names: bool,
+    /// All below it went with it.
+    on_tree: bool,
+}
+
+/// The changes committed since a branch was forked.
+#[derive(Debug, Default)]
+pub(super) struct CommittedChanges {
+    paths: BTreeMap<PathBuf, PathEffect>,
+}
+
+impl CommittedChanges {
+    pub(super) fn add(&mut self, changes: &[Change]) {
+        for change in changes {
+            let effect = effect_of(change.change);
+            self.put(&change.path, effect);
+            if let Some(from) = &change.from {
+                self.put(from, PathEffect { on_names: true, on_tree: true });
+            }
+        }
+    }
+
+    fn put(&mut self, path: &Path, effect: PathEffect) {
+        let known = self.paths.entry(path.to_path_buf()).or_insert(effect);
+        known.on_names |= effect.on_names;
+        known.on_tree |= effect.on_tree;
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.paths.is_empty()
+    }
+
+    /// The paths that both wrote.
+    pub(super) fn against(
+        &self,
+        changes: &[Change],
+        written: &BTreeSet<PathBuf>,
+    ) -> BTreeSet<PathBuf> {
+        let mut found = BTreeSet::new();
+        for change in changes {
+            self.meet(&change.path, effect_of(change.change).on_tree, &mut found);
+            if let Some(from) = &change.from {
+                self.meet(from, true, &mut found);
+            }
+        }
+        for path in written {
+            self.meet(path, true, &mut found);
+        }
+        found
+    }
+
+    /// The paths that the branch read and other commits wrote.
+    pub(super) fn against_reads(&self, reads: &[(PathBuf, Read)]) -> BTreeSet<PathBuf> {
+        let mut found = BTreeSet::new();
+        for (path, read) in reads {
+            match read {
+                Read::Content | Read::Missing => self.meet(path, false, &mut found),
+                Read::Names => {
+                    self.meet_above(path, &mut found);
+                    if self.paths.get(path).is_some_and(|effect| effect.on_tree) {
+                        found.insert(path.clone());
+                    }
+                    let names = self.below(path).filter(|(below, effect)| {
+                        effect.on_names && below.parent() == Some(path.as_path())
+                    });
+                    found.extend(names.map(|(below, _)| below.clone()));
+                }
+            }
+        }
+        found
+    }
+
+    /// Adds the paths of other commits that conflict with a path of the branch.
+    fn meet(&self, path: &Path, with_tree: bool, found: &mut BTreeSet<PathBuf>) {
+        if self.paths.contains_key(path) {
+            found.insert(path.to_path_buf());
+        }
+        self.meet_above(path, found);
+        if with_tree {
+            found.extend(self.below(path).map(|(below, _)| below.clone()));
+        }
+    }
+
+    fn meet_above(&self, path: &Path, found: &mut BTreeSet<PathBuf>) {
+        for above in path.ancestors().skip(1) {
+            if self.paths.get(above).is_some_and(|effect| effect.on_tree) {
+                found.insert(above.to_path_buf());
+            }
+        }
+    }
+
+    /// Strictly below a path; paths sort by components, so they stand together.
+    fn below<'p>(&'p self, path: &'p Path) -> impl Iterator<Item = (&'p PathBuf, &'p PathEffect)> {
+        self.paths
+            .range(path.to_path_buf()..)
+            .take_while(move |(below, _)| below.starts_with(path))
+            .filter(move |(below, _)| below.as_path() != path)
+    }
+}
+
+fn effect_of(change: ChangeKind) -> PathEffect {
+    match change {
+        ChangeKind::Added => PathEffect { on_names: true, on_tree: false },
+        ChangeKind::Deleted | ChangeKind::Renamed | ChangeKind::Type => {
+            PathEffect { on_names: true, on_tree: true }
+        }
+        ChangeKind::Modified | ChangeKind::Metadata => {
+            PathEffect { on_names: false, on_tree: false }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transaction::ObjectKind;
+
+    fn change(path: &str, change: ChangeKind) -> Change {
+        Change { path: path.into(), change, from: None, kind: ObjectKind::File }
+    }
+
+    fn theirs(changes: &[Change]) -> CommittedChanges {
+        let mut theirs = CommittedChanges::default();
+        theirs.add(changes);
+        theirs
+    }
+
+    fn names(found: &BTreeSet<PathBuf>) -> Vec<&str> {
+        found.iter().map(|path| path.to_str().unwrap()).collect()
+    }
+
+    #[test]
+    fn writes_meet_at_the_same_path_and_below_what_went() {
+        use ChangeKind::{Added, Deleted, Modified};
+        let cases: [(Change, Change, &[&str]); 6] = [
+            (change("a/f", Modified), change("a/f", Modified), &["a/f"]),
+            (change("a/f", Modified), change("a/g", Modified), &[]),
+            (change("a", Deleted), change("a/new", Added), &["a"]),
+            (change("a/f", Modified), change("a", Deleted), &["a/f"]),
+            (change("ab", Modified), change("a", Deleted), &[]),
+            (change("a", Added), change("a/f", Added), &[]),
+        ];
+        for (their, our, wanted) in cases {
+            let found = theirs(std::slice::from_ref(&their))
+                .against(std::slice::from_ref(&our), &BTreeSet::new());
+            assert_eq!(names(&found), wanted, "{their:?} and {our:?}");
+        }
+    }
+
+    #[test]
+    fn a_move_is_a_write_at_both_ends() {
+        let moved = Change { from: Some("old".into()), ..change("new", ChangeKind::Renamed) };
+        let below = change("old/f", ChangeKind::Modified);
+        let none = BTreeSet::new();
+        let ours = std::slice::from_ref(&below);
+        assert_eq!(names(&theirs(std::slice::from_ref(&moved)).against(ours, &none)), ["old"]);
+        let ours = std::slice::from_ref(&moved);
+        assert_eq!(names(&theirs(std::slice::from_ref(&below)).against(ours, &none)), ["old/f"]);
+    }
+
+    #[test]
+    fn reads_meet_what_they_depend_on() {
+        use ChangeKind::{Added, Deleted, Metadata, Modified};
+        let cases: [(Change, (&str, Read), &[&str]); 8] = [
+            (change("d/f", Modified), ("d/f", Read::Content), &["d/f"]),
+            (change("d/f", Modified), ("d", Read::Names), &[]),
+            (change("d/f", Added), ("d", Read::Names), &["d/f"]),
+            (change("d/e/f", Added), ("d", Read::Names), &[]),
+            (change("d", Deleted), ("d/f", Read::Content), &["d"]),
+            (change("d/f", Added), ("d/f", Read::Missing), &["d/f"]),
+            (change("d", Metadata), ("d", Read::Names), &[]),
+            (change("d", Deleted), ("d", Read::Names), &["d"]),
+        ];
+        for (their, (path, read), wanted) in cases {
+            let found =
+                theirs(std::slice::from_ref(&their)).against_reads(&[(PathBuf::from(path), read)]);
+            assert_eq!(names(&found), wanted, "{their:?} and {path} {read:?}");
+        }
+    }
+}

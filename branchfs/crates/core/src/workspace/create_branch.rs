@@ -1,0 +1,214 @@
+//! How a branch begins: its record, and what it is seen through.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+use super::Branches;
+use super::branch_log::Record;
+use super::branch_ref::check_name;
+use super::info;
+use super::{Branch, BranchInfo, BranchRef, MAIN_BRANCH, Workspace, now};
+use crate::archive::Unpacked;
+use crate::error::{Context, Error};
+use crate::layer::Layer;
+use crate::mount::MAIN;
+use crate::quota::Quota;
+
+/// Most layers that a branch may lie on, the base among them: as many as the kernel's overlayfs takes. Lookups cost each of
+/// them, and a directory that was renamed in each is followed through all.
+const LAYERS_MAX: usize = 500;
+
+/// A layer with an unpacked archive that is not visible yet.
+pub(super) struct ImportedLayer {
+    pub(super) id: u64,
+    pub(super) layer: Layer,
+    pub(super) unpacked: Unpacked,
+    /// Also over a parent that is not what the archive was made against.
+    pub(super) force: bool,
+}
+
+impl Workspace {
+    /// Creates a branch. O(1): a line in the log of records, whatever the size of the tree.
+    ///
+    /// # Errors
+    /// `Name`, `Exists`, `NotFound` (parent), `Stale` (parent). Nothing is left behind then.
+    pub fn create(&self, name: &str, parent: &BranchRef) -> Result<BranchInfo, Error> {
+        self.create_limited(name, parent, None)
+    }
+
+    /// Creates a branch that may add so many bytes.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn create_limited(
+        &self,
+        name: &str,
+        parent: &BranchRef,
+        disk_limit: Option<u64>,
+    ) -> Result<BranchInfo, Error> {
+        create_filled(self, name, parent, disk_limit, None)
+    }
+}
+
+/// Creates a branch, optionally with an existing layer. Stopping the kernel's writes may take time; it holds the
+/// parent only.
+pub(super) fn create_filled(
+    workspace: &Workspace,
+    name: &str,
+    parent: &BranchRef,
+    disk_limit: Option<u64>,
+    filled: Option<ImportedLayer>,
+) -> Result<BranchInfo, Error> {
+    check_name(OsStr::new(name))?;
+    let _frozen = workspace.table.await_kernel_writers(parent)?;
+    // What is below must stay what the layer is laid over: commits wait.
+    let _turn = match filled {
+        Some(_) => Some(workspace.engine.begin_transaction()?),
+        None => workspace.engine.admit_change().map(|()| None)?,
+    };
+    let held = workspace.table.hold(parent, |_, parent| may_be_forked(parent))?;
+    let created =
+        create_below(workspace, name, held.as_ref().map(|held| &held.branch), disk_limit, filled);
+    drop(held);
+    if created.is_err() {
+        workspace.table.thaw_idle(&workspace.table.lock());
+    }
+    created
+}
+
+fn create_below(
+    workspace: &Workspace,
+    name: &str,
+    parent: Option<&Branch>,
+    disk_limit: Option<u64>,
+    filled: Option<ImportedLayer>,
+) -> Result<BranchInfo, Error> {
+    let (parent_id, parent_slot) =
+        parent.map_or((MAIN_BRANCH, MAIN), |parent| (parent.record.id, parent.slot));
+    refuse_too_many_layers(parent)?;
+    let quota = Quota::of(disk_limit, parent.and_then(|parent| parent.quota.as_ref()));
+    let id = filled.as_ref().map_or_else(|| workspace.store.next_number(), |filled| filled.id);
+    let path = workspace.store.layer_path(id);
+    refuse_taken(&workspace.table.lock(), name)?;
+    let frozen = workspace.table.freeze_for_fork(parent_slot)?;
+    // The kernel needs the layer for its mount, and an import has filled it. Other layers are created by the first change.
+    let is_presented = filled.is_none() && workspace.driver.would_serve(parent_id, quota.as_ref());
+    let begun = now();
+    let made = workspace.driver.freeze_parent(parent_id).and_then(|()| {
+        let base = [Arc::clone(&workspace.store.base)];
+        let below = parent.map_or(&base[..], |parent| &parent.stack);
+        let settled = filled.map(|filled| filled.settle(name, below, quota.as_ref()));
+        let settled = settled.transpose()?;
+        // The table does not change from here on.
+        let branches = workspace.table.lock();
+        workspace.engine.fail_stop.check()?;
+        refuse_taken(&branches, name)?;
+        let above = branches.get(&parent_id);
+        if let Some(above) = above {
+            may_be_forked(above)?;
+        }
+        let parent_stack = above.map_or(base.to_vec(), |above| above.stack.clone());
+        // External changes of the base while a layer is mounted over it count as later than the fork.
+        let created = if settled.is_some() { begun } else { now() };
+        let ready =
+            if is_presented { workspace.driver.current().take_prepared(&path) } else { None };
+        let layer = match (settled, &ready) {
+            (Some(layer), _) => layer,
+            (None, Some(_)) => workspace.store.adopt_layer(id)?,
+            (None, None) => workspace.store.new_layer(id, is_presented, &parent_stack)?,
+        };
+        layer.limit(quota.clone()).at(&path)?;
+        let record = Record {
+            id,
+            name: name.to_owned(),
+            parent: parent_id,
+            layers: vec![id],
+            below: above
+                .map(|above| [&above.record.layers[..], &above.record.below].concat())
+                .unwrap_or_default(),
+            is_stale: false,
+            created,
+            disk_limit,
+            absorbed: None,
+        };
+        workspace.store.records.append_new(&record)?;
+        let mut stack = vec![Arc::new(layer)];
+        stack.extend(parent_stack);
+        Ok((branches, record, stack, ready))
+    });
+    let (mut branches, record, stack, ready) = made.inspect_err(|_| {
+        workspace.store.move_to_trash(&path, "unmade");
+    })?;
+    // From here on nothing writes to the parent: what the child sees is settled.
+    let gate = workspace.table.mount.block_requests();
+    let slot = workspace.table.mount.add(OsStr::new(name), parent_slot, stack.clone());
+    drop(gate);
+    workspace.table.mount.set_unsynced_record(slot, workspace.store.records.file());
+    branches.insert(Branch { record, slot, stack, quota }, Some(frozen));
+    // What the kernel did not write from the start is left to the FUSE view.
+    if is_presented {
+        if let Err(error) = workspace.driver.current().attach(id, name, ready) {
+            workspace.table.abort_below(&mut branches, id)?;
+            return Err(error);
+        }
+    }
+    tracing::debug!("created {name:?}");
+    let info = info(&branches, id);
+    drop(branches);
+    if is_presented {
+        sync_presented(workspace, id)?;
+    }
+    info
+}
+
+/// Makes the record of a branch durable that the driver presents. No sync of a file in it reaches the daemon, so this
+/// cannot wait for the first one, as in the FUSE view. Creates that run concurrently share the write of the disk.
+fn sync_presented(workspace: &Workspace, id: u64) -> Result<(), Error> {
+    let layers = workspace.store.store_path.join("layers");
+    workspace.store.records.sync_with(&layers).inspect_err(|_| {
+        let _ = workspace.abort(&BranchRef::Id(id)); // the error is the one that stood in its way
+    })
+}
+
+impl ImportedLayer {
+    fn settle(
+        self,
+        name: &str,
+        below: &[Arc<Layer>],
+        quota: Option<&Arc<Quota>>,
+    ) -> Result<Layer, Error> {
+        refuse_disk_limit(name, quota)?;
+        if !self.force {
+            self.unpacked.check(below)?;
+        }
+        self.unpacked.settle(&self.layer, below)?;
+        Ok(self.layer)
+    }
+}
+
+pub(super) fn refuse_disk_limit(name: &str, quota: Option<&Arc<Quota>>) -> Result<(), Error> {
+    if quota.is_none() {
+        return Ok(());
+    }
+    Err(Error::Unsupported(format!(
+        "{name} would be below a branch with a disk limit, which an import does not heed"
+    )))
+}
+
+fn refuse_too_many_layers(parent: Option<&Branch>) -> Result<(), Error> {
+    match parent.filter(|parent| parent.stack.len() >= LAYERS_MAX) {
+        Some(parent) => Err(Error::Unsupported(format!(
+            "branch {} lies on {LAYERS_MAX} layers, the most there may be: commit its ancestors into main first",
+            parent.record.name
+        ))),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn may_be_forked(parent: &Branch) -> Result<(), Error> {
+    if parent.record.is_stale { Err(Error::Stale(parent.record.name.clone())) } else { Ok(()) }
+}
+
+pub(super) fn refuse_taken(branches: &Branches, name: &str) -> Result<(), Error> {
+    if branches.named(name).is_some() { Err(Error::Exists(name.to_owned())) } else { Ok(()) }
+}

@@ -1,0 +1,223 @@
+//! Undo and redo of commits to main, and how long they are kept (S12).
+//!
+//! The history is a stack in the store: the commits in order, of which the last ones may be undone. A new commit removes the
+//! undone ones. An undo is a transaction like a commit: decided in the journal, executed under the gate, rolled forward or
+//! back after a crash.
+
+use super::Branches;
+use super::commit_checks::header;
+use super::transaction_engine::affected_branches;
+use super::{BranchId, Committed, Record, Workspace};
+use crate::error::Error;
+use crate::transaction::{self, Change, HistoryEntry, Kind, UndoRequest};
+
+/// The reported entry of a commit in the history.
+#[derive(Clone, Debug)]
+pub struct PastInfo {
+    /// Its number.
+    pub id: u64,
+    /// Name of the branch it was.
+    pub branch: String,
+    /// Seconds since 1970.
+    pub committed: f64,
+    /// When it was undone, seconds since 1970.
+    pub undone: Option<f64>,
+    /// How many paths it changed.
+    pub changes: usize,
+    /// Bytes on disk that are kept for its undo.
+    pub bytes: u64,
+}
+
+impl PastInfo {
+    fn of(past: &HistoryEntry) -> Self {
+        let header = &past.commit.header;
+        Self {
+            id: header.transaction,
+            branch: header.name.clone(),
+            committed: seconds(header.decided),
+            undone: past.undone.as_ref().map(|(undo, _)| seconds(undo.header.decided)),
+            changes: past.commit.changes.len(),
+            bytes: header.displaced_bytes,
+        }
+    }
+}
+
+/// What was taken back, or done again.
+#[derive(Debug)]
+pub struct UndoResult {
+    /// The entry of the history.
+    pub entry: PastInfo,
+    /// What changed in main, and which branches are stale with it.
+    pub committed: Committed,
+}
+
+/// Which way to go in the history.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UndoDirection {
+    /// Undo.
+    Undo,
+    /// Redo.
+    Redo,
+}
+
+impl Workspace {
+    /// Undoes the last commit to main, or redoes the last undone one, if it is `commit` or `commit` is `None`.
+    ///
+    /// # Errors
+    /// `NothingKept`; `NotNext` if it is not `commit`; `Frozen` while main has live children (`force` makes them stale); `Conflict` if the committed paths
+    /// were changed since (`force` moves the changed objects aside); `Io`. Main is unchanged then.
+    pub fn revert(
+        &self,
+        towards: UndoDirection,
+        commit: Option<u64>,
+        force: bool,
+        dry_run: bool,
+    ) -> Result<UndoResult, Error> {
+        let _turn = self.engine.begin_transaction()?;
+        let disk = self.engine.disk()?;
+        let history = transaction::history(&disk)?;
+        let undone = history.iter().position(|past| past.undone.is_some());
+        let at = match towards {
+            UndoDirection::Undo => undone.unwrap_or(history.len()).checked_sub(1),
+            UndoDirection::Redo => undone,
+        };
+        let Some(past) = at.map(|at| &history[at]) else {
+            return Err(Error::NothingKept(match towards {
+                UndoDirection::Undo => "undo",
+                UndoDirection::Redo => "redo",
+            }));
+        };
+        if let Some(wanted) = commit.filter(|wanted| *wanted != past.commit.header.transaction) {
+            return Err(Error::NotNext {
+                wanted,
+                next: past.commit.header.transaction,
+                name: past.commit.header.name.clone(),
+            });
+        }
+        let commit = past.commit.header.transaction;
+        let (decided, (_, finished), kind) = match &past.undone {
+            None => (&past.commit, past.done, Kind::Undo { commit }),
+            Some((undo, interval)) => (undo, *interval, Kind::Redo { commit }),
+        };
+        let lifted = past.veil;
+        // Checked now and again when it is applied: branches may be created meanwhile.
+        let audience = |branches: &Branches| {
+            let audience = affected_branches(branches, self.store.settings.policy, None, lifted);
+            if audience.stale.is_empty() || force {
+                return Ok(audience);
+            }
+            let name = |id: &BranchId| branches[id].record.name.as_str();
+            let names: Vec<&str> = audience.stale.iter().map(name).collect();
+            Err(Error::Frozen { name: "main".to_owned(), children: names.join(", ") })
+        };
+        audience(&self.table.lock())?;
+        let traces = self.engine.traces(&disk)?;
+        let transaction = self.store.next_number();
+        let reversal = UndoRequest { past: decided, finished, traces: &traces, transaction };
+        let plan = transaction::reverse(&disk, &reversal)?;
+        if !plan.drift.is_empty() && !force {
+            let word = if towards == UndoDirection::Undo { "undone" } else { "done again" };
+            let name = &past.commit.header.name;
+            let message = format!(
+                "the commit of {name} cannot be {word}: others changed what it left; main is unchanged"
+            );
+            return Err(Error::Conflict {
+                message,
+                paths: plan.drift.into_iter().collect(),
+                hint: "look at these paths; --force sets aside what others did there",
+            });
+        }
+        let entry = PastInfo::of(past);
+        if dry_run {
+            let committed = Committed { changes: plan.changes, ..Committed::default() };
+            return Ok(UndoResult { entry, committed });
+        }
+        let header = header(plan.transaction, kind, past.commit.header.name.clone());
+        let address = |branches: &Branches| Ok(self.engine.address(header, audience(branches)?));
+        let logged = self.engine.log(&disk, plan, address)?;
+        let applied = self.engine.apply(&disk, logged)?;
+        let committed = self.engine.publish(&disk, applied, None)?;
+        Ok(UndoResult { entry, committed })
+    }
+
+    /// The commits that are kept, oldest first.
+    ///
+    /// # Errors
+    /// `Io`, `Corrupt`.
+    pub fn history(&self) -> Result<Vec<PastInfo>, Error> {
+        let _turn = self.engine.take_turn();
+        Ok(transaction::history(&self.engine.disk()?)?.iter().map(PastInfo::of).collect())
+    }
+
+    /// A commit that is kept, with its changes, sorted by path.
+    ///
+    /// # Errors
+    /// `NoSuchCommit`, `Io`, `Corrupt`.
+    pub fn past_commit(&self, commit: u64) -> Result<(PastInfo, Vec<Change>), Error> {
+        let _turn = self.engine.take_turn();
+        let history = transaction::history(&self.engine.disk()?)?;
+        let past = history.into_iter().find(|past| past.commit.header.transaction == commit);
+        let past = past.ok_or(Error::NoSuchCommit(commit))?;
+        Ok((PastInfo::of(&past), past.commit.changes))
+    }
+
+    /// The number of the newest commit that was removed from the history and not undone before; 0 if there is none.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn newest_pruned(&self) -> Result<u64, Error> {
+        self.engine.newest_pruned()
+    }
+
+    /// Forgets all but the newest `keep` commits. Returns how many went, and the bytes on disk they held.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn prune(&self, keep: usize) -> Result<(usize, u64), Error> {
+        let _turn = self.engine.begin_transaction()?;
+        let disk = self.engine.disk()?;
+        let mut old = transaction::outline(&disk)?;
+        let kept = old.split_off(old.len().saturating_sub(keep));
+        self.engine.forget(&old, &kept, self.table.oldest_fork())?;
+        self.store.empty_trash();
+        tracing::info!("{} commits were removed from the history", old.len());
+        Ok((old.len(), old.iter().map(|past| past.header.displaced_bytes).sum()))
+    }
+}
+
+#[cfg(test)]
+impl Workspace {
+    /// The undo or redo of the only commit, as it would be decided.
+    pub(crate) fn plan_revert_for_tests(
+        &self,
+        towards: UndoDirection,
+    ) -> Result<(transaction::TransactionRoots, transaction::Header, transaction::Plan), Error>
+    {
+        let disk = self.engine.disk()?;
+        let history = transaction::history(&disk)?;
+        let past = history.last().ok_or(Error::NothingKept("undo"))?;
+        let commit = past.commit.header.transaction;
+        let (decided, (_, finished), kind) = match (towards, &past.undone) {
+            (UndoDirection::Undo, _) => (&past.commit, past.done, Kind::Undo { commit }),
+            (UndoDirection::Redo, None) => return Err(Error::NothingKept("redo")),
+            (UndoDirection::Redo, Some((undo, interval))) => {
+                (undo, *interval, Kind::Redo { commit })
+            }
+        };
+        let traces = self.engine.traces(&disk)?;
+        let transaction = self.store.next_number();
+        let reversal = UndoRequest { past: decided, finished, traces: &traces, transaction };
+        let plan = transaction::reverse(&disk, &reversal)?;
+        let name = past.commit.header.name.clone();
+        Ok((disk, header(transaction, kind, name), plan))
+    }
+}
+
+/// When the oldest of these branches was forked that is not stale.
+pub(super) fn oldest<'r>(records: impl Iterator<Item = &'r Record>) -> Option<i64> {
+    records.filter(|record| !record.is_stale).map(|record| record.created).min()
+}
+
+fn seconds(nanoseconds: i64) -> f64 {
+    nanoseconds as f64 / 1e9
+}

@@ -1,0 +1,432 @@
+//! The store of a workspace: its parts, the branch log, layers and trash.
+//!
+//! docs/format.md describes the files. [`super::store_directory`] creates, locks and removes the directory;
+//! [`super::external_store`] says where its parts are.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::background::Background;
+use super::branch_log::{BranchLog, Line, Record};
+use super::conflicts::CommittedChanges;
+use super::ctime_log::CtimeLog;
+use super::external_store::{StagedLayers, TreeCopy};
+use super::partial_commit::{unlink_all, visit};
+use super::store_directory::{self, Lock, TimesGuard, give, write_private};
+use super::{Branch, BranchId, Branches, Policy, Settings, now};
+use crate::driver::Driver;
+use crate::error::{Context, Error};
+use crate::ids::LayerId;
+use crate::layer::Layer;
+use crate::no_follow;
+use crate::overlay::Namespace;
+use crate::overlayfs_upper;
+use crate::rooted_dir::{Tree, remove_path};
+use crate::transaction::{self, Change, Header, Kept, Kind, LoggedTransaction, TransactionRoots};
+use crate::view::ChangedPaths;
+use crate::write_set::{Read, ReadSet};
+
+/// The layer that a transaction has made, and where a view changes with it.
+pub(super) type Veil = (Arc<Layer>, Arc<ChangedPaths>);
+
+/// The store. The branch log has a lock of its own; everything else is guarded by the locks of the verbs.
+pub(super) struct Store {
+    pub(super) base_path: PathBuf,
+    pub(super) store_path: PathBuf,
+    /// The directory of journal, history and snapshot layers: the store, or with an external store that in the base.
+    pub(super) home_path: PathBuf,
+    /// Whether the store's file system has its own inode numbers.
+    pub(super) is_foreign: bool,
+    pub(super) owner: (u32, u32),
+    pub(super) namespace: Namespace,
+    /// The base as the lowest layer of branches; it is not written.
+    pub(super) base: Arc<Layer>,
+    pub(super) settings: Settings,
+    pub(super) records: Arc<BranchLog>,
+    pub(super) ctime_log: CtimeLog,
+    pub(super) background: Background,
+    pub(super) lock_file: Lock,
+    /// Held as long as the store, with an external store.
+    pub(super) _home_lock: Option<Lock>,
+    /// The last number given to a branch, a layer or a transaction.
+    pub(super) last_number: AtomicU64,
+}
+
+impl Store {
+    /// Moves snapshot layers into the trash through which no branch looks any more. Layers of branches are used by these.
+    pub(super) fn drop_unused_snapshots(&self, branches: &Branches, below: &[u64]) {
+        let is_used = |layer: &u64| {
+            let mut records = branches.values().map(|other| &other.record);
+            records.any(|other| other.layers.contains(layer) || other.below.contains(layer))
+        };
+        for layer in below.iter().filter(|layer| !is_used(layer)) {
+            self.move_to_trash(&self.home_layer_path(*layer), "veil");
+        }
+    }
+
+    /// Records the end of the branch, without a sync.
+    pub(super) fn drop_record(&self, id: BranchId) -> Result<(), Error> {
+        self.records.append(&[Line::Deleted { gone: id }])
+    }
+
+    pub(super) fn drop_journal(&self, id: BranchId) {
+        self.move_to_trash(&self.home_path.join("journal").join(id.to_string()), "failed");
+        self.empty_trash(); // where the disk was full, the next try needs the room
+    }
+
+    pub(super) fn trash_name(&self, what: &str, number: u64) -> PathBuf {
+        Path::new("trash").join(format!("{what}-{number}-{}", now()))
+    }
+
+    /// Moves something of the store into the trash. What cannot be moved stays where it is and is tried again at the
+    /// next start: nothing refers to it any more.
+    pub(super) fn move_to_trash(&self, path: &Path, what: &str) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let root =
+            if path.starts_with(&self.home_path) { &self.home_path } else { &self.store_path };
+        let to = root.join("trash").join(format!("{what}-{name}-{}", now()));
+        let _ = no_follow::rename(path, &to);
+    }
+
+    /// Deletes the content of the trash in the background.
+    pub(super) fn empty_trash(&self) {
+        let mut trash = vec![self.home_path.join("trash")];
+        trash.extend(self.is_elsewhere().then(|| self.store_path.join("trash")));
+        self.background.empty(trash, self.ctime_log.unlinker());
+    }
+
+    /// Opens a branch's own layer, which need not be on disk.
+    pub(super) fn open_layer(&self, id: u64) -> Result<Layer, Error> {
+        let path = self.layer_path(id);
+        self.enter(Layer::open(LayerId(id), &path, self.namespace, self.is_foreign)?)
+    }
+
+    fn enter(&self, mut layer: Layer) -> Result<Layer, Error> {
+        if self.settings.policy == Policy::Serializable {
+            layer.record_reads()?;
+        }
+        layer.set_observer(self.records.clone());
+        Ok(layer)
+    }
+
+    /// Creates the empty layer of a new branch. A crash leaves no data of a user.
+    pub(super) fn adopt_layer(&self, id: u64) -> Result<Layer, Error> {
+        let path = self.layer_path(id);
+        let layer = Layer::absent(LayerId(id), &path, self.namespace, self.is_foreign);
+        let layer = self.enter(layer)?;
+        layer.adopt().at(&path)?;
+        Ok(layer)
+    }
+
+    /// The layer of a new branch, `is_on_disk` or not.
+    pub(super) fn new_layer(
+        &self,
+        id: u64,
+        is_on_disk: bool,
+        below: &[Arc<Layer>],
+    ) -> Result<Layer, Error> {
+        if is_on_disk {
+            // Belongs to no branch until the record is written; a crash leaves no data of a user.
+            self.records.append(&[Line::Deleted { gone: id }])?;
+        }
+        let path = self.layer_path(id);
+        let layer = Layer::absent(LayerId(id), &path, self.namespace, self.is_foreign);
+        let layer = self.enter(layer)?;
+        if is_on_disk {
+            let below = below.iter().find(|layer| layer.is_made()).expect("the base is there");
+            layer.make(&below.tree).at(&path)?;
+        }
+        Ok(layer)
+    }
+
+    /// Numbers grow with the clock, so that none is used twice over restarts.
+    pub(super) fn next_number(&self) -> u64 {
+        let clock = u64::try_from(now() / 1_000_000).unwrap_or(0);
+        let next = |last: u64| Some(clock.max(last + 1));
+        let last = self.last_number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        last.map_or(clock, |last| clock.max(last + 1))
+    }
+
+    /// Committed files have one link too many as long as the layer has a link.
+    pub(super) fn unlink_kept(&self, layers: &[u64]) -> Result<(), Error> {
+        for layer in layers {
+            overlayfs_upper::drop_index(&self.layer_path(*layer))?;
+            let links = self.layer_path(*layer).join("links");
+            remove_path(&links).at(&links)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the kernel wrote the branch's layer.
+    pub(super) fn is_written_by_overlayfs(&self, branch: &Branch) -> Result<bool, Error> {
+        for layer in &branch.record.layers {
+            if overlayfs_upper::is_written_by_overlayfs(&self.layer_path(*layer))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Journal and history are not where the branches are.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.home_path != self.store_path
+    }
+
+    /// A veil, or a staged layer.
+    pub(super) fn home_layer_path(&self, layer: u64) -> PathBuf {
+        self.home_path.join("layers").join(layer.to_string())
+    }
+
+    /// Copies the layers to commit to the base's file system if the store is on another one. The branch is frozen
+    /// meanwhile. Copies the content of the changed files.
+    pub(super) fn stage(
+        &self,
+        driver: &dyn Driver,
+        id: BranchId,
+        record: &Record,
+    ) -> Result<StagedLayers<'_>, Error> {
+        let mut staged = StagedLayers { store: self, layers: Vec::new() };
+        if !self.is_elsewhere() {
+            return Ok(staged);
+        }
+        driver.settle(id)?;
+        for layer in &record.layers {
+            let (from, to) = (self.layer_path(*layer), self.home_layer_path(*layer));
+            remove_path(&to).at(&to)?;
+            staged.layers.push(*layer);
+            self.make_directory(&to)?;
+            let (from, to) = (from.join("upper"), to.join("upper"));
+            self.make_directory(&to)?;
+            let open = |path: &Path| Tree::open_root(path).at(path);
+            let mut copier = TreeCopy::new(open(&from)?, open(&to)?);
+            let copied = copier.all();
+            copied.at(self.base_path.join(&copier.current))?;
+        }
+        Ok(staged)
+    }
+
+    /// Removes copies that were not committed.
+    pub(super) fn unstage(&self, layers: &[u64]) {
+        for layer in layers {
+            self.move_to_trash(&self.home_layer_path(*layer), "staged");
+        }
+        if !layers.is_empty() {
+            self.empty_trash();
+        }
+    }
+
+    /// Makes all of the store durable.
+    pub(super) fn sync_store(&self) -> Result<(), Error> {
+        let path = &self.store_path;
+        let opened = no_follow::open_directory(path).at(path)?;
+        rustix::fs::syncfs(opened.as_fd()).or_not_durable(path)
+    }
+
+    /// Removes such a layer. Its files are links to those of the branch, whose link counts decrease.
+    pub(super) fn remove_rest(&self, id: u64) {
+        let path = self.layer_path(id);
+        if remove_path(&path).is_err() {
+            self.move_to_trash(&path, "unmade"); // or the next mount does
+            self.empty_trash();
+        }
+    }
+
+    /// Ends what a committed branch's layers still have outside of the base. Can be repeated.
+    pub(super) fn release_layers(&self, decided: &LoggedTransaction) -> Result<(), Error> {
+        let header = &decided.header;
+        if let Some(kept) = &header.rest {
+            self.unlink_rest(decided, kept)?;
+        }
+        self.unlink_kept(&header.layers)?;
+        if self.is_elsewhere() && matches!(header.kind, Kind::Commit { .. }) {
+            // The base has got copies.
+            header
+                .layers
+                .iter()
+                .for_each(|layer| self.move_to_trash(&self.layer_path(*layer), "layer"));
+        }
+        Ok(())
+    }
+
+    /// Removes the names in the old layers of what the rest is made of, and of what the base has got under another name.
+    fn unlink_rest(&self, decided: &LoggedTransaction, kept: &Kept) -> Result<(), Error> {
+        let mut linked = HashSet::new();
+        visit(&self.layer_path(kept.layer).join("upper"), &mut |_, _, stat| {
+            if stat.stx_nlink > 1 {
+                linked.insert(stat.stx_ino);
+            }
+            Ok(())
+        })?;
+        let split: HashSet<u64> = kept.split.iter().copied().collect();
+        let layers = || decided.header.layers.iter();
+        let committed = layers().map(|layer| self.home_layer_path(*layer).join("upper"));
+        let aside = decided.set_aside().map(|place| self.home_path.join(place));
+        let committed: Vec<PathBuf> = committed.chain(aside).collect();
+        if !self.is_elsewhere() {
+            return unlink_all(&committed, &linked.union(&split).copied().collect());
+        }
+        let own: Vec<PathBuf> =
+            layers().map(|layer| self.layer_path(*layer).join("upper")).collect();
+        unlink_all(&own, &linked)?;
+        unlink_all(&committed, &split)
+    }
+
+    /// Makes the layer `id` the veil over a transaction that has been carried out. What a crash left of it goes first.
+    pub(super) fn build_snapshot_layer(
+        &self,
+        disk: &TransactionRoots,
+        decided: &LoggedTransaction,
+        id: u64,
+    ) -> Result<Veil, Error> {
+        let path = self.home_layer_path(id);
+        remove_path(&path).at(&path)?;
+        for directory in ["", "upper"] {
+            self.make_directory(&path.join(directory))?;
+        }
+        let layer = Layer::open_snapshot(LayerId(id), &path, self.namespace)?;
+        let woven = transaction::build_snapshot_layer(disk, decided, &layer)?;
+        let changes = path.join("changes");
+        let text = serde_json::to_vec(&decided.changes)
+            .map_err(|error| Error::Corrupt(error.to_string()))?;
+        write_private(&changes, &text)?;
+        give(&changes, self.owner)?;
+        Ok((Arc::new(layer), Arc::new(woven)))
+    }
+
+    /// The same for the records alone, after a crash.
+    pub(super) fn restack_records(
+        &self,
+        records: &mut BTreeMap<BranchId, Record>,
+        disk: &TransactionRoots,
+        decided: &LoggedTransaction,
+    ) -> Result<(), Error> {
+        let header = &decided.header;
+        if let Some(veil) = header.veil {
+            self.build_snapshot_layer(disk, decided, veil)?;
+            for id in &header.observers {
+                if let Some(record) = records.get_mut(id).filter(|one| !one.below.contains(&veil)) {
+                    record.below.push(veil);
+                }
+            }
+        }
+        for id in &header.unveiled {
+            if let Some(record) = records.get_mut(id) {
+                record.below.retain(|layer| Some(*layer) != header.lifted);
+            }
+        }
+        Ok(())
+    }
+
+    /// A veil that nobody looks through any more goes at once: it shares objects with the base, whose count of links is
+    /// right only then.
+    pub(super) fn drop_lifted_snapshot(
+        &self,
+        branches: &Branches,
+        header: &Header,
+    ) -> Result<(), Error> {
+        let Some(lifted) = header.lifted else { return Ok(()) };
+        if branches.values().any(|branch| branch.record.below.contains(&lifted)) {
+            return Ok(());
+        }
+        let path = self.home_layer_path(lifted);
+        remove_path(&path).at(&path)
+    }
+
+    /// The veils in a branch's stack, top first: directories in the store.
+    pub(super) fn snapshot_layers_of(&self, record: &Record) -> Vec<PathBuf> {
+        let is_veil = |layer: &&u64| {
+            no_follow::exists(&self.home_layer_path(**layer).join("changes")).unwrap_or(false)
+        };
+        let upper = |layer: &u64| Path::new("layers").join(layer.to_string()).join("upper");
+        record.below.iter().filter(is_veil).map(upper).collect()
+    }
+
+    /// What others committed to main since a branch was forked.
+    pub(super) fn theirs(&self, record: &Record) -> Result<CommittedChanges, Error> {
+        let mut theirs = CommittedChanges::default();
+        for layer in &record.below {
+            let path = self.home_layer_path(*layer).join("changes");
+            let text = match no_follow::read(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue, // no veil
+                other => other.at(&path)?,
+            };
+            let changes: Vec<Change> = serde_json::from_slice(&text)
+                .map_err(|error| Error::Corrupt(format!("{}: {error}", path.display())))?;
+            theirs.add(&changes);
+        }
+        Ok(theirs)
+    }
+
+    /// What a branch read of its snapshot.
+    pub(super) fn reads(&self, record: &Record) -> Result<Vec<(PathBuf, Read)>, Error> {
+        let mut reads = Vec::new();
+        for layer in &record.layers {
+            let path = self.layer_path(*layer).join("reads");
+            if !no_follow::exists(&path).at(&path)? {
+                return Err(Error::Unsupported(format!(
+                    "what branch {} read was not recorded: mount with the policy serializable before it is forked",
+                    record.name
+                )));
+            }
+            reads.extend(ReadSet::load(&path).at(&path)?);
+        }
+        Ok(reads)
+    }
+
+    pub(super) fn layer_path(&self, layer: u64) -> PathBuf {
+        self.store_path.join("layers").join(layer.to_string())
+    }
+
+    /// Writes records as they are from now on. They are durable when this returns.
+    pub(super) fn write_records<'r>(
+        &self,
+        records: impl IntoIterator<Item = &'r Record>,
+    ) -> Result<(), Error> {
+        self.records.append(&records.into_iter().map(Line::of).collect::<Vec<_>>())?;
+        self.records.sync()
+    }
+
+    pub(super) fn make_directory(&self, path: &Path) -> Result<(), Error> {
+        no_follow::make_directory(path).at(path)?;
+        give(path, self.owner)
+    }
+
+    /// Marks the end of a mount in the lock file.
+    pub(super) fn mark_closed(&self) -> Result<(), Error> {
+        store_directory::mark_closed(&self.lock_file).at(&self.store_path)
+    }
+
+    /// Removes a store without branches, unless something in it is still needed.
+    pub(super) fn remove_if_unused(&self) -> Result<(), Error> {
+        let keeps = |root: &Path, name: &str| match no_follow::names(&root.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            names => names.at(root).map(|names| !names.is_empty()),
+        };
+        self.records.clear()?;
+        // What was saved of a damaged branch, logs that are wanted after their branches.
+        if keeps(&self.store_path, "lost")?
+            || no_follow::exists(&self.store_path.join("logs/kept")).unwrap_or(true)
+        {
+            return Ok(());
+        }
+        let keep = TimesGuard::of(&self.base_path)?;
+        let wait = store_directory::TRASH_WAIT_MAX;
+        if self.is_elsewhere() {
+            if !store_directory::remove_in_time(&self.store_path, wait)? {
+                return Ok(());
+            }
+            let link = self.home_path.join("store");
+            no_follow::remove_file(&link).at(&link)?;
+        }
+        // A transaction to be recovered at the next start, or a commit that can be undone.
+        if keeps(&self.home_path, "journal")? || keeps(&self.home_path, "history")? {
+            return Ok(());
+        }
+        store_directory::remove_in_time(&self.home_path, wait)?;
+        keep.restore()
+    }
+}

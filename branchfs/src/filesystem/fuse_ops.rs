@@ -1,0 +1,478 @@
+//! The kernel's requests, each led to the view that it is for.
+
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use rustix::fs::{OFlags, RenameFlags};
+use rustix::io::Errno;
+
+use super::control_file::{CONTROL_HANDLE, CONTROL_INDEX};
+use super::{
+    BranchFilesystem, CONTROL_XATTR, MAIN, MountedBranch, PRIVATE_XATTR, attributes,
+    attributes_ttl, ttl,
+};
+use branchfs_core::descriptors::admit_file;
+use branchfs_core::injected_panics::panic_if_listed;
+use branchfs_core::quota::{Ledger, Quota};
+use branchfs_core::vfs;
+use branchfs_core::view::{New, NodeIndex, ROOT, View};
+use branchfs_fuse::{
+    Attributes, Caller, Capabilities, DirectorySink, Entry, FOREVER, Filesystem, FsResult, Handle,
+    NodeId, OpenFlags, OpenReply, SetAttr, SetTime, Statfs, Time,
+};
+
+impl BranchFilesystem {
+    /// Attributes that somebody may be changing through a mapping are asked for each time.
+    fn attributes_ttl_of(mounted: &MountedBranch, view: &mut View, index: NodeIndex) -> Duration {
+        if view.attributes_are_stable(index) {
+            attributes_ttl(mounted, index)
+        } else {
+            Duration::ZERO
+        }
+    }
+}
+
+fn set_attr(changes: &SetAttr) -> vfs::SetAttr {
+    let time = |time: SetTime| match time {
+        SetTime::Now => vfs::SetTime::Now,
+        SetTime::At(Time { seconds, nanoseconds }) => {
+            vfs::SetTime::At(vfs::Time { seconds, nanoseconds })
+        }
+    };
+    vfs::SetAttr {
+        mode: changes.mode,
+        uid: changes.uid,
+        gid: changes.gid,
+        size: changes.size,
+        atime: changes.atime.map(time),
+        mtime: changes.mtime.map(time),
+        handle: changes.handle.map(|handle| handle.0),
+        kill_privileges: changes.kill_privileges,
+    }
+}
+
+impl Filesystem for BranchFilesystem {
+    fn init(&self, capabilities: &Capabilities) {
+        // INIT comes once.
+        let _ = self.capabilities.set(*capabilities);
+        let _ = self.passthrough.set(self.try_passthrough(capabilities));
+    }
+
+    fn lookup(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> FsResult<Entry> {
+        let _pass = self.pass();
+        let (mounted, parent) = self.at(parent)?;
+        if let Some(entry) = self.branch_entry(&mounted, parent, name) {
+            return entry;
+        }
+        if self.is_control_name(parent, name) {
+            return self.control_entry(mounted.slot);
+        }
+        let mut view = mounted.live()?;
+        if let Some((index, attributes)) = view.lookup(parent, name)? {
+            view.nodes.remember(index);
+            return Ok(Self::entry_of(&mounted, &mut view, index, attributes));
+        }
+        let may_become_branch = parent == ROOT && name.as_bytes().starts_with(b"@");
+        if may_become_branch || !self.may_cache_absence(&mounted) {
+            return Err(Errno::NOENT);
+        }
+        Ok(Entry {
+            node: None,
+            generation: 0,
+            entry_ttl: FOREVER,
+            attributes_ttl: FOREVER,
+            attributes: None,
+        })
+    }
+
+    fn forget(&self, node: NodeId, count: u64) {
+        let _pass = self.pass();
+        if let Ok((mounted, index)) = self.at(node) {
+            if index != ROOT {
+                mounted.lock_as_it_is().nodes.forget(index, count);
+            }
+        }
+    }
+
+    fn getattr(&self, node: NodeId, handle: Option<Handle>) -> FsResult<(Attributes, Duration)> {
+        let _ = handle;
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        if self.control_file(index).is_some() {
+            return Ok((attributes(self.control_attributes()?), Duration::ZERO));
+        }
+        if index == ROOT {
+            return Ok((
+                attributes(self.root_attributes(&mounted)?),
+                attributes_ttl(&mounted, index),
+            ));
+        }
+        let mut view = mounted.live()?;
+        Ok((attributes(view.getattr(index)?), Self::attributes_ttl_of(&mounted, &mut view, index)))
+    }
+
+    fn setattr(
+        &self,
+        _caller: &Caller,
+        node: NodeId,
+        changes: &SetAttr,
+    ) -> FsResult<(Attributes, Duration)> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        if self.control_file(index).is_some() {
+            // A shell that redirects to it truncates it first.
+            let only_size =
+                changes.mode.is_none() && changes.uid.is_none() && changes.gid.is_none();
+            let found = if only_size { self.control_attributes() } else { Err(Errno::PERM) };
+            return Ok((attributes(found?), Duration::ZERO));
+        }
+        let mut view = mounted.writable()?;
+        let found = view.setattr(index, &set_attr(changes))?;
+        let ttl = if view.attributes_are_stable(index) { ttl(&mounted) } else { Duration::ZERO };
+        Ok((attributes(found), ttl))
+    }
+
+    fn readlink(&self, node: NodeId) -> FsResult<Vec<u8>> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        mounted.live()?.readlink(index)
+    }
+
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: (u32, u32),
+    ) -> FsResult<Entry> {
+        let new = match rustix::fs::FileType::from_raw_mode(mode) {
+            rustix::fs::FileType::RegularFile => New::File { mode },
+            _ => New::Special { mode, device: rdev },
+        };
+        self.make(caller, parent, name, new, umask).map(|(entry, _)| entry)
+    }
+
+    fn mkdir(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+    ) -> FsResult<Entry> {
+        self.make(caller, parent, name, New::Directory { mode }, umask).map(|(entry, _)| entry)
+    }
+
+    fn symlink(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        target: &OsStr,
+    ) -> FsResult<Entry> {
+        self.make(caller, parent, name, New::Symlink { target }, 0).map(|(entry, _)| entry)
+    }
+
+    fn unlink(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> FsResult<()> {
+        let _pass = self.pass();
+        let (mounted, parent) = self.at(parent)?;
+        if self.is_control_name(parent, name) {
+            return Err(Errno::PERM);
+        }
+        mounted.writable()?.unlink(parent, name)
+    }
+
+    fn rmdir(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> FsResult<()> {
+        let _pass = self.pass();
+        let (mounted, parent) = self.at(parent)?;
+        if self.branch_entry(&mounted, parent, name).is_some() {
+            return Err(Errno::BUSY);
+        }
+        mounted.writable()?.rmdir(parent, name)
+    }
+
+    fn rename(
+        &self,
+        _caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        new_parent: NodeId,
+        new_name: &OsStr,
+        flags: u32,
+    ) -> FsResult<()> {
+        let _pass = self.pass();
+        let flags = RenameFlags::from_bits_retain(flags);
+        if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE).contains(flags) {
+            return Err(Errno::INVAL); // a branch has no whiteouts that a program could see
+        }
+        let (mounted, parent) = self.at(parent)?;
+        let (new_slot, new_parent) = Self::split(new_parent);
+        if new_slot != mounted.slot {
+            return Err(Errno::XDEV); // another branch
+        }
+        for (parent, name) in [(parent, name), (new_parent, new_name)] {
+            if self.branch_entry(&mounted, parent, name).is_some() {
+                return Err(Errno::BUSY);
+            }
+            if self.is_control_name(parent, name) {
+                return Err(Errno::PERM);
+            }
+        }
+        mounted.writable()?.rename((parent, name), (new_parent, new_name), flags)
+    }
+
+    fn link(
+        &self,
+        _caller: &Caller,
+        node: NodeId,
+        new_parent: NodeId,
+        new_name: &OsStr,
+    ) -> FsResult<Entry> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        let (new_slot, new_parent) = Self::split(new_parent);
+        if new_slot != mounted.slot {
+            return Err(Errno::XDEV);
+        }
+        self.refuse_branch_name(&mounted, new_parent, new_name)?;
+        let mut view = mounted.writable()?;
+        let attributes = view.link(index, new_parent, new_name)?;
+        view.nodes.remember(index);
+        Ok(Self::entry_of(&mounted, &mut view, index, attributes))
+    }
+
+    fn open(&self, _caller: &Caller, node: NodeId, flags: OpenFlags) -> FsResult<OpenReply> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        if self.control_file(index).is_some() {
+            return Ok(OpenReply {
+                handle: Some(CONTROL_HANDLE),
+                direct_io: true,
+                ..OpenReply::default()
+            });
+        }
+        admit_file()?; // before O_TRUNC changes anything
+        let wanted = OFlags::from_bits_retain(flags.flags);
+        let changes = wanted.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC);
+        let mut view = if changes { mounted.writable()? } else { mounted.live()? };
+        let file = view.open(index, wanted, flags.kill_privileges, self.backer(&mounted))?;
+        self.store_content(&mounted, &view, node, &file);
+        drop(view);
+        if let (true, Some(kernel)) = (file.outdates_attributes, self.kernel.get()) {
+            let _ = kernel.invalidate_attributes(node); // the kernel may have none: as good
+        }
+        Ok(Self::opened(&mounted, &file))
+    }
+
+    fn flush(&self, _node: NodeId, _handle: Handle) -> FsResult<()> {
+        Err(Errno::NOSYS) // every write has reached the layer already; the kernel stops asking
+    }
+
+    fn release(&self, node: NodeId, handle: Handle) {
+        let _pass = self.pass();
+        let Ok((mounted, _)) = self.at(node) else {
+            return;
+        };
+        mounted.lock().close(handle.0);
+    }
+
+    fn fsync(&self, node: NodeId, handle: Handle, data_only: bool) -> FsResult<()> {
+        self.mount.sync_records(Self::split(node).0)?;
+        self.content(node, handle)?.sync(data_only)
+    }
+
+    fn fsyncdir(&self, node: NodeId, _data_only: bool) -> FsResult<()> {
+        self.mount.sync_records(Self::split(node).0)?;
+        let (mounted, index) = self.at(node)?;
+        let at = mounted.live()?.locate(index)?;
+        rustix::fs::fsync(at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::DIRECTORY)?)
+    }
+
+    fn getxattr(&self, node: NodeId, name: &OsStr) -> FsResult<Vec<u8>> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        if mounted.slot == MAIN && index == ROOT {
+            if name == CONTROL_XATTR {
+                let path = self.control_socket.get().ok_or(Errno::NODATA)?;
+                return Ok(path.as_bytes().to_vec());
+            }
+            if name == PRIVATE_XATTR {
+                return self.private.get().cloned().ok_or(Errno::NODATA);
+            }
+        }
+        let is_apart =
+            self.control_file.get().is_some() && (index == ROOT || index == CONTROL_INDEX);
+        match mounted.live() {
+            Ok(view) if index != CONTROL_INDEX => view.getxattr(index, name),
+            // The kernel asks for ACLs on its way to the control file, also of a stale branch.
+            _ if is_apart => Err(Errno::NODATA),
+            other => other.and(Err(Errno::STALE)),
+        }
+    }
+
+    fn setxattr(
+        &self,
+        _caller: &Caller,
+        node: NodeId,
+        name: &OsStr,
+        value: &[u8],
+        flags: u32,
+        acl_kill_sgid: bool,
+    ) -> FsResult<()> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        mounted.writable()?.setxattr(index, name, value, flags, acl_kill_sgid)
+    }
+
+    fn listxattr(&self, node: NodeId) -> FsResult<Vec<u8>> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        if self.control_file(index).is_some() {
+            return Ok(Vec::new());
+        }
+        mounted.live()?.listxattr(index)
+    }
+
+    fn removexattr(&self, _caller: &Caller, node: NodeId, name: &OsStr) -> FsResult<()> {
+        let _pass = self.pass();
+        let (mounted, index) = self.at(node)?;
+        mounted.writable()?.removexattr(index, name)
+    }
+
+    fn ioctl(&self, node: NodeId, command: u32) -> FsResult<Vec<u8>> {
+        match self.control_file_at(node) {
+            (slot, Some(control_file)) => control_file.ioctl(slot, command),
+            (_, None) => Err(Errno::NOTTY),
+        }
+    }
+
+    fn may_block(&self, node: NodeId) -> bool {
+        self.control_file_at(node).1.is_some()
+    }
+
+    fn request_received(&self, name: &'static str) {
+        panic_if_listed(name);
+    }
+
+    fn panicked(&self) {
+        self.mount.fail_stop.trip("a file system request panicked");
+    }
+
+    fn syncfs(&self, node: NodeId) -> FsResult<()> {
+        self.mount.sync_records(Self::split(node).0)?;
+        let (mounted, _) = self.at(node)?;
+        let at = mounted.live()?.locate(ROOT)?;
+        rustix::fs::syncfs(at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::DIRECTORY)?)
+    }
+
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: OpenFlags,
+    ) -> FsResult<(Entry, OpenReply)> {
+        self.create_file(caller, parent, name, (mode, umask), flags)
+    }
+
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        mode: u32,
+        umask: u32,
+        flags: OpenFlags,
+    ) -> FsResult<(Entry, OpenReply)> {
+        self.create_unnamed(caller, parent, (mode, umask), flags)
+    }
+
+    fn read(
+        &self,
+        node: NodeId,
+        handle: Handle,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> FsResult<usize> {
+        self.read_file(node, handle, offset, buffer)
+    }
+
+    fn write(
+        &self,
+        node: NodeId,
+        handle: Handle,
+        offset: u64,
+        data: &[u8],
+        kill_privileges: bool,
+    ) -> FsResult<usize> {
+        self.write_file(node, handle, offset, data, kill_privileges)
+    }
+
+    fn fallocate(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        handle: Handle,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    ) -> FsResult<()> {
+        self.allocate(caller, node, handle, mode, offset, length)
+    }
+
+    fn lseek(&self, node: NodeId, handle: Handle, offset: u64, whence: u32) -> FsResult<u64> {
+        self.seek(node, handle, offset, whence)
+    }
+
+    fn copy_file_range(
+        &self,
+        caller: &Caller,
+        from: (NodeId, Handle, u64),
+        to: (NodeId, Handle, u64),
+        length: u64,
+        _flags: u64,
+    ) -> FsResult<usize> {
+        self.copy_range(caller, from, to, length)
+    }
+
+    fn readdir(
+        &self,
+        _caller: &Caller,
+        node: NodeId,
+        offset: u64,
+        plus: bool,
+        sink: &mut dyn DirectorySink,
+    ) -> FsResult<()> {
+        self.list(node, offset, plus, sink)
+    }
+
+    fn statfs(&self, node: NodeId) -> FsResult<Statfs> {
+        let (mounted, _) = self.at(node)?;
+        let view = mounted.live()?;
+        let (root, at) = (view.top(), view.locate(ROOT)?);
+        drop(view);
+        let opened = at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let found = rustix::fs::fstatvfs(opened.as_fd())?;
+        let narrow = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+        // Under a disk limit the branch is as large as that.
+        let quota = root.ledger().map(Ledger::quota);
+        let left = quota.and_then(Quota::left).map(|left| left / found.f_frsize.max(1));
+        let used = quota.map_or(0, Quota::used) / found.f_frsize.max(1);
+        let within = |value: u64| left.map_or(value, |left| value.min(left));
+        Ok(Statfs {
+            blocks: left.map_or(found.f_blocks, |left| found.f_blocks.min(left + used)),
+            blocks_free: within(found.f_bfree),
+            blocks_available: within(found.f_bavail),
+            files: found.f_files,
+            files_free: found.f_ffree,
+            block_size: narrow(found.f_bsize),
+            fragment_size: narrow(found.f_frsize),
+            name_max: narrow(found.f_namemax),
+        })
+    }
+}

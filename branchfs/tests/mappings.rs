@@ -1,0 +1,147 @@
+//! Files that are mapped into memory: when a mapping keeps a branch from being committed or forked, and that it does so no
+//! longer once it is released, whatever is released last, the mapping or the descriptor.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+
+pub(crate) mod common;
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use common::mapping::{Mapping, PAGE_BYTES, Sharing};
+use common::{Mount, driver, refusal};
+
+const ORDERS: [&str; 2] = ["the mapping is released last", "the descriptor is closed last"];
+
+/// Options of `mount` under which the kernel and the daemon write what is mapped.
+fn options() -> &'static [&'static [&'static str]] {
+    if driver() == "overlay" { &[&[]] } else { &[&[], &["--no-passthrough"]] }
+}
+
+fn fill(base: &Path) {
+    fs::write(base.join("small"), [b'o'; 2 * PAGE_BYTES]).unwrap();
+    fs::write(base.join("big"), vec![b'o'; 1 << 20]).unwrap();
+}
+
+/// Files of this size are big here.
+const BIG: u64 = 512 << 10;
+
+fn mounted(options: &[&str]) -> Mount {
+    let mount = Mount::unmounted(fill).with_big_files_from(BIG);
+    mount.mount_with(options);
+    mount
+}
+
+fn open_for_writing(path: &Path) -> File {
+    File::options().read(true).write(true).open(path).unwrap()
+}
+
+#[test]
+fn a_released_mapping_keeps_nobody_from_committing() {
+    for options in options() {
+        let mount = mounted(options);
+        for round in 0..20_u8 {
+            for name in ["small", "big"] {
+                for order in ORDERS {
+                    for sharing in [Sharing::Writable, Sharing::Private] {
+                        let branch = mount.create("branch");
+                        let file = open_for_writing(&branch.join(name));
+                        let mapping = Mapping::new(&file, 2 * PAGE_BYTES, sharing);
+                        mapping.write(PAGE_BYTES, &[round]).unwrap();
+                        fs::write(branch.join("other"), [round]).unwrap();
+                        if order == ORDERS[0] {
+                            drop(file);
+                            drop(mapping);
+                        } else {
+                            drop(mapping);
+                            drop(file);
+                        }
+                        let done = mount.run(&["commit", "branch"], &[]);
+                        let said = String::from_utf8_lossy(&done.stderr);
+                        assert!(
+                            done.status.success(),
+                            "{options:?}, {name}, {sharing:?}, {order}, round {round}: {said}"
+                        );
+                        let found = fs::read(mount.base().join(name)).unwrap()[PAGE_BYTES];
+                        if sharing == Sharing::Writable {
+                            assert_eq!(found, round, "{options:?}, {name}, {order}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_writable_mapping_whose_descriptor_is_closed_counts_as_open_for_writing() {
+    for options in options() {
+        let mount = mounted(options);
+        let branch = mount.create("branch");
+        let mapping =
+            Mapping::new(&open_for_writing(&branch.join("small")), PAGE_BYTES, Sharing::Writable);
+        mapping.write(0, b"mapped").unwrap();
+        let refused = refusal(&mount.run(&["commit", "branch"], &[]));
+        assert!(refused.contains("open for writing"), "{options:?}: {refused}");
+        mapping.write(0, b"again!").unwrap();
+        drop(mapping);
+        mount.commit("branch");
+        assert_eq!(&fs::read(mount.base().join("small")).unwrap()[..6], b"again!", "{options:?}");
+    }
+}
+
+#[test]
+fn mappings_that_only_read_the_file_keep_nobody_from_committing_or_forking() {
+    for options in options() {
+        let mount = mounted(options);
+        let branch = mount.create("branch");
+        let mut mappings = Vec::new();
+        for name in ["small", "big"] {
+            for sharing in [Sharing::ReadOnly, Sharing::Private] {
+                let file = File::open(branch.join(name)).unwrap();
+                let mapping = Mapping::new(&file, 2 * PAGE_BYTES, sharing);
+                if sharing == Sharing::Private {
+                    mapping.write(0, b"private").unwrap();
+                }
+                mappings.push(mapping);
+            }
+        }
+        let child = mount.create_below("branch", "child");
+        fs::write(child.join("small"), [b'n'; 2 * PAGE_BYTES]).unwrap();
+        fs::write(child.join("big"), vec![b'n'; 1 << 20]).unwrap();
+        mount.commit("child");
+        for mapping in &mappings {
+            let found = mapping.read();
+            assert!(found[PAGE_BYTES..].iter().all(|byte| *byte == b'o'), "{options:?}");
+        }
+        mount.commit("branch");
+        for name in ["small", "big"] {
+            let content = fs::read(mount.base().join(name)).unwrap();
+            assert!(content.iter().all(|byte| *byte == b'n'), "{options:?}, {name}");
+        }
+    }
+}
+
+#[test]
+fn what_is_written_through_a_mapping_is_read_by_whoever_opens_the_file_then() {
+    for options in options() {
+        let mount = mounted(options);
+        let branch = mount.create("branch");
+        for name in ["small", "big"] {
+            let path = branch.join(name);
+            let file = open_for_writing(&path);
+            let mapping = Mapping::new(&file, 2 * PAGE_BYTES, Sharing::Writable);
+            drop(file);
+            // A file that is read before is in the kernel's cache, if that is filled.
+            for at in 0..5 {
+                mapping.write(at, b"m").unwrap();
+                let found = fs::read(&path).unwrap()[..=at].to_vec();
+                assert_eq!(found, b"m".repeat(at + 1), "{options:?}, {name}");
+            }
+            drop(mapping);
+            assert_eq!(&fs::read(&path).unwrap()[..6], b"mmmmmo", "{options:?}, {name}");
+        }
+        mount.commit("branch");
+        assert_eq!(&fs::read(mount.base().join("small")).unwrap()[..6], b"mmmmmo", "{options:?}");
+    }
+}
