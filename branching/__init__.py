@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         BranchingError,
         BranchNotFoundError,
         BranchStaleError,
+        ClusterError,
         CommitError,
         ConflictError,
         ForkError,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         TreeOfThoughts,
     )
     from branching.process import BranchContext, ResourceLimits
+    from branching.session import Cell, Child, Session
 
 __version__ = "0.2.0"
 
@@ -64,7 +66,10 @@ __all__ = [
     "BranchStaleError",
     "BranchingError",
     "Cascaded",
+    "Cell",
     "Change",
+    "Child",
+    "ClusterError",
     "CommitError",
     "CommitRecord",
     "ConflictError",
@@ -79,6 +84,7 @@ __all__ = [
     "Reflexion",
     "ResourceLimits",
     "Reversal",
+    "Session",
     "SetupError",
     "Speculate",
     "SpeculationOutcome",
@@ -108,9 +114,12 @@ _HOME = {
     "TreeOfThoughts": "branching.patterns",
     "BranchContext": "branching.process",
     "ResourceLimits": "branching.process",
+    "Cell": "branching.session",
+    "Child": "branching.session",
+    "Session": "branching.session",
 }
 """The module of each public name that is not an exception."""
-_LAYERS = frozenset({"fs", "patterns", "process"})
+_LAYERS = frozenset({"fs", "patterns", "process", "session"})
 """Layers that annotations refer to. They are imported when an annotation is evaluated."""
 
 

@@ -1,11 +1,11 @@
-"""What can be cancelled from outside, at any moment, from any thread.
+"""Cancellation of running work, at any time and from any thread.
 
-A scope is a flag and a list of callbacks, carried to the code it governs by a context variable:
-whoever starts something that can be stopped registers how (`on_cancel`), whoever wants the end
-calls `cancel`. So Ctrl-C reaches a pattern, a pattern its candidates, a candidate the pattern it
-may itself have called, and the last one a process, each knowing only the next.
+A scope is a flag and a list of callbacks. A context variable has the current scope. Code that
+starts work registers a callback that stops it (`on_cancel`); `cancel` calls the callbacks. So
+Ctrl-C cancels a pattern, the pattern its candidates, a candidate a nested pattern, and that one its
+process. Each knows only the next one.
 
-Cancelling is asking: it returns at once. It may be repeated with a shorter grace.
+`cancel` does not wait. It may be repeated with a shorter grace period.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 STOP_GRACE_SECONDS = 1.0
-"""Between SIGTERM and SIGKILL after a timeout or an interrupt, when nobody waits for a winner."""
+"""Time between SIGTERM and SIGKILL after a timeout or an interrupt, in seconds."""
 
 _current: contextvars.ContextVar[CancelScope | None] = contextvars.ContextVar("scope", default=None)
 
@@ -50,7 +50,10 @@ class CancelScope:
             callback(grace_seconds)
 
     def on_cancel(self, callback: Callable[[float], None]) -> None:
-        """Registers what to call, with the grace in seconds; at once if cancelled already."""
+        """Registers a callback that receives the grace period in seconds.
+
+        If the scope is cancelled already, the callback is called immediately.
+        """
         with self._lock:
             self._callbacks.append(callback)
             grace = self._grace

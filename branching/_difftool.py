@@ -1,12 +1,12 @@
-"""Programs that show differences between files: which one there is, and how it is started.
+"""Finds and starts programs that show differences between files.
 
-    custom      what BRANCHING_DIFFTOOL says, or PYDANTIC_DEEP_DIFFTOOL: a line for the shell, in
-                which {parent} and {branches} stand for paths; without either they are appended
-    pycharm     `pycharm diff`, all versions in one window; of three the parent is in the middle
+    custom      the shell command in BRANCHING_DIFFTOOL or PYDANTIC_DEEP_DIFFTOOL; {parent} and
+                {branches} are replaced by paths, which are appended if neither occurs
+    pycharm     `pycharm diff`, all versions in one window; of three, the parent is in the middle
     vscode      `code --diff`, one window for each branch
-    tui         no program: whoever asks shows the differences in its own way
+    tui         no program; the caller shows the differences itself
 
-Paths are of any two or more versions of one file, or directories: an editor knows no branches.
+The paths are two or more versions of one file or directory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EditorDetector:
 
     @staticmethod
     def detect(env: Mapping[str, str] | None = None) -> EditorKind:
-        """Returns what kind of editor there is, by `env` and its PATH (ours unless given)."""
+        """Returns the kind of the available diff tool, by `env` (default: our environment)."""
         env = os.environ if env is None else env
         if _custom(env):
             return "custom"

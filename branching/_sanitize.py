@@ -1,8 +1,8 @@
-"""What candidates printed, and the names of files they made, as a terminal may show them.
+"""Sanitizes output and file names of untrusted programs for a terminal.
 
-A terminal obeys what it is sent: a program that nobody trusts could set its title, wipe the screen,
-fill the clipboard, or hide what it printed. Colours are let through; all other control characters
-are shown, not sent: `^[` is an escape. Pipes and files get the bytes as they were.
+Control sequences could set the terminal's title, clear the screen, fill the clipboard or hide
+output. Colours are kept; other control characters are replaced by a visible form, such as `^[` for
+escape. Pipes and files get the original bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Ctrl-C, at a moment of ours: it breaks into whatever the main thread is doing otherwise, also
-between the making of something and the note that it is there to be undone.
+"""Defers KeyboardInterrupt (Ctrl-C) to a safe point.
 
-A program that hears SIGINT in a way of its own is left to it.
+Otherwise it could interrupt the main thread after an object was created and before its clean-up was
+registered. A program with its own SIGINT handler is not affected.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def defer_sigint(on_interrupt: Callable[[bool], None] | None = None) -> Iterator[None]:
-    """Raises KeyboardInterrupt at the end of the `with` instead of in its middle.
+    """Raises KeyboardInterrupt at the end of the `with` instead of inside.
 
-    `on_interrupt` is called meanwhile, to bring the end about; True says that it is not the first.
-    The third is raised at once: somebody insists, and what is waited for may never end.
+    The third Ctrl-C is raised immediately, in case the block never ends.
+
+    Args:
+        on_interrupt: Called at each Ctrl-C, to end the block sooner. The argument is False for the
+            first one.
     """
     is_raised_here = threading.current_thread() is threading.main_thread()
     if not is_raised_here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -1,11 +1,79 @@
-"""Work that blocks, awaited: by a thread of its own, and never left half-way by a cancellation."""
+"""The bridge between threads and asyncio: the one place where a thread answers an event loop.
+
+    run_in_thread       awaits a blocking function in a thread of its own
+    thread_future       a future that any thread may settle, for what a thread answers later
+    QueueThread         a thread that calls functions in order
+
+The threads are daemons, and no pool is used: the interpreter waits for the threads of a pool when
+it exits, and one that hangs in a dead mount would keep it. `branching.mcp` runs on anyio, whose
+cancellation is raised again at every await, so it has its own (`branching.mcp.worker_threads`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
+    import queue
+    import threading
+
+WAITING_MAX = 64
+"""How many calls of a person may wait for a thread that hangs."""
 
 R = TypeVar("R")
+
+
+class Settle(Generic[R]):
+    """Settles a future of an event loop from any thread.
+
+    Does nothing if the future is settled or cancelled, or the loop is closed.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[R]) -> None:
+        self._loop = loop
+        self._future = future
+
+    def __call__(self, step: Callable[[], R]) -> None:
+        """Calls `step`; its value or exception is that of the future."""
+        try:
+            value = step()
+        except StopIteration as error:  # no future takes it: it ends what iterates
+            raised = RuntimeError(f"StopIteration was raised: {error}")
+            raised.__cause__ = error
+            self.fail(raised)
+        except BaseException as error:  # raised again where the future is awaited
+            self.fail(error)
+        else:
+            self.set(value)
+
+    def set(self, value: R) -> None:
+        """Gives the future its value."""
+        self._soon(lambda: self._future.set_result(value))
+
+    def fail(self, error: BaseException) -> None:
+        """Makes the future raise `error`."""
+        self._soon(lambda: self._future.set_exception(error))
+
+    def _soon(self, settle: Callable[[], None]) -> None:
+        def step() -> None:
+            if not self._future.done():
+                settle()
+
+        try:
+            self._loop.call_soon_threadsafe(step)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+
+def thread_future() -> tuple[asyncio.Future[R], Settle[R]]:
+    """Returns a future of the running event loop, and what settles it from any thread."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[R] = loop.create_future()
+    return future, Settle(loop, future)
 
 
 async def run_in_thread(
@@ -13,32 +81,24 @@ async def run_in_thread(
 ) -> R:
     """Runs `step` in a thread and returns its value.
 
-    A branch that is being made, or committed, cannot be left alone: when the task is cancelled
-    meanwhile, the cancellation goes on only after the step has ended, whatever came of it.
-    `on_cancel` is called at each cancellation, to make the step end; True says that it is not the
-    first.
+    If the task is cancelled meanwhile, CancelledError is raised after the step has ended, so that a
+    branch that is being created or committed is never abandoned.
+
+    Args:
+        step: The blocking function.
+        on_cancel: Called at each cancellation, to end the step sooner. The argument is False for
+            the first one.
     """
     import asyncio
     import contextvars
     import threading
 
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[R] = loop.create_future()
+    outcome: asyncio.Future[R]
+    outcome, settle = thread_future()
     context = contextvars.copy_context()
-
-    def run() -> None:
-        try:
-            value = context.run(step)
-        except StopIteration as error:  # no future takes it: it ends what iterates
-            raised = RuntimeError(f"StopIteration was raised: {error}")
-            raised.__cause__ = error
-            loop.call_soon_threadsafe(outcome.set_exception, raised)
-        except BaseException as error:  # raised again in the task
-            loop.call_soon_threadsafe(outcome.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(outcome.set_result, value)
-
-    threading.Thread(target=run, name="awaited", daemon=True).start()
+    threading.Thread(
+        target=settle, args=(lambda: context.run(step),), name="awaited", daemon=True
+    ).start()
     cancelled: asyncio.CancelledError | None = None
     while not outcome.done():
         try:
@@ -51,3 +111,65 @@ async def run_in_thread(
         outcome.exception()  # seen: the cancellation is what the caller asked for
         raise cancelled
     return outcome.result()
+
+
+class QueueThread:
+    """A thread that calls functions one after the other. It starts with the first one.
+
+    It is a daemon, and nobody has to wait for it: a function that hangs in a dead mount does not
+    keep the program from ending.
+    """
+
+    def __init__(self, name: str, waiting_max: int = 0) -> None:
+        """Creates it.
+
+        Args:
+            name: The name of the thread.
+            waiting_max: How many functions may wait for their turn. Default: any number.
+        """
+        import queue
+
+        self._name = name
+        self._queue: queue.Queue[Callable[[], object] | None] = queue.Queue(waiting_max)
+        self._thread: threading.Thread | None = None
+
+    def put(self, function: Callable[[], object]) -> None:
+        """Has the thread call a function, after all that was asked before.
+
+        Raises:
+            RuntimeError: Too many functions wait.
+        """
+        import queue
+        import threading
+
+        try:
+            self._queue.put_nowait(function)
+        except queue.Full:
+            raise RuntimeError(f"{self._queue.qsize()} calls wait already; try later") from None
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+
+    async def do(self, function: Callable[..., R], *args: Any, **options: Any) -> R:
+        """Calls a function in the thread, and returns or raises what it does.
+
+        If the task is cancelled meanwhile, the function is called all the same.
+
+        Raises:
+            RuntimeError: Too many functions wait.
+        """
+        future: asyncio.Future[R]
+        future, settle = thread_future()
+        self.put(lambda: settle(lambda: function(*args, **options)))
+        return await future
+
+    def close(self, seconds_max: float) -> None:
+        """Waits until all functions were called, but no longer than `seconds_max`."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(seconds_max)
+            self._thread = None
+
+    def _work(self) -> None:
+        while (function := self._queue.get()) is not None:
+            function()

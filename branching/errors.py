@@ -13,6 +13,7 @@
     │   ├── ForkError               the process could not be created
     │   ├── NamespaceError          the sandbox could not be set up; nothing ran
     │   └── SetupError              the setup of a call failed; no candidate was tried
+    ├── ClusterError                an attempt on another machine was not run, or its result is lost
     └── MemoryBranchError           a memory branch failed
 
 Mistakes of the calling program (a wrong argument, a name with a slash) raise TypeError or
@@ -128,8 +129,27 @@ class SetupError(ProcessBranchError):
     """The setup of a call failed. No candidate was tried."""
 
 
+class ClusterError(BranchingError):
+    """An attempt on another machine was not run, or its result was lost with the machine.
+
+    The workspace is unchanged. `node` names the machine, if it is known.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        hint: str | None = None,
+        branch: str | None = None,
+        node: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, branch=branch)
+        self.node = node
+        """Name of the node of the cluster, or None."""
+
+
 class MemoryBranchError(BranchingError):
-    """A memory branch failed. Process memory cannot be branched yet."""
+    """A session could not fork, pick or go on. The message says why, and what state holds."""
 
 
 def add_note(error: BaseException | None, note: str) -> None:

@@ -44,7 +44,7 @@ def manuals() -> dict[Path, str]:
     return {
         DOCS / "commands.md": manual(DOCS / "commands.md", branching, "branching", names),
         DOCS / "branching-docker.md": manual(DOCS / "branching-docker.md", wrapper, "branching-docker", ["", *own]),
-        DOCS / "mcp.md": tool_manual(DOCS / "mcp.md"),
+        DOCS / "mcp-reference.md": tool_manual(DOCS / "mcp-reference.md"),
     }
 
 

@@ -1,4 +1,4 @@
-"""The reference of the tools, as a client of `branching mcp` lists them: the second half of docs/mcp.md."""
+"""The reference of the tools, as a client of `branching mcp` lists them: docs/mcp-reference.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What talks to the Linux kernel; it imports nothing of the layers above.
+"""Interfaces to the Linux kernel. Imports nothing from the layers above.
 
 syscalls    system calls that the standard library lacks, by ctypes
-mountinfo   what is mounted where (/proc/self/mountinfo)
+mountinfo   the mount table (/proc/self/mountinfo)
 fd_passing  file descriptors over a Unix socket (SCM_RIGHTS)
-rlimits     how many files this program and its children may have open (RLIMIT_NOFILE)
+rlimits     the limit on open files (RLIMIT_NOFILE)
 """

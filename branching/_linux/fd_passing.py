@@ -1,9 +1,9 @@
 """Sends file descriptors to another process over a Unix socket (SCM_RIGHTS).
 
-One message carries at most DESCRIPTORS_MAX of them; more are sent in several. The kernel counts
-those that were sent and not yet received, of all programs of a user, and refuses to pass on more
-than the sender may have open (unix(7), ETOOMANYREFS). Many sandboxes that start at once come to
-that, so sending waits for the receivers.
+One message carries at most DESCRIPTORS_MAX descriptors; more are sent in several messages. The
+kernel counts the descriptors of a user that were sent and not yet received. It refuses to send more
+than the sender may have open (unix(7), ETOOMANYREFS). Many sandboxes that start concurrently reach
+that limit, so sending waits for the receivers.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ WAIT_SECONDS_MAX = 60.0
 
 _PAUSE_SECONDS = 0.002
 _MORE = b"more"
-_MESSAGE_BYTES_MAX = 64
+_MESSAGE_BYTES_MAX = 4200
+"""The longest path, and some words."""
 _ANCILLARY_BYTES_MAX = socket.CMSG_LEN(DESCRIPTORS_MAX * array.array("i").itemsize)
 
 
 def send(stream: socket.socket, message: bytes, descriptors: Sequence[int]) -> None:
-    """Sends a message with any number of descriptors; waits while too many are under way.
+    """Sends a message with any number of descriptors; waits while too many are in flight.
 
     Args:
         stream: A connected Unix socket.
-        message: At most 64 bytes, and not `b"more"`.
-        descriptors: What the receiver gets duplicates of. They stay open here.
+        message: At most 4200 bytes, and not `b"more"`.
+        descriptors: The receiver gets duplicates. They stay open here.
 
     Raises:
-        OSError: There was no room within WAIT_SECONDS_MAX, or nobody receives. The receiver may
-            have got some of the descriptors without the message.
+        OSError: There was no room within WAIT_SECONDS_MAX, or the peer has closed the socket. The
+            receiver may have got some of the descriptors without the message.
     """
     while len(descriptors) > DESCRIPTORS_MAX:
         _send_one(stream, _MORE, descriptors[:DESCRIPTORS_MAX])

@@ -1,13 +1,14 @@
 """Reads the mount table of this process, /proc/self/mountinfo (proc_pid_mountinfo(5)).
 
-The table is read anew for each question: mounts come and go, and reading costs less than being
-wrong. Only `mounts_around` touches a mounted filesystem, so a dead mount blocks nothing else.
+The table is read for each query and never cached, because mounts change at any time. Only
+`mounts_around` accesses a mounted filesystem, so a dead mount blocks nothing else.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -76,11 +77,13 @@ def parse(line: bytes) -> Mount:
     return _parse(line.split(b" ", 2)[2].rstrip(b"\n"))
 
 
-def ids(table: int) -> set[int]:
-    """Returns the ids of the mounts that an open mount table has now."""
+def ids(table: int, wanted: Callable[[Mount], bool] | None = None) -> set[int]:
+    """Returns the ids of the mounts that an open mount table has now, or of those wanted."""
     os.lseek(table, 0, os.SEEK_SET)
     with open(table, "rb", closefd=False) as lines:
-        return {int(line.split(b" ", 1)[0]) for line in lines}
+        return {
+            int(line.split(b" ", 1)[0]) for line in lines if wanted is None or wanted(parse(line))
+        }
 
 
 def _around(path: str) -> list[Mount]:

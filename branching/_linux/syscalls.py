@@ -34,7 +34,7 @@ MNT_DETACH = 0x2
 UMOUNT_NOFOLLOW = 0x8
 KEPT_FLAGS = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
 KEPT_FLAGS |= os.ST_RELATIME
-"""A bind remount sets all flags anew. The kernel gives the same bits to mount as statvfs shows."""
+"""A bind remount replaces all flags. The bits are those of statvfs."""
 
 RESOLVE_NO_LINKS = 0x02 | 0x04
 """RESOLVE_NO_MAGICLINKS and RESOLVE_NO_SYMLINKS."""
@@ -42,10 +42,12 @@ RESOLVE_BENEATH = 0x08
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_SET_KEEPCAPS = 8
 PR_CAPBSET_DROP = 24
 PR_SET_NO_NEW_PRIVS = 38
 PR_SET_CHILD_SUBREAPER = 36
 PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_RAISE = 2
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 CAP_SYS_ADMIN = 21
 
@@ -56,10 +58,12 @@ _SYSCALLS = {
 }
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK = range(428, 434)
 _OPENAT2 = 437
+_MOUNT_SETATTR = 442
 _OPENAT2_TRIES_MAX = 64
 """The kernel gives up (EAGAIN) when something on the way is renamed meanwhile."""
 _OPEN_TREE_CLONE = 0x1
 _MOVE_MOUNT_F_EMPTY_PATH = 0x4
+_MOVE_MOUNT_T_EMPTY_PATH = 0x40
 _MOVE_MOUNT_BENEATH = 0x200
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = _FSPICK_CLOEXEC = 0x1
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_SET_FD = 0, 1, 5
@@ -121,8 +125,9 @@ def mount(
 
 
 def clone_mount(descriptor: int) -> int:
-    """Returns a descriptor of a new mount of the directory or file behind `descriptor`, without
-    what is mounted below it. The new mount is attached nowhere.
+    """Returns a descriptor of a new detached mount of the directory or file of `descriptor`.
+
+    Mounts below it are not included.
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH
     return _numbered(
@@ -180,6 +185,25 @@ def _fsconfig(
     )  # fmt: skip
 
 
+def restrict_mount(descriptor: int, flags: int) -> None:
+    """Adds flags to a mount that is attached nowhere: MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC."""
+    attributes = struct.pack("=4Q", flags, 0, 0, 0)
+    _numbered(
+        "mount_setattr", _MOUNT_SETATTR, ctypes.c_int(descriptor), ctypes.c_char_p(b""),
+        ctypes.c_uint(_AT_EMPTY_PATH), ctypes.c_char_p(attributes),
+        ctypes.c_size_t(len(attributes)),
+    )  # fmt: skip
+
+
+def attach_mount_at(descriptor: int, directory: int) -> None:
+    """Attaches a mount that `clone_mount` or `new_mount` returned to an open directory."""
+    _numbered(
+        "move_mount", _MOVE_MOUNT, ctypes.c_int(descriptor), ctypes.c_char_p(b""),
+        ctypes.c_int(directory), ctypes.c_char_p(b""),
+        ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH),
+    )  # fmt: skip
+
+
 def attach_mount(descriptor: int, target: str, *, is_beneath: bool = False) -> None:
     """Attaches a mount that `clone_mount` or `new_mount` returned. With `is_beneath` it is hidden
     by the mount at `target` until that is unmounted. The error's filename is the target.
@@ -196,8 +220,13 @@ def attach_mount(descriptor: int, target: str, *, is_beneath: bool = False) -> N
 
 
 def unmount(target: str) -> None:
-    """Takes a mount away at once, with all below it, whoever still uses it."""
+    """Detaches a mount and all mounts below it, even if they are in use (MNT_DETACH)."""
     _check("umount2", _libc.umount2(os.fsencode(target), MNT_DETACH | UMOUNT_NOFOLLOW))
+
+
+def unmount_at(directory: int) -> None:
+    """Takes away the mount whose root is an open directory, with all below it."""
+    _check("umount2", _libc.umount2(b"/proc/self/fd/%d" % directory, MNT_DETACH))
 
 
 def openat2(
@@ -243,8 +272,17 @@ def prctl(option: int, *arguments: int) -> None:
 
 def drop_capabilities() -> None:
     """Empties the effective, permitted and inheritable sets of this process."""
+    set_capabilities(permitted=0, effective=0)
+
+
+def set_capabilities(*, permitted: int, effective: int, inheritable: int = 0) -> None:
+    """Sets three sets of this process, each as bits.
+
+    Only capabilities with numbers below 32 can be kept.
+    """
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    _syscall("capset", ctypes.c_char_p(header), ctypes.c_char_p(bytes(24)))
+    sets = struct.pack("=6I", effective, permitted, inheritable, 0, 0, 0)
+    _syscall("capset", ctypes.c_char_p(header), ctypes.c_char_p(sets))
 
 
 def join_new_keyring() -> None:
@@ -265,7 +303,7 @@ def install_filter(program: bytes) -> None:
 
 
 def landlock_version() -> int:
-    """The version of Landlock's interface; 0 where there is none."""
+    """Returns the version of the Landlock ABI; 0 if the kernel does not support it."""
     found: int = _libc.syscall(
         ctypes.c_long(_LANDLOCK_CREATE_RULESET),
         ctypes.c_void_p(None),

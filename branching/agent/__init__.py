@@ -1,22 +1,22 @@
-"""Agent runs that fork: conversation, files and budget branch as one, and one branch wins.
+"""Forks of agent runs: conversation, files and budget are forked together, and one branch wins.
 
-    front ends      pydantic_ai, openai_agents, langgraph,     (each with an extra of its own)
+    front ends      pydantic_ai, openai_agents, langgraph,     (each with its own extra)
                     acorn, `branching fork`
-        │                runner: runs a branch      codec: knows what a conversation is
+        │                runner: runs a branch      codec: handles the conversation
     coordinator     fork, watch, steer, diff, merge, abort      one for each parent run
         │
     branching.fs    one BranchFS branch for each branch of the fork
 
-This package knows no language model and needs no dependency. What it is given:
+This package does not depend on a language model or another package. It is configured by:
 
     RunnerFactory       called with a `BranchRuntime`, returns a `BranchRunner` for that branch:
                         `await run(prompt, history) -> RunOutcome`, `steer(text)`, `await stop()`
     ConversationCodec   dump, load, copy, turns, preview, tool_calls, … of a conversation;
                         `JsonCodec` is one for plain JSON messages
     ForkStateStore      in memory, or `SQLiteForkStateStore` beside the BranchFS store
-    Judge, Tester       choose a winner; say how many tests pass
+    Judge, Tester       choose a winner; count the passed tests
 
-A runner works in `branch.path`, starts its processes with `branch.environment`, and goes through
+A runner works in `branch.path`, starts processes with `branch.environment`, and calls
 
     with branch.request(expected) as meter:     # BudgetExhausted before anything is sent
         ...                                     # send
@@ -24,7 +24,7 @@ A runner works in `branch.path`, starts its processes with `branch.environment`,
     branch.capture(messages)                    # before each request: the conversation so far
     await branch.ask("shell", "rm -rf build")   # "approve" or "deny"
 
-A front end does
+A front end calls
 
     coordinator = ForkCoordinator(agent, deps, runner=factory, codec=codec, place=workspace)
     handle = await coordinator.fork([BranchSpec("a", "try A"), BranchSpec("b", "try B")],
@@ -33,13 +33,12 @@ A front end does
     merged = await coordinator.merge_or_select(f"pick:{branch_id}")
     messages = merged.history_after_merge
 
-What is forked is frozen: it stays as it was at the fork. The parent goes on in a branch of its own
-(`coordinator.parent_path`), the branches each in theirs. A merge compares three states of each
-path: at the fork, in the parent now, in the winner.
+The forked workspace or branch is frozen. The parent continues in its own branch
+(`coordinator.parent_path`). A merge compares three states of each path: at the fork, in the parent
+now, and in the winner.
 
-Beside the coordinator: `diff` (reports), `merge` (three-way, all or nothing), `budget` (a ledger
-with reservations), `fork_store`, `checkpoint`, `branch_files` (safe access to a branch's
-directory).
+Other modules: `diff` (reports), `merge` (three-way, atomic), `budget` (a ledger with reservations),
+`fork_store`, `checkpoint`, `branch_files` (safe access to a branch's directory).
 """
 
 from __future__ import annotations

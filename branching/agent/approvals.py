@@ -36,7 +36,7 @@ class Approvals:
         self.blocked: list[str] = []
         """What was denied, in order."""
         self.always: Answer | None = None
-        """The answer where nobody can be asked: a fork that decides by itself denies."""
+        """The reason of a denial in a fork that is resolved without a person."""
 
     def pending(self) -> list[ApprovalRequest]:
         return list(self._waiting)
@@ -52,14 +52,14 @@ class Approvals:
             self._waiting.pop(request, None)
 
     def answer(self, request: ApprovalRequest, answer: Answer) -> None:
-        """Lets the run go on. ValueError if the request is not open."""
+        """Approves a request, so that its run continues. Raises ValueError if it is not open."""
         waiting = self._waiting.get(request)
         if waiting is None or waiting.done():
             raise ValueError(f"branch {self._branch_id} does not ask for {request}")
         waiting.set_result(answer)
 
     def refuse(self) -> None:
-        """Denies what is open and all that comes: nobody is there to be asked."""
+        """Denies all open and future requests."""
         self.always = "deny"
         for waiting in self._waiting.values():
             if not waiting.done():

@@ -114,7 +114,7 @@ class BranchFiles:
         ]
 
     def grep(self, pattern: str, path: str = ".", glob: str | None = None) -> list[Match]:
-        """Searches text files for a regular expression. re.error for one that is none."""
+        """Searches text files for a regular expression. Raises re.error if it is invalid."""
         expression = re.compile(pattern)
         matches = glob_test(glob) if glob else None
         about = self._tree.lstat(path)
@@ -191,7 +191,7 @@ def _told(change: Change, tree: ConfinedDir) -> Iterator[FileChange]:
 
 
 def _when(change: Change, tree: ConfinedDir) -> datetime:
-    """When it was changed; of what is gone, when its directory was changed last."""
+    """Returns the mtime of a path; for a missing path, that of its directory."""
     path = change.path
     while (found := tree.lstat(path)) is None:
         path = path.rpartition("/")[0] or "."

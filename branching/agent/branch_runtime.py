@@ -1,8 +1,8 @@
-"""One branch while it runs: what a runner gets, and what the coordinator knows of it.
+"""A running branch of a fork: the interface for its runner, and its state for the coordinator.
 
-A runner reads `spec`, `deps`, `path` and `environment`, and tells what happens by `request`,
-`capture` and `ask`. All of it belongs to the event loop that forked; only `request`, `charge` and
-`capture` may be called from other threads.
+A runner reads `spec`, `deps`, `path` and `environment`, and reports by `request`, `capture` and
+`ask`. Use it in the event loop of the fork; only `request`, `charge` and `capture` may be called
+from other threads.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class BranchRuntime:
         self.ending: tuple[BranchState, str | None] | None = None
         """What it is being stopped for."""
         self.keeps: Callable[[], bool] = lambda: False
-        """Whether somebody wants its files when the fork ends without it."""
+        """Whether its files are needed if the fork ends without it."""
         self._edits: EditWatch | None = None
         self._codec = codec
         self._dumped: tuple[History, bytes] = (None, b"")
@@ -132,8 +132,7 @@ class BranchRuntime:
 
     @property
     def seen_at(self) -> Path | None:
-        """The path at which commands see its files: that of the workspace, the same in every
-        branch. None for a fork without files of its own."""
+        """The path at which commands in every branch see its files; None without files."""
         return None if self.branch is None else self.branch.seen_at
 
     @property
@@ -170,10 +169,13 @@ class BranchRuntime:
 
     @contextmanager
     def request(self, expected: Usage | None = None, *, is_priced: bool = True) -> Iterator[Meter]:
-        """Reserves one model request; inside, it is sent, and `used` tells what it took.
+        """Reserves one model request for the length of the `with`. Report the usage by `used`.
 
-        Raises BudgetExhausted before anything is sent. If the request raises and nothing was told,
-        nothing was used; if it ends and nothing was told, what was expected was used.
+        Without a report, a request that raises counts as nothing, and one that returns counts as
+        the expected usage.
+
+        Raises:
+            BudgetExhausted: The budget does not allow the request. It must not be sent.
         """
         reservation = self.reserve(expected, is_priced=is_priced)
         meter = Meter()
@@ -185,22 +187,25 @@ class BranchRuntime:
         reservation.settle(meter.usage or reservation.expected)
 
     def reserve(self, expected: Usage | None = None, *, is_priced: bool = True) -> Reservation:
-        """Reserves one model request, for whoever cannot use a `with`. To be settled."""
+        """Reserves one model request without a `with`. The caller must settle it."""
         return self.ledger.reserve(self.id, expected, is_priced=is_priced)
 
     def charge(self, used: Usage) -> None:
-        """Adds what a program has told that it used. Raises BudgetExhausted when that was all; it
-        is counted all the same."""
+        """Adds usage that a program has reported.
+
+        Raises:
+            BudgetExhausted: The budget is used up. The usage is counted nevertheless.
+        """
         try:
             self.ledger.charge(self.id, used)
         finally:
             self._on_change()
 
     def capture(self, history: History) -> None:
-        """Keeps a copy of the conversation as it is sent: without the call that is under way.
+        """Keeps a copy of the conversation as it is sent, without the tool call that is running.
 
-        Where the codec has `copy_after`, only messages that are new or changed are copied: a deep
-        copy of a long conversation at each request would hold up the event loop.
+        If the codec has `copy_after`, only new or changed messages are copied. A deep copy of a
+        long conversation at each request would block the event loop.
         """
         copy_after = getattr(self._codec, "copy_after", None)
         if copy_after is None:
@@ -212,7 +217,7 @@ class BranchRuntime:
         self._on_change()
 
     async def ask(self, tool: str, arguments: str = "", **facts: Any) -> Answer:
-        """Suspends the run until somebody approves or denies. A denial is recorded."""
+        """Suspends the run until the request is approved or denied. A denial is recorded."""
         return await self.approvals.ask(
             ApprovalRequest(tool=tool, arguments=arguments, facts=facts)
         )
@@ -223,8 +228,11 @@ class BranchRuntime:
             await run_in_thread(watch.mark)
 
     async def edits_of_others(self) -> list[str]:
-        """Lists the paths that somebody else changed since the last mark; `edits.told` puts it in
-        words for the model. Before each request. A branch without files of its own has none."""
+        """Returns the paths that others have changed since the last mark, and sets a new mark.
+
+        Call it before each request. `edits.told` returns a text about them for the model. Empty for
+        a branch without files.
+        """
         watch = self._watch()
         return [] if watch is None else await run_in_thread(watch.edits)
 

@@ -1,19 +1,19 @@
 """Budgets that stop before the money is spent: one ledger for a fork and its branches.
 
-A run reserves each request before it sends it, and settles it with what it used:
+A run reserves each request before sending it, and settles it with the actual usage:
 
     reserve ── refused: BudgetExhausted, nothing was sent
        └── settle(used), or release() when the request failed
 
-    charge ── for a program that tells afterwards what it used: BudgetExhausted if that was too much
+    charge ── for a program that reports its usage afterwards: BudgetExhausted if it is exceeded
 
-What is reserved counts as spent until then, so branches that send at the same time cannot overrun
-the fork's budget together. What a request will use is not known before: it is taken to be what the
-caller expects, or else the branch's dearest request so far. So a cap is overrun by what the last
-request of each branch exceeds its expectation, and by no second request.
+A reservation counts as spent until it is settled, so concurrent branches cannot exceed the fork's
+budget together. The usage of a request is not known in advance. The reservation is the caller's
+estimate, or else the most expensive request of the branch so far. So each branch can exceed a cap
+by at most the error of one estimate.
 
-A fork within a fork takes from the branch around it as well. Each ledger has one lock, taken from
-the inside out, and never held across anything that waits. Safe from any thread.
+A nested fork also charges the branch around it. Each ledger has one lock, acquired from the inside
+out, and never held while waiting. Thread-safe.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Account:
 
 
 class Reservation:
-    """One request that is under way. Ends once; what comes after that does nothing."""
+    """A reserved request. The first `settle` or `release` ends it; later calls do nothing."""
 
     def __init__(
         self, ledger: Ledger, branch_id: str, expected: Usage, outer: Reservation | None
@@ -122,10 +122,11 @@ class Ledger:
             return reservation
 
     def charge(self, branch_id: str, used: Usage) -> None:
-        """Adds what was used already, told by somebody who did not reserve it.
+        """Adds usage that was not reserved. It is counted even if this raises.
 
-        It is counted in any case. Raises BudgetExhausted when a cap is crossed by it, and
-        UnknownPriceError where a budget in money is told no price.
+        Raises:
+            BudgetExhausted: A cap is exceeded.
+            UnknownPriceError: There is a budget in money, and the price is unknown.
         """
         with self._lock:
             account = self._accounts[branch_id]
@@ -195,7 +196,7 @@ class Ledger:
                 )
 
     def _spent(self) -> Usage:
-        """The sum of what is known: one branch without prices hides no other's."""
+        """The sum of the known costs; branches without prices are left out."""
         return _known_sum(account.spent for account in self._accounts.values())
 
     def _reserved(self) -> Usage:
@@ -240,7 +241,7 @@ def _check(
 
 
 def _crossed(limits: Budget, spent: Usage) -> str:
-    """Names a cap that more was used than, "" if there is none."""
+    """Returns the name of a cap that is exceeded, "" if none is."""
     for limit, used in (
         ("usd", spent.usd or 0.0),
         ("tokens", spent.tokens),
@@ -255,7 +256,7 @@ def _crossed(limits: Budget, spent: Usage) -> str:
 def _refuse_more(
     limits: Budget, spent: Usage, scope: Literal["branch", "aggregate"], whose: str
 ) -> None:
-    """Refuses to go on where more was used than a cap allows."""
+    """Raises BudgetExhausted if a cap is exceeded."""
     if limit := _crossed(limits, spent):
         used, cap = getattr(spent, limit), getattr(limits, limit)
         told, what = (_money, "") if limit == "usd" else (str, f" {limit}")

@@ -1,8 +1,8 @@
-"""Checkpoints: a conversation and the files that belong to it, to come back to.
+"""Checkpoints: a conversation and its files, which can be restored.
 
-The files of a branch are kept as an archive of what it changed (its OCI layer); those of main as
-a place in the workspace's history of commits, which is undone back to it. Writes to main that are
-no commits are in no history: a session that is to be rewound whole works in a branch.
+For a branch, a checkpoint has an archive of its changes (its OCI layer). For main, it has a
+position in the workspace's history; restoring undoes later commits. Writes to main other than
+commits are not in the history, so a session that must be restorable works in a branch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Checkpoint:
 
     @property
     def branch(self) -> str | None:
-        """Whose files it has: the branch's name; None is main's, or nobody's."""
+        """Name of the branch whose files it has; None for main, or without files."""
         return None if self.tree is None else self.tree.branch
 
 

@@ -35,7 +35,7 @@ class CheckpointManager:
         return checkpoint.id
 
     def check(self, checkpoint_id: str) -> Checkpoint:
-        """Returns the checkpoint. ValueError if there is no such one."""
+        """Returns a checkpoint. Raises ValueError if it does not exist."""
         checkpoint = None if self.store is None else self.store.get(checkpoint_id)
         if checkpoint is None:
             raise ValueError(f"there is no checkpoint {checkpoint_id!r} (any more)")
@@ -54,10 +54,13 @@ class CheckpointManager:
     def rewind(
         self, checkpoint_id: str, history: History, place: ParentWorkspace | None
     ) -> History:
-        """Restores the files and returns the conversation. ValueError if there is no such one.
+        """Restores the files of a checkpoint and returns its conversation.
 
-        What is given up is kept first, with `history`, and marked until the rewind is done; if the
-        one before was cut off, what that one gave up is.
+        The present state is saved as a checkpoint first, with `history`, and marked until the
+        rewind is complete. After an interrupted rewind, its saved state is kept.
+
+        Raises:
+            ValueError: The checkpoint does not exist.
         """
         checkpoint = self.check(checkpoint_id)
         assert self.store is not None, "a checkpoint was found"

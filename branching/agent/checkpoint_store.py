@@ -29,7 +29,7 @@ class SQLiteCheckpointStore:
         *,
         owner: tuple[int, int] | None = None,
     ) -> None:
-        """Opens the file, or makes it. ForkStoreError if it is none of ours, or cannot be made."""
+        """Opens or creates the file. Raises ForkStoreError if that fails or it is invalid."""
         self._most = max_checkpoints
         self._database = Database(path, _SCHEMA, owner=owner)
 

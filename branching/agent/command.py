@@ -1,29 +1,28 @@
-"""Any program as a branch of a fork, and any program as the judge.
+"""Programs as branches of a fork, and programs as judges.
 
-A program's conversation is what it was told and the end of what it printed. It succeeds with exit
-code 0; any other end is a failed branch. Beyond the environment of all commands in a branch
-(`run_program`) it has
+A program's conversation is its task and the end of its output. Exit code 0 is a success; any other
+end is a failure of the branch. In addition to the environment of all commands in a branch
+(`run_program`), it gets
 
     BRANCHING_BRANCH            its branch
     BRANCHING_ATTEMPT           its number in the fork, from 0
     BRANCHING_LABEL             its label
-    BRANCHING_STEER             a file to which a line is added for each word of a person's
-                                (`patterns.helm`); only where somebody could say one
-    BRANCHING_BUDGET_USD        what it may spend, where it has such a budget; so too
-                                BRANCHING_BUDGET_TOKENS, BRANCHING_BUDGET_REQUESTS
+    BRANCHING_STEER             a file with one line for each message from a person; only if
+                                messages are possible
+    BRANCHING_BUDGET_USD        its budget, if it has one; also BRANCHING_BUDGET_TOKENS and
+                                BRANCHING_BUDGET_REQUESTS
 
-What it spends nobody knows but the program. It tells on descriptor 3, a line for each request or
-for several:
+Only the program knows its usage. It reports it on descriptor 3, by a line for one or more requests:
 
     {"usd": 0.02, "tokens": 1200, "requests": 1}
 
-Each field may be left out; a line counts as one request at least. The program is stopped by the
-line that goes beyond its budget, or the fork's. One that succeeds under a budget and has told
-nothing has failed: its budget was not kept.
+All fields are optional; a line counts as at least one request. The program is stopped at the line
+that exceeds its budget or that of the fork. If a program with a budget reports nothing, its branch
+fails even with exit code 0, because the budget could not be enforced.
 
-A judge is told the case in BRANCHING_CASE, the labels in BRANCHING_LABELS, a line each, and sees
-each branch's files, read-only, in the directories that BRANCHING_BRANCHES lists in the same order.
-The last line that it prints is the winner's label, and after a blank, if it wants, its confidence.
+A judge gets the case in BRANCHING_CASE and the labels in BRANCHING_LABELS, one per line. It can
+read the files of each branch in the directories of BRANCHING_BRANCHES, in the same order. The last
+line of its output is the winner's label, optionally followed by a space and its confidence.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ from branching.agent.run_program import RunSettings, run_program
 from branching.agent.types import Usage
 from branching.errors import ProcessBranchError
 from branching.patterns.command_candidate import LineSplitter
-from branching.process import OWN_TMP, Command
+from branching.process import OWN_TMP, Command, Ended
+from branching.process.bounded_output import OutputTail
 from branching.runlog.run_controller import STOP_GRACE_SECONDS, RunController, append_message
 
 OUTPUT_BYTES_MAX = 64 << 10
@@ -55,7 +55,7 @@ CASE_BYTES_MAX = 100_000
 TOLD = ("usd", "tokens", "requests")
 """What only the program itself knows."""
 OnOutput = Callable[[str, bytes], None]
-"""Is told what a branch prints, by its label, in another thread; nothing at its end."""
+"""Called in another thread with a branch's label and output; with empty bytes at the end."""
 
 
 class CommandRunner:
@@ -84,8 +84,10 @@ class CommandRunner:
         self._process: Command | None = None
         self._ended: asyncio.Event | None = None
         self._has_told = False
+        self.ended: Ended | None = None
+        """How the program of the last run ended, and what it used."""
         self.refusal: BudgetExhausted | None = None
-        """Why it was stopped, if by what it has told that it spent."""
+        """Why it was stopped, if it exceeded its budget."""
 
     async def run(self, prompt: str, history: History) -> RunOutcome:
         branch = self._branch
@@ -93,40 +95,46 @@ class CommandRunner:
             raise ForkStateError("a program needs a branch with files")
         told = [*(history or []), {"role": "user", "content": prompt}]
         branch.capture(told)
-        printed = _Tail(self._tell)
-        reports = LineSplitter(lambda line: self._on_line(line, printed))
+        printed = OutputTail(OUTPUT_BYTES_MAX)
+
+        def take(arrived: bytes) -> None:
+            printed.feed(arrived)
+            self._tell(arrived)
+
+        reports = LineSplitter(lambda line: self._on_line(line, take))
         self._ended, self._has_told, self.refusal = asyncio.Event(), False, None
         branch.pause.on_change = self._pause
         try:
             with self._place() as place:
-                done = await run_program(
+                ended = await run_program(
                     self._command,
                     place,
-                    stdout=printed.feed,
-                    stderr=printed.feed,
+                    stdout=take,
+                    stderr=take,
                     reports=reports.feed,
                     on_command=self._begin,
                 )
             reports.finish()
+            self.ended = ended
         finally:
             self._process = None
             self._ended.set()
             self._tell(b"")
-            told.append({"role": "assistant", "content": printed.text()})
+            told.append({"role": "assistant", "content": printed.text})
             branch.capture(told)
         if self.refusal is not None:
             raise self.refusal
-        if not done.ended.success:
-            raise ProcessBranchError(done.ended.reason)
+        if not ended.success:
+            raise ProcessBranchError(ended.reason)
         if not self._has_told and (limits := self._told_limits()):
             raise ProcessBranchError(
                 f"it told nothing on descriptor 3 of what it spent, so its budget "
                 f"({', '.join(limits)}) was not kept"
             )
-        return RunOutcome(history=told, output=done.ended, final_message=printed.text())
+        return RunOutcome(history=told, output=ended, final_message=printed.text)
 
     def steer(self, text: str) -> None:
-        """Adds a line to the program's steer file. Nobody can tell whether it looks there."""
+        """Adds a line to the program's steer file. The program may not read it."""
         label = self._branch.spec.label
         if self._words is None:
             raise ForkStateError(f"branch {label!r} is a program that has no steer file now")
@@ -185,12 +193,12 @@ class CommandRunner:
         if self._on_output is not None:
             self._on_output(self._branch.spec.label, arrived)
 
-    def _on_line(self, line: str, printed: _Tail) -> None:
+    def _on_line(self, line: str, show: Callable[[bytes], None]) -> None:
         """Takes a line of descriptor 3; in the thread that attends the program."""
         try:
             used = usage_in(line)
         except ValueError as error:
-            printed.feed(f"branching: descriptor 3 is for what was spent; {error}\n".encode())
+            show(f"branching: descriptor 3 is for what was spent; {error}\n".encode())
             return
         self._has_told = True
         try:
@@ -205,7 +213,7 @@ class CommandRunner:
         return _told_caps(vars(self._branch.budget))
 
     def _told_limits(self) -> list[str]:
-        """Names the limits, of the branch and of the fork, that only the program can tell of."""
+        """Returns the limits of the branch and the fork whose usage only the program can report."""
         return sorted({*self._own_limits(), *_told_caps(vars(self._branch.ledger.total))})
 
 
@@ -214,7 +222,7 @@ def _told_caps(budget: dict[str, Any]) -> dict[str, float]:
 
 
 def usage_in(line: str) -> Usage:
-    """Reads a line of descriptor 3. ValueError for one that is none."""
+    """Parses a line from descriptor 3. Raises ValueError if it is invalid."""
     try:
         told = json.loads(line)
     except ValueError:
@@ -256,7 +264,7 @@ class CommandJudge:
             if branch.path is not None
         ]
         data = case.prompt.encode()[:CASE_BYTES_MAX].decode("utf-8", "ignore")
-        printed = _Tail()
+        printed = OutputTail(OUTPUT_BYTES_MAX)
         with tempfile.TemporaryDirectory(prefix="branching-judge-") as nowhere:
             place = RunSettings(
                 directory=Path(nowhere),
@@ -267,12 +275,12 @@ class CommandJudge:
                     "BRANCHING_BRANCHES": "\n".join(str(at) for _, at in shown),
                 },
             )
-            done = await run_program(
+            ended = await run_program(
                 self._command, place, stdout=printed.feed, stderr=None, timeout=self._timeout
             )
-        if not done.ended.success:
-            raise JudgeError(f"the judge failed ({done.ended.reason}); nothing was merged")
-        last = (printed.text().strip().splitlines() or [""])[-1].strip()
+        if not ended.success:
+            raise JudgeError(f"the judge failed ({ended.reason}); nothing was merged")
+        last = (printed.text.strip().splitlines() or [""])[-1].strip()
         label, _, confidence = last.rpartition(" ")
         if last in ids:
             return Choice(winner_branch_id=ids[last])
@@ -295,19 +303,3 @@ def best_tested(case: JudgeCase) -> str:
     if winner is None:
         raise JudgeError("every branch has failed; nothing was merged")
     return winner.branch_id
-
-
-class _Tail:
-    """The end of what was printed."""
-
-    def __init__(self, tell: Callable[[bytes], None] | None = None) -> None:
-        self._data = b""
-        self._tell = tell
-
-    def feed(self, arrived: bytes) -> None:
-        self._data = (self._data + arrived)[-OUTPUT_BYTES_MAX:]
-        if self._tell is not None:
-            self._tell(arrived)
-
-    def text(self) -> str:
-        return self._data.decode("utf-8", "replace")

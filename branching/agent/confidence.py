@@ -1,18 +1,18 @@
-"""How sure one may be of a judge's choice, from what the branches did.
+"""The confidence in a judge's choice, computed from the branches.
 
     heuristic   0.4 quality_spread + 0.4 test_pass_ratio + 0.2 internal_consistency
     effective   heuristic x the judge's own confidence, between 0 and 1
 
 The three signals:
 
-    quality_spread        1 - agreement score: how much of what was touched the branches differ in
-    test_pass_ratio       of the winner's test run; None where there was none, which counts as 0
-                          and holds the heuristic at 0.65
+    quality_spread        1 - agreement score: the share of the touched paths in which they differ
+    test_pass_ratio       of the winner's test run; None without one, which counts as 0 and limits
+                          the heuristic to 0.65
     internal_consistency  1 - (retries + stuck loops) / turns of the winner, between 0 and 1
 
-By these weights branches that do not differ reach 0.6 at most, however well they are tested: a
-threshold of 0.8 then always asks a person. Who wants another rule gives weights, more signals, or
-a formula: `Confidence(weights={...}, signals={"small_diff": measure})`.
+With these weights, branches that do not differ reach at most 0.6, whatever their test results. A
+threshold of 0.8 then always asks a person. Other rules can be set by weights, more signals, or a
+formula: `Confidence(weights={...}, signals={"small_diff": measure})`.
 """
 
 from __future__ import annotations

@@ -64,6 +64,9 @@ from branching.agent.types import (
 from branching.errors import BranchingError, add_note
 from branching.fs import Branch, Workspace
 
+CANCELLATIONS_MAX = 5
+"""So often the end of an interrupted fork is begun again after it was cancelled."""
+
 
 class ForkCoordinator(ForkRuns, Resolver):
     """Forks one parent run, one fork at a time, and merges or drops what comes of it."""
@@ -92,19 +95,23 @@ class ForkCoordinator(ForkRuns, Resolver):
         test_timeout_s: float = TIMEOUT_SECONDS,
         outer: BranchRuntime | None = None,
     ) -> None:
-        """`place` is where the parent works: a workspace (main) or a branch; None is no files.
+        """Creates a coordinator for one parent run.
 
-        `agent` and `parent_deps` are not looked at: the runner factory finds the latter on each
-        branch (`deps`). Without `checkpoint_store` the one of `parent_deps` is used, if that has
-        one. `outer` is the branch whose run forks, where forks are nested. Raises TypeError for a
-        runner that is not callable.
+        `place` is the workspace or branch to fork; None forks conversations only. `agent` and
+        `parent_deps` are passed through: each branch has `parent_deps` as its `deps`. The default
+        of `checkpoint_store` is that of `parent_deps`, if it has one. `outer` is the branch whose
+        run forks, for nested forks.
 
-        `materializer_root` is where the files of the branches are laid out for editors. Without it
-        there is no such mirror, unless `keep_artifacts` is set: then it is in the workspace's base
-        directory, in `.pydantic-deep/forks`, and stays after the fork.
+        `materializer_root` is the directory of a mirror of the branches' files for editors. Without
+        it there is no mirror, unless `keep_artifacts` is set. The mirror is then in the workspace's
+        base directory, in `.pydantic-deep/forks`, and stays after the fork.
 
-        `test_command` is run in each branch before a judge is asked, for at most `test_timeout_s`
-        seconds; "auto" finds the project's own. ValueError beside a `tester`, which replaces it.
+        `test_command` runs in each branch before a judge decides, for at most `test_timeout_s`
+        seconds; "auto" detects the project's test command.
+
+        Raises:
+            TypeError: The runner is not callable.
+            ValueError: Both `test_command` and `tester` are given.
         """
         if not callable(runner):
             raise TypeError(f"runner must be callable with a branch, not {runner!r}")
@@ -232,10 +239,11 @@ class ForkCoordinator(ForkRuns, Resolver):
                 await session.finish()
 
     async def override(self, branch_id: str) -> MergeResult:
-        """Takes the last automatic merge back and merges this branch of the same fork instead.
+        """Reverts the last automatic merge and merges another branch of the same fork instead.
 
-        ForkStateError if there is none, or a fork is open; ConflictError if others, or the parent,
-        have changed the files since. Nothing has changed then.
+        Raises:
+            ForkStateError: There is no such merge, or a fork is open. Nothing was changed.
+            ConflictError: The files have been changed since. Nothing was changed.
         """
         async with self._lock:
             if not self.is_resolved or self._overridable is None:
@@ -272,8 +280,10 @@ class ForkCoordinator(ForkRuns, Resolver):
             )
 
     async def cut_off_rewind(self) -> str | None:
-        """Returns the id of the checkpoint that a process was rewinding to when it died: the files
-        may be between the two. `rewind` to it, or to another one, goes on from there."""
+        """Returns the id of the checkpoint of an interrupted rewind, whose files may be incomplete.
+
+        `rewind` to this or another checkpoint completes it.
+        """
         given_up = await run_in_thread(lambda: self.checkpoint_manager.cut_off(self._place))
         return None if given_up is None else given_up.label.removeprefix(REWINDING)
 
@@ -318,14 +328,19 @@ class ForkCoordinator(ForkRuns, Resolver):
         aggregate_budget: Budget | None = None,
         **options: Any,
     ) -> ForkCoordinator:
-        """Goes on with a fork of a process that has died, or let go of it (`detach`).
+        """Resumes a fork of a process that has died or called `detach`.
 
-        Runs that were under way are `terminated`, with the conversation as it was at their last
-        request. A merge that was decided is done (`last_merge`), and a fork that was not yet made
-        is dropped: `is_resolved`. Of one that a judge has merged `override` is left. `place` is
-        what was forked, if the workspace is mounted elsewhere by now; budgets are as they were, but
-        for `aggregate_budget`; `options` are those of the class. ValueError for an unknown fork,
-        and what opening the workspace raises.
+        Runs that were running are `terminated`, with the conversation of their last request. A
+        decided merge is completed (`last_merge`), and a fork that was not complete is aborted
+        (`is_resolved`). A fork that a judge has merged can still be overridden. Budgets are
+        restored, except for `aggregate_budget`.
+
+        `place` is the forked workspace or branch, if the workspace is mounted elsewhere now;
+        `options` are those of the class.
+
+        Raises:
+            ValueError: The fork is unknown.
+            BranchingError: The workspace could not be opened.
         """
         state = await run_in_thread(lambda: store.get(fork_id))
         if state is None:
@@ -371,7 +386,28 @@ class ForkCoordinator(ForkRuns, Resolver):
         because nothing could find it again; the parent's own changes land. What its branches
         changed is kept as patches in the run log. A note of `error` names them, or says what
         prevented the end.
+
+        A further cancellation does not cut this short, because branches would be left and their
+        work would be lost. It is raised afterwards, unless `error` is a cancellation itself.
         """
+        cancelled: asyncio.CancelledError | None = None
+        for _ in range(CANCELLATIONS_MAX):
+            ending = asyncio.ensure_future(self._interrupt(error))
+            while not ending.done():
+                try:
+                    await asyncio.wait([ending])
+                except asyncio.CancelledError as again:
+                    cancelled = again
+            # At the end of an event loop all of its tasks are cancelled: the rest is done again.
+            if not ending.cancelled():
+                ending.result()
+                break
+        else:
+            add_note(error, f"and fork {self.fork_id} was not ended: it was cancelled too often")
+        if cancelled is not None and not isinstance(error, asyncio.CancelledError):
+            raise cancelled
+
+    async def _interrupt(self, error: BaseException) -> None:
         try:
             if self.store.home is not None:
                 await self.detach()
@@ -431,8 +467,7 @@ class ForkCoordinator(ForkRuns, Resolver):
         )
 
     def _mirror_place(self) -> Path | None:
-        """Returns where the mirror is to be: artifacts that are kept are in the base directory,
-        unless another place is given."""
+        """Returns the mirror's directory. Default for kept artifacts: in the base directory."""
         if self._mirror_root is None and self.keep_artifacts and self._place is not None:
             return self._place.workspace.base
         return self._mirror_root
@@ -457,7 +492,8 @@ class ForkCoordinator(ForkRuns, Resolver):
             await run_in_thread(lambda: self.checkpoint_manager.keep(label, history, self._place))
         except BranchingError as error:
             # The files have landed: what cannot be promised any more is said.
-            warnings.warn(f"there is no checkpoint {label}: {error.message}", stacklevel=2)
+            assert self._session is not None, "something was forked"
+            self._session.warn(f"there is no checkpoint {label}: {error.message}")
         self.last_merge = MergeResult(
             fork_id=winner.fork_id,
             winner_branch_id=winner.id,

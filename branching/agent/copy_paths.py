@@ -1,9 +1,9 @@
-"""Paths made in one tree what they are in another: content, type, mode, owner, times, attributes.
+"""Copies paths from one tree to another: content, type, mode, owner, times, attributes.
 
-For merges and rewinds that take a part of a branch; a whole branch is committed, which moves its
-files instead of copying them. Names of one file stay that among what is copied; holes are filled.
-Both trees are ours alone meanwhile: one is frozen, the other nobody knows yet. So no name can be
-swapped.
+For merges and rewinds of a part of a branch. A whole branch is committed, which moves its files.
+Hard links among the copied paths are preserved; holes are filled. No other process changes the
+trees meanwhile: the source is frozen, and the target is not visible to others. So a path cannot be
+replaced by a symbolic link during the copy.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ class TreeCopier:
         self._source = source
         self._target = target
         self._copies: dict[int, Path] = {}
-        """By the inode number in the source: what was made of it."""
+        """The path of each copied file, by the inode number in the source."""
 
     def clear(self, path: str) -> None:
-        """Removes in the target what is not in the source, or of another kind there; a directory
-        only if it is empty. All paths are cleared first, what is in a directory before it."""
+        """Removes a path from the target if it is missing in the source or has another type there.
+
+        A directory is removed only if it is empty. All paths are cleared before the copy, children
+        before their directories.
+        """
         there, here = _lstat(self._source / path), _lstat(self._target / path)
         if here is not None and (there is None or _kind(there) != _kind(here)):
             _remove(self._target / path, here)
@@ -74,7 +77,7 @@ def _remove(path: Path, found: os.stat_result) -> None:
         path.rmdir()
     except OSError as error:
         if error.errno != errno.ENOTEMPTY:
-            raise  # what is in it stays, and so does the directory
+            raise  # the directory is not empty: it stays
 
 
 def _kind(found: os.stat_result) -> int:

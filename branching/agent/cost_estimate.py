@@ -1,11 +1,11 @@
-"""What a fork is likely to cost, before it is made.
+"""Estimates the cost of a fork in advance.
 
 Each turn sends the whole conversation again, so the input grows with every turn:
 
     input  = sum over turns t of (history + steer + t * growth)
     output = turns * answer
 
-The numbers are guesses that the caller can replace; the result is no promise, budgets are.
+The numbers are estimates that the caller can replace. Only budgets are limits.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Database:
     """One connection. Safe from any thread; what fails is a ForkStoreError."""
 
     def __init__(self, path: Path, schema: str, *, owner: tuple[int, int] | None = None) -> None:
-        """Opens the file, or makes it. ForkStoreError if it is none of ours, or cannot be made."""
+        """Opens or creates the file. Raises ForkStoreError if that fails or it is invalid."""
         self._path = path
         self._lock = threading.Lock()
         with self._told("opened"):
@@ -80,7 +80,7 @@ class Database:
             self.connection.execute("COMMIT")
 
     def shrink(self) -> None:
-        """Gives back the room of what was deleted."""
+        """Frees the disk space of deleted rows."""
         with self._told("written"), self._lock:
             self.connection.execute("VACUUM")
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -31,7 +31,7 @@ class ForkDepthLimitError(Exception):
 
 
 class ForkStateError(BranchingError, RuntimeError):
-    """There is no fork open, or one too many, or a branch is running that must not be."""
+    """The operation requires another state of the fork, or of one of its branches."""
 
 
 class ForkStoreError(BranchingError):
@@ -50,8 +50,10 @@ class BudgetExhausted(BranchingError):
 
 
 class UnknownPriceError(BudgetExhausted):
-    """The price of a request is unknown, so a budget in money cannot be kept. Nothing was sent; a
-    program that tells of what it has sent is stopped."""
+    """The price of a request is unknown, so a budget in money cannot be enforced.
+
+    The request was not sent. A program that reports a request afterwards is stopped.
+    """
 
 
 class MergeConflictError(ConflictError):

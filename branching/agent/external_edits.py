@@ -1,8 +1,8 @@
-"""Edits that a person makes in a branch's directory while a run works there, noticed and told.
+"""Detects edits that a person makes in a branch's directory while an agent's run uses it.
 
-The run's own steps are told apart by when they happen: after each the runner calls `mark`, and what
-differs from the mark before the next step is somebody else's. A program that the run left working
-in the background counts as somebody else too. Costs a look at each path that the branch changed.
+After each step of the run, the runner calls `mark`. Differences between the mark and the start of
+the next step are external edits. That includes changes by background programs of the run. The cost
+is one lstat for each path that the branch has changed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class EditWatch:
         self._known = self._snapshot()
 
     def mark(self) -> None:
-        """What is there now is the run's own work."""
+        """Sets the mark: the present state is the run's own work."""
         self._known = self._snapshot()
 
     def edits(self) -> list[str]:
-        """Lists the paths that somebody else changed since the last mark, and marks."""
+        """Returns the paths that were changed since the last mark, and sets a new one."""
         before, self._known = self._known, self._snapshot()
         paths = {*before, *self._known}
         return sorted(path for path in paths if before.get(path) != self._known.get(path))
@@ -46,7 +46,7 @@ class EditWatch:
         if found is None:
             return "gone"
         if stat.S_ISDIR(found.st_mode):
-            return "directory"  # its times change with what is in it
+            return "directory"  # its times change with its content
         return found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 

@@ -17,7 +17,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def identity(tree: ConfinedDir, path: str) -> str:
-    """Returns the identity; "" if nothing is there. Costs reading the file. Raises OSError."""
+    """Returns the identity of a path, "" if it is missing. Reads the file; raises OSError."""
     found = tree.lstat(path)
     if found is None:
         return ""
@@ -34,6 +34,18 @@ def identity(tree: ConfinedDir, path: str) -> str:
 def identity_of_file(mode: int, content: bytes) -> str:
     """Returns the identity of a file whose content has been read."""
     return f"file {stat.S_IMODE(mode):04o} sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def is_same_content(one: str, other: str) -> bool:
+    """Tells whether two identities differ in their modes at most."""
+    return one == other or (
+        one.startswith("file ") and other.startswith("file ") and one.split()[2] == other.split()[2]
+    )
+
+
+def mode_of(identity_of_file: str) -> int:
+    """Returns the mode that the identity of a file says."""
+    return int(identity_of_file.split()[1], 8)
 
 
 def digest(tree: ConfinedDir, path: str) -> str:

@@ -109,7 +109,7 @@ class Fork:
                 if name is not None:
                     made.append(self.place.create(name))
                     self.branches[branch_id].branch = made[-1]
-            # Later than any branch: what others change from here on is theirs.
+            # After the last branch was created: later changes are external.
             moment = self.place.now_ns()
         except BaseException as error:
             for branch in made:
@@ -144,8 +144,7 @@ class Fork:
         self._tell_paths()
 
     def drop_files(self) -> list[str]:
-        """Aborts what is left of the fork's branches, but for losers that somebody keeps; returns
-        what could not be dropped."""
+        """Aborts the remaining branches, except for kept losers. Returns the failures."""
         if self.files is None:
             return []
         branches = [
@@ -156,8 +155,11 @@ class Fork:
         return self.files.drop(*branches, self.files.parent)
 
     def make_anew(self, branch: BranchRuntime) -> None:
-        """Gives a branch that does not run files as they were at the fork. Raises what aborting and
-        making a branch raises; called again it goes on from there."""
+        """Resets the files of a branch that does not run to their state at the fork.
+
+        Raises:
+            BranchingError: Its branch could not be aborted or created. The call can be repeated.
+        """
         made = None
         name = self._names[branch.id]
         if self.place is not None and name is not None:
@@ -174,7 +176,7 @@ class Fork:
                 self.place.drop(name)
 
     def state(self) -> ForkState:
-        """Returns all of it as it is to be kept."""
+        """Returns the state to save."""
         place, files = self.place, self.files
         return ForkState(
             fork_id=self.fork_id,

@@ -1,38 +1,44 @@
-"""The files of one open fork: which branch is whose, and how the fork ends.
+"""The branches of an open fork, and the end of the fork by a merge or an abort.
 
-    place                   what was forked: frozen, because it has children
-    ├── <fork>.parent       the parent goes on here
-    │   └── <fork>.merge    while a merge puts what is wanted of the winner on top of that
+    place                   the forked workspace or branch; frozen, because it has children
+    ├── <fork>.parent       the branch in which the parent continues
+    │   └── <fork>.merge    exists during a merge: the winner's changes on top of the parent's
     └── <fork>-<label>      one for each branch of the fork
 
-The place stays as it was at the fork until one commit into it decides the merge. Where the parent
-did nothing meanwhile and all of the winner lands, that is the winner's: its files are moved. Else
-what is wanted of the winner is copied on top of the parent's branch, which is then committed. A
-merge that was refused in between can be made again: what is there already is no change. If that was
-the last step, which others stopped by a change in its very moment, it can only be made again.
+The place does not change until a single commit into it completes the merge. If the parent changed
+nothing and all changes of the winner are merged, the winner's branch is committed, which moves its
+files. Otherwise the selected changes of the winner are copied into the parent's branch, which is
+then committed. A refused merge can be repeated; changes that were copied already are skipped. If
+the final commit was refused because of a concurrent change, the merge can only be repeated.
 
-All of it blocks, and belongs to one thread at a time: the coordinator's lock sees to that.
+All methods block. One thread may use it at a time, which the coordinator's lock ensures. Only
+`record_originals` may run concurrently.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from branching.agent.changed_paths import touched
 from branching.agent.errors import MergeConflictError
-from branching.agent.merge.apply import fill
-from branching.agent.merge.plan import Plan, Sides, make_plan
+from branching.agent.fingerprint import identity
+from branching.agent.merge import Plan, Sides, fill, is_newer, make_plan
 from branching.agent.parent_workspace import ParentWorkspace
 from branching.agent.types import FlushError, FlushReport, MergeOptions
 from branching.errors import BranchingError, BranchStaleError, CommitError, ConflictError
 from branching.fs import Branch, Change
 from branching.fs.confined_dir import ConfinedDir
 
+ORIGINALS_MAX = 10_000
+ORIGINAL_BYTES_MAX = 16 << 20
+"""Larger files are not read: any later change of them in the base directory is a conflict."""
+
 Decide = Callable[[str | None], None]
-"""Is told the branch whose commit decides the merge, just before; None if it came to nothing."""
+"""Called with the branch before the commit that completes the merge; with None if it failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +71,8 @@ class ForkFiles:
         self.forked_ns = forked_ns
         self._is_stuck = is_stuck
         """The winner's part is in the parent's branch, and others kept that from landing."""
+        self._originals: dict[str, str] = {}
+        self._recording = threading.Lock()
 
     @property
     def base(self) -> ConfinedDir:
@@ -74,15 +82,43 @@ class ForkFiles:
     def tree(self, branch: Branch) -> ConfinedDir:
         return ConfinedDir(branch.path, self.place.workspace.owner)
 
+    def record_originals(self, branches: Iterable[Branch]) -> None:
+        """Records the content of the base directory at the paths that branches have changed.
+
+        A merge compares it with the content then, so that changes of only the times, mode or links
+        of a file are no conflict. Reads each of these files once.
+
+        Raises:
+            OSError: A file cannot be read.
+            BranchingError: The changes of a branch cannot be listed.
+        """
+        directory = self._directory
+        if directory is None:
+            return
+        with self._recording:
+            base = self.base
+            outside = base.beside(directory)
+            for branch in branches:
+                for path in touched(branch.diff(), base, self.tree(branch)):
+                    if path in self._originals or len(self._originals) >= ORIGINALS_MAX:
+                        continue
+                    found = outside.lstat(path)
+                    if found is None or found.st_size > ORIGINAL_BYTES_MAX:
+                        continue
+                    original = identity(outside, path)
+                    if not is_newer(path, directory, self.forked_ns, base):
+                        self._originals[path] = original
+
     def parent_touched(self) -> frozenset[str]:
         """Returns what the parent has changed since the fork."""
         return frozenset(touched(self.parent.diff(), self.base, self.tree(self.parent)))
 
     def merge(self, winner: Branch, options: MergeOptions, decide: Decide) -> FlushReport:
-        """Lands the winner's changes and the parent's; afterwards only losers are to be dropped.
+        """Commits the winner's and the parent's changes. The losers' branches stay for the caller.
 
-        Raises MergeConflictError, or what a commit raises. What was forked is as it was then, the
-        winner too, and the fork is open.
+        Raises:
+            MergeConflictError: The changes conflict. Nothing was changed, and the fork stays open.
+            BranchingError: A commit was refused. Nothing was changed, and the fork stays open.
         """
         plan = self.refuse_conflicts(winner, options)
         refused: list[FlushError] = []
@@ -124,6 +160,7 @@ class ForkFiles:
                     drifted=self._drifted(winner),
                     directory=self._directory,
                     forked_ns=self.forked_ns,
+                    originals=dict(self._originals),
                 ),
                 options,
             )
@@ -137,10 +174,10 @@ class ForkFiles:
             ) from error
 
     def land_parent(self, options: MergeOptions, decide: Decide) -> None:
-        """Brings what the parent did since the fork into the place, and ends its branch.
+        """Commits the parent's changes since the fork into the place, and closes its branch.
 
-        ConflictError if others changed the same files of the base, or a merge was stopped by such a
-        change at its very end; the branch stays then.
+        Raises:
+            ConflictError: Others changed the same files of the base. The branch stays open.
         """
         if self._is_stuck:
             raise ConflictError(
@@ -172,7 +209,7 @@ class ForkFiles:
         refused: list[FlushError],
         decide: Decide,
     ) -> FlushReport:
-        """Copies what is wanted of the winner on top of the parent's branch, and commits that."""
+        """Copies the selected changes of the winner into the parent's branch, and commits it."""
         # Before anything is done: would it land?
         force, skip = _own(options)
         self.parent.commit(policy=self.place.policy, dry_run=True, force=force, skip=skip)
@@ -192,9 +229,9 @@ class ForkFiles:
             stage.abort()
             raise
         self._is_stuck = True
-        self._commit(self.parent, decide, options)
+        landed = self._commit(self.parent, decide, options)
         self._is_stuck = False
-        return report_of(changes, plan, [*refused, *failed])
+        return report_of(changes, plan, [*refused, *failed], landed)
 
     def _commit(
         self, carrier: Branch, decide: Decide, options: MergeOptions | None = None
@@ -218,7 +255,7 @@ class ForkFiles:
         except ConflictError as error:
             return frozenset(error.paths)
         except CommitError:
-            pass  # told by the commit
+            pass  # the commit reports it
         return frozenset()
 
     def _refuse_news(self, now: Plan, then: Plan) -> None:
@@ -235,9 +272,16 @@ class ForkFiles:
 
 
 def report_of(
-    changes: Sequence[Change], plan: Plan | None = None, errors: Sequence[FlushError] = ()
+    changes: Sequence[Change],
+    plan: Plan | None = None,
+    errors: Sequence[FlushError] = (),
+    landed: Sequence[Change] | None = None,
 ) -> FlushReport:
-    """Tells what a commit has brought."""
+    """Reports what a merge changed.
+
+    `landed` are the changes of the commit that decided it, if `changes` were first committed into
+    another branch.
+    """
     there = {change.path for change in changes if change.change != "deleted"}
     files = {
         change.path
@@ -255,6 +299,10 @@ def report_of(
         conflicts=() if plan is None else plan.conflicts,
         errors=tuple(errors),
         deleted_paths=tuple(sorted(gone)),
+        unselected=() if plan is None else plan.unselected,
+        privileged=tuple(
+            change for change in (changes if landed is None else landed) if change.privileges
+        ),
     )
 
 

@@ -1,12 +1,12 @@
-"""A program's forks in the run log of the workspace.
+"""Writes a program's forks to the run log of the workspace.
 
-There `branching log` finds them, and `branching watch`, which also steers them.
+`branching log` and `branching watch` read them there.
 
-A branch's entry has its state, what it has cost, and what it said. From another process a run can
-be stopped, told something, which is steered into it, paused before its next model request, if its
-runner looks for that (a program at once), and kept when the fork ends.
+The entry of a branch has its state, cost and output. Another process can stop a run, send it a
+message, pause it before its next model request if its runner supports that (a program pauses
+immediately), and keep its branch at the end of the fork.
 
-Belongs to the event loop of the fork; only what comes through the door comes from another thread.
+Use it in the event loop of the fork. Only requests from other processes arrive in another thread.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Coroutine
 from concurrent import futures
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from branching._threads import QueueThread
 from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.coordinator import ForkCoordinator
-from branching.agent.queue_listener import QueueListener
 from branching.errors import BranchError
 from branching.fs import Branch, Workspace
 from branching.runlog.events import Event, EventKind, OnEvent
@@ -29,8 +29,13 @@ from branching.runlog.patches import WHOLE_PATCH_BYTES_MAX
 from branching.runlog.run_controller import RunController
 from branching.runlog.run_log import RunLog
 
+if TYPE_CHECKING:
+    from branching.process import Ended
+
 ANSWER_SECONDS_MAX = 10.0
 """How long a request from another process waits for the event loop."""
+CLOSING_SECONDS_MAX = 10.0
+"""A disk that hangs must not keep a program from ending."""
 
 
 class ForkLog:
@@ -45,24 +50,33 @@ class ForkLog:
         *,
         is_behind: bool = False,
     ) -> None:
-        """`on_event` is told all that is written down, output in blocks of whole lines. With
-        `is_behind` a thread does both, for an event loop that draws a screen and waits for no disk.
+        """Creates the log.
+
+        Args:
+            on_event: Receives all logged events, output in blocks of whole lines.
+            is_behind: Log and call `on_event` in a thread, so that the event loop does not wait
+                for the disk.
         """
         self._coordinator = coordinator
         self._run_log = RunLog.of(space, command, keeps_store=True)
         listener = self._run_log.and_then(on_event)
-        self._behind = QueueListener(listener) if is_behind else None
-        self._listener: OnEvent = self._behind or listener
+        self._behind = QueueThread("fork log") if is_behind else None
+        self._listen = listener
         self._states: dict[str, tuple[str, float | None]] = {}
         self._partial: dict[str, str] = {}
         self._controlled: dict[str, ExitStack] = {}
         self._won: set[str] = set()
-        self._began: dict[str, float] = {}  # of the runs that are under way
+        self._began: dict[str, float] = {}  # of running runs
 
     @property
     def controller(self) -> RunController:
         """Through which the runs are steered."""
         return self._run_log.controller
+
+    @property
+    def branches(self) -> list[str]:
+        """Names of the branches that were written down."""
+        return self._run_log.branches
 
     def heard(self, branch_id: str, text: str) -> None:
         """Takes a piece of what a branch says."""
@@ -99,7 +113,7 @@ class ForkLog:
             return
         self._states[branch.id] = (state, cost)
         if before is None:
-            # One that was taken up, and has ended, has a log of its own time.
+            # A resumed fork that has ended was logged at its time.
             self._tell("started" if branch.task is not None else "resumed", branch)
             name = branch.branch.name if branch.branch is not None else ""
             branch.keeps = lambda: self.controller.keeps(name)
@@ -113,9 +127,16 @@ class ForkLog:
         if branch.id in self._controlled:
             self._controlled.pop(branch.id).close()
         told = branch.status.error or ""
-        ended = branch.status.last_activity_at.timestamp()
-        seconds = max(0.0, ended - self._began.pop(branch.id, ended))
-        self._tell("finished", branch, state=state, cost_usd=cost, seconds=seconds, text=told)
+        ended_at = branch.status.last_activity_at.timestamp()
+        seconds = max(0.0, ended_at - self._began.pop(branch.id, ended_at))
+        ended: Ended | None = getattr(branch.runner, "ended", None)
+        used = {
+            "cpu_seconds": None if ended is None else ended.cpu_seconds,
+            "memory_peak_bytes": None if ended is None else ended.memory_peak,
+        }
+        self._tell(
+            "finished", branch, state=state, cost_usd=cost, seconds=seconds, text=told, **used
+        )
 
     def _steer(self, branch: BranchRuntime) -> None:
         if branch.id not in self._controlled and branch.branch is not None:
@@ -130,7 +151,11 @@ class ForkLog:
         number = list(self._coordinator.branches).index(branch.id)
         label = f"{branch.spec.label}: {branch.spec.steer}"
         name = branch.branch.name
-        self._listener(Event(kind=kind, index=number, branch=name, label=label, **facts))
+        event = Event(kind=kind, index=number, branch=name, label=label, **facts)
+        if self._behind is None:
+            self._listen(event)
+        else:
+            self._behind.put(lambda: self._listen(event))
 
     def __enter__(self) -> ForkLog:
         self._run_log.__enter__()
@@ -145,7 +170,7 @@ class ForkLog:
         for stack in self._controlled.values():
             stack.close()
         if self._behind is not None:
-            self._behind.close()
+            self._behind.close(CLOSING_SECONDS_MAX)
         self._run_log.__exit__(kind, error, traceback)
 
 
@@ -166,7 +191,7 @@ class _Run:
         self._branch = branch
         self._loop = loop
 
-    def kill(self, grace_seconds: float = 0.0) -> None:  # noqa: ARG002  (a run ends at once)
+    def kill(self, grace_seconds: float = 0.0) -> None:  # noqa: ARG002  (a run ends immediately)
         asyncio.run_coroutine_threadsafe(
             self._coordinator.terminate_branch(self._branch.id), self._loop
         )

@@ -11,6 +11,7 @@ import itertools
 import sys
 import threading
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 from branching._threads import run_in_thread
@@ -27,7 +28,7 @@ from branching.errors import BranchingError
 
 
 class ForkSession:
-    """One fork, with all that goes on in it."""
+    """One fork, its branches and their runs."""
 
     def __init__(
         self, fork: Fork, store: ForkStateStore, *, mirror_root: Path | None, keeps_mirror: bool
@@ -48,7 +49,7 @@ class ForkSession:
         """Of the merge, if it was automatic and brought files."""
 
     async def make(self, checkpoints: CheckpointManager, runner: RunnerFactory) -> None:
-        """Makes the branches and what is to run in them: all of it, or nothing."""
+        """Creates the branches and their runs. If that fails, none is left."""
         fork = self.fork
         try:
             if fork.place is not None:
@@ -133,7 +134,7 @@ class ForkSession:
         return await run_in_thread(merge)
 
     async def land_parent(self, options: MergeOptions) -> None:
-        """Lands what the parent did since the fork, where there is no winner with files."""
+        """Commits the parent's changes since the fork if there is no winner with files."""
         files = self.fork.files
         if files is not None:
             await run_in_thread(lambda: files.land_parent(options, self._decide))
@@ -149,7 +150,7 @@ class ForkSession:
             self.supervisor.close()
 
     async def finish(self) -> None:
-        """Drops what is left of the fork; from here on another one may be made."""
+        """Aborts the remaining branches. Afterwards another fork can be made."""
         self.fork.phase = "resolved"
         self.close()
         if self._catching_up is not None:
@@ -165,10 +166,10 @@ class ForkSession:
         elif not left:
             self._remove()
         for reason in left:
-            warnings.warn(f"a branch of fork {self.fork.fork_id} is left: {reason}", stacklevel=2)
+            self.warn(f"a branch of fork {self.fork.fork_id} is left: {reason}")
 
     def forget_override(self) -> None:
-        """Gives up what was kept for an override. ForkStoreError if that fails."""
+        """Removes the archives for an override. Raises ForkStoreError if that fails."""
         if self.override is not None:
             self.override.forget()
             self.override = None
@@ -199,7 +200,7 @@ class ForkSession:
     def _remove(self) -> None:
         with self._writing:
             self._store.remove(self.fork.fork_id)
-            self._written = sys.maxsize  # what is still to be written is not
+            self._written = sys.maxsize  # later events are not written
 
     def changed(self) -> None:
         """Something happened to a branch, in whatever thread: it is kept, once for many."""
@@ -224,10 +225,20 @@ class ForkSession:
             try:
                 await run_in_thread(self.save)
             except BranchingError as error:
-                # The runs go on; what cannot be promised any more is said.
+                # The runs continue, with a warning that the fork cannot be resumed.
                 said = f"the fork would not survive a restart: {error.message}"
-                warnings.warn(said, stacklevel=2)
+                self.warn(said)
+            await run_in_thread(self._record_originals)
             await run_in_thread(self._refresh)
+
+    def _record_originals(self) -> None:
+        files = self.fork.files
+        if files is None:
+            return
+        branches = [each.branch for each in self.fork.branches.values() if each.branch is not None]
+        # What is not recorded is a conflict once others have touched it.
+        with suppress(OSError, BranchingError):
+            files.record_originals(branch for branch in branches if branch.is_open)
 
     def _refresh(self) -> None:
         if self._mirror is None:
@@ -235,4 +246,16 @@ class ForkSession:
         try:
             self._mirror.refresh(self.fork.branches.values())
         except (OSError, BranchingError) as error:
-            warnings.warn(f"the mirror of the fork is not up to date: {error}", stacklevel=2)
+            self.warn(f"the mirror of the fork is not up to date: {error}")
+
+    def warn(self, text: str) -> None:
+        """Warns of something that ends neither the runs nor a merge. May be called in any thread.
+
+        If warnings are errors, the event loop's exception handler gets it, because an exception
+        here would stop the work.
+        """
+        try:
+            warnings.warn(text, stacklevel=3)
+        except Warning as error:
+            context = {"message": f"fork {self.fork.fork_id}: {text}", "exception": error}
+            self._loop.call_soon_threadsafe(self._loop.call_exception_handler, context)

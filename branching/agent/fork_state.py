@@ -1,12 +1,11 @@
-"""The state of a fork as it is kept: enough to go on after the process that made it has died.
+"""The saved state of a fork, from which it can be resumed after its process has died.
 
     making ──> open ──> merging ──> resolved        abort_fork, aclose: ──> resolved
                  ^         │
                  └─────────┘ the merge was refused
 
-Each phase is saved before the step that it announces, so that whoever finds the state can tell from
-the branches that are there which side of the step the process died on. What is resolved is kept
-only as long as its merge can be overridden.
+Each phase is saved before its step. Which branches exist then shows whether the step was completed
+before the process died. A resolved fork is kept only as long as its merge can be overridden.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class KeptBranch:
     spec: BranchSpec
     status: BranchStatus
     files: str | None
-    """Name of its BranchFS branch; None if it has no files of its own."""
+    """Name of its BranchFS branch; None if it has no files."""
     usage: Usage = field(default_factory=Usage)
     history: bytes = b""
     """Its conversation so far, as the codec dumps it; empty before the first request."""
@@ -53,7 +52,7 @@ class ForkState:
     parent: str | None
     """Name of the BranchFS branch that was forked; None is main."""
     parent_files: str | None
-    """Name of the branch that the parent goes on in, while the fork is open."""
+    """Name of the branch in which the parent continues while the fork is open."""
     forked_ns: int
     """The file system's clock at the fork: what has changed in the base since is newer."""
     parent_history: bytes

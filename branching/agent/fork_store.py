@@ -68,7 +68,7 @@ class SQLiteForkStateStore:
     """Keeps the state of forks in a database file. Safe from any thread and several processes."""
 
     def __init__(self, path: Path, *, owner: tuple[int, int] | None = None) -> None:
-        """Opens the file, or makes it. ForkStoreError if it is none of ours, or cannot be made."""
+        """Opens or creates the file. Raises ForkStoreError if that fails or it is invalid."""
         self.home: Path | None = path.parent / "overrides"
         self._written: dict[tuple[str, str], bytes] = {}
         self._database = Database(path, _SCHEMA, owner=owner)

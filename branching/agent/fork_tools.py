@@ -89,7 +89,7 @@ class Run(Protocol):
         """The conversation up to the request that is being answered."""
 
     def adopt(self, merged: MergeResult) -> None:
-        """The run goes on with the winner's conversation, from its next request on."""
+        """Replaces the run's conversation by the winner's, from its next request on."""
 
 
 def answered(tool: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R | str]]:

@@ -16,7 +16,7 @@ def callable_runner(work: Work) -> RunnerFactory:
     """Returns a runner factory that calls a coroutine function for each turn of a branch.
 
     A run can be cancelled, and processes that it started with `branch.environment` are killed when
-    the branch is stopped. It cannot be told anything while it runs.
+    the branch is stopped. It cannot receive messages while it runs.
 
     Args:
         work: Works in `branch.path` and returns a `RunOutcome`, or a text: then the conversation

@@ -1,7 +1,7 @@
 """A conversation of plain JSON: a list of messages `{"role": …, "content": …}`.
 
-For command-line programs, tests, and whoever keeps conversations that way. A message may have
-`tool_calls`, each with `name` and `arguments`, and `"retry": true` where the model was asked again.
+For command-line programs, tests, and other code with this format. A message may have `tool_calls`,
+each with `name` and `arguments`, and `"retry": true` if the model was asked again.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Who chooses among the branches of a fork, and what they are shown.
+"""Judges: they choose the winner among the branches of a fork.
 
-A judge is a callable `judge(case)`, plain or async, that returns the id of a branch, or a verdict;
-a model becomes one in the layer that knows models. It is shown the goal, what the branches changed
-and a line about each, in a text of 32 000 characters at most:
+A judge is a callable `judge(case)`, synchronous or async, that returns the id of a branch or a
+verdict. `pydantic_ai.judge` makes a judge of a model. The case is a text of at most 32 000
+characters:
 
     goal                    6 000
-    what the branches did  16 000     the diff report
+    changes of branches    16 000     the diff report
     one line each           8 000     state, turns, cost, tests, the last message
 
-What is longer is cut, and says so. A judge that names a branch which is not there, or gives no
-number between 0 and 1 for its confidence, has not judged: JudgeError, and nothing is merged.
+Longer parts are truncated, with a note. If a judge returns an unknown branch, or a confidence that
+is not between 0 and 1, JudgeError is raised and nothing is merged.
 
-A vote asks three judges at once. The majority decides; where all three differ, the one that is
-surest. A judge that fails is left out and named in the caveats, unless all of them fail.
+A vote asks three judges concurrently. The majority decides; if all three differ, the one with the
+highest confidence. A judge that fails is left out and named in the caveats, unless all fail.
 
-`Panel` puts it together and is what a coordinator asks.
+A coordinator uses a `Panel`, which combines these parts.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ async def evaluate(judge: SingleJudge, case: JudgeCase) -> Opinion:
 
 
 def _check(verdict: Verdict, outcomes: Sequence[BranchOutcome]) -> None:
-    """JudgeError if it is no verdict, names no such branch, or its confidence is no number."""
+    """Raises JudgeError if the type, the branch or the confidence of a verdict is invalid."""
     winner = getattr(verdict, "winner_branch_id", None)
     confidence = getattr(verdict, "confidence", None)
     ids = [outcome.branch_id for outcome in outcomes]
@@ -272,7 +272,7 @@ def _check(verdict: Verdict, outcomes: Sequence[BranchOutcome]) -> None:
 
 
 async def vote(judges: Sequence[SingleJudge], case: JudgeCase) -> Opinion:
-    """Asks all judges at once; the majority decides. JudgeError when none of them judged."""
+    """Asks all judges concurrently; the majority decides. Raises JudgeError if all fail."""
     if not judges:
         raise ValueError("a vote needs at least one judge")
     tasks = [asyncio.ensure_future(evaluate(judge, case)) for judge in judges]

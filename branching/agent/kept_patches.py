@@ -1,7 +1,7 @@
-"""What the branches of a fork changed, kept as patches in the run log before they are dropped.
+"""Saves the changes of a fork's branches as patches in the run log before they are aborted.
 
-For a fork that ends although nobody has decided it: its run raised or was cancelled, and its store
-is gone with the process. `branching log --patch NAME` prints a patch, which `git apply` takes.
+For a fork that ends without a decision: its run raised or was cancelled, and its store is in memory
+only. `branching log --patch NAME` prints a patch for `git apply`.
 """
 
 from __future__ import annotations

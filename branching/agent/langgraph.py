@@ -1,17 +1,17 @@
-"""Graphs of LangGraph that fork. Needs the extra `langgraph`.
+"""Live forking for LangGraph graphs. Requires the extra `langgraph`.
 
     async with LiveFork(build, place=workspace) as forks:
         state = await forks.graph.ainvoke({"messages": [("user", "Try it in two ways.")]}, config)
         await forks.graph.ainvoke({"messages": [*state["messages"], ("user", "Go on.")]}, config)
 
 `build(tools)` returns the compiled graph of an agent that calls these tools, in a `ToolNode` or as
-`create_agent` does; its state has a list of messages. Tools and nodes of your own call
-`forks.files.run(...)`, which works in the branch of the run that calls. `merge_or_select` answers
-with a `Command` that makes the winner's messages those of the graph's state, so a checkpointer
-keeps them, and the conversation goes on from them.
+`create_agent` does; its state has a list of messages. Your own tools and nodes call
+`forks.files.run(...)`, which works in the branch of the calling run. `merge_or_select` returns a
+`Command` that replaces the messages in the graph's state by the winner's, so that a checkpointer
+saves them and the conversation continues from them.
 
-A branch is a run of the same graph, on a thread of its own. An `interrupt` in it asks the branch
-for approval, and is resumed with "approve" or "deny". A message to a branch is its next prompt when
+A branch is a run of the same graph, on its own thread. An `interrupt` in it requests the branch's
+approval, and is resumed with "approve" or "deny". A message to a branch is its next prompt when
 its run ends. A spec's `model` is `config["configurable"]["model"]`.
 """
 
@@ -46,6 +46,7 @@ except ImportError as error:
         'branching.agent.langgraph needs its extra: pip install ".[langgraph]" in the source tree'
     ) from error
 
+from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.budget import Reservation
 from branching.agent.fork_tools import SEQUENTIAL
 from branching.agent.json_codec import STUCK_MARK, copied_after, preview_of
@@ -58,6 +59,8 @@ from branching.agent.types import MergeResult, Usage
 
 Messages = list[Any]
 """Messages of LangChain."""
+OnBranchEvent = Callable[[BranchRuntime, tuple[BaseMessage, dict[str, Any]]], None]
+"""Receives a message of a branch's run, or a piece of it, and its metadata."""
 
 
 class MessagesCodec:
@@ -107,6 +110,7 @@ class LiveFork(_LiveFork):
         build: Callable[[list[BaseTool]], Any],
         *,
         messages_key: str = "messages",
+        on_branch_event: OnBranchEvent | None = None,
         **options: Any,
     ) -> None:
         """Prepares a conversation.
@@ -115,10 +119,13 @@ class LiveFork(_LiveFork):
             build: Returns the compiled graph of an agent with the tools that it is given: the fork
                 tools and `run_command`.
             messages_key: The field of the state that holds the messages.
+            on_branch_event: Receives each branch, and the messages of its runs with their metadata,
+                in pieces if the model streams (LangGraph's stream mode "messages").
             options: Of the base: place, judge, price, and those of `ForkCoordinator`.
         """
         super().__init__(codec=MessagesCodec(), **options)
         self._messages_key = messages_key
+        self._on_branch_event = on_branch_event
         self.graph: Any = build([self._tool(function) for function in self.functions()])
 
     async def run_branch(self, run: ForkingRun, prompt: str, history: History) -> RunOutcome:
@@ -151,8 +158,12 @@ class LiveFork(_LiveFork):
         given: Any = {self._messages_key: messages}
         while given is not None:
             asked = None
-            steps = self.graph.astream(given, config, stream_mode=["values", "updates"])
-            async for mode, step in steps:
+            modes = ["values", "updates", *(["messages"] if self._on_branch_event else [])]
+            async for mode, step in self.graph.astream(given, config, stream_mode=modes):
+                if mode == "messages":
+                    assert self._on_branch_event is not None, "the mode was asked for"
+                    self._on_branch_event(branch, step)
+                    continue
                 if mode == "updates":
                     asked = step.get("__interrupt__", asked)
                     continue
@@ -194,7 +205,7 @@ class LiveFork(_LiveFork):
         if name in SEQUENTIAL:
             hints["runtime"] = ToolRuntime
             parameters.append(Parameter("runtime", Parameter.KEYWORD_ONLY, annotation=ToolRuntime))
-        del vars(call)["__wrapped__"]  # the tool's parameters are ours
+        del vars(call)["__wrapped__"]  # the tool's parameters are those of our function
         call.__annotations__ = hints
         vars(call)["__signature__"] = shape.replace(parameters=parameters)
         return StructuredTool.from_function(coroutine=call, name=name, parse_docstring=True)

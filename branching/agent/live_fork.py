@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 OUTPUT_CHARACTERS_MAX = 20_000
 """Of one command's output, in the answer of `run_command`."""
 COMMAND_SECONDS_MAX = 600.0
-"""How long `run_command` lets a command run unless it is told otherwise."""
+"""Default time limit of `run_command`, in seconds."""
 MILLION = 1_000_000
 
 Price = Callable[[str], TokenPrice | None]
@@ -66,10 +66,10 @@ def cost(price: TokenPrice | None, input_tokens: int, output_tokens: int) -> Usa
 
 
 class RunFiles:
-    """Commands and files of one run, in a sandbox that sees the workspace's own path.
+    """Commands and files of one run, in a sandbox at the workspace's path.
 
-    The directory may change: a parent that forks goes on in a branch of its own until the merge.
-    What a command left running at the earlier place is ended then.
+    The directory may change: after a fork, the parent continues in its own branch until the merge.
+    Background processes in the earlier directory are ended then.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class RunFiles:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Waits until no command of this run is under way; new ones wait until the end."""
+        """Waits until no command of this run is running, and blocks new ones during the `with`."""
         async with self._entry:
             await self._idle.wait()
             yield
@@ -188,7 +188,7 @@ class ForkingRun:
         self.merged: MergeResult | None = None
         """A merge whose conversation the run has not adopted yet."""
         self.steered: list[str] = []
-        """What somebody told the run and its model has not seen yet."""
+        """Messages to the run that its model has not seen yet."""
         self._coordinator = coordinator
         self.deps = None if branch is None else _deps(branch)
         """The branch's dependencies: the parent's, or its own clone of them."""
@@ -199,12 +199,12 @@ class ForkingRun:
         return self._coordinator()
 
     def take_merged(self) -> MergeResult | None:
-        """Returns the merge that is to be adopted, once."""
+        """Returns the merge to adopt, once; then None."""
         merged, self.merged = self.merged, None
         return merged
 
     def take_steered(self) -> list[str]:
-        """Returns what the run is to be told, once."""
+        """Returns the message for the run, once; then None."""
         steered, self.steered = self.steered, []
         return steered
 

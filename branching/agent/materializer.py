@@ -1,13 +1,13 @@
-"""What a fork changes, laid out beside each other in ordinary directories, for editors and people.
+"""Mirrors the changes of a fork in ordinary directories, for editors and people.
 
     ROOT/.pydantic-deep/forks/<fork id>/
       manifest.json               the fork, its branches and their states
       parent/PATH                 read-only: the file as it was at the fork
       branches/<label>/PATH       the file as the branch has it now
 
-Only touched paths are in it. It is brought up to date at each step of a run and each change of
-state, and goes with the fork unless it is to be kept. It is for reading: what is written here
-reaches no branch. All of it blocks.
+It has touched paths only. It is updated at each step of a run and each change of state, and is
+removed with the fork unless it is to be kept. It is read-only in effect: writes here do not reach a
+branch. All methods block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from branching.fs.confined_dir import ConfinedDir
 DIRECTORY = Path(".pydantic-deep", "forks")
 _PARTS = ("parent", "branches")
 FILE_BYTES_MAX = 16 << 20
-"""Bigger files are left out: nobody reads them in an editor."""
+"""Bigger files are left out, since they are not read in an editor."""
 
 
 class Mirror:
@@ -78,7 +78,7 @@ class Mirror:
             try:
                 empty.rmdir()
             except OSError:
-                return  # other forks, or what somebody else keeps there
+                return  # other forks, or files of others
 
     def _refresh(self, branch: BranchRuntime, base_path: Path) -> None:
         assert branch.branch is not None, "asked by the caller"

@@ -1,16 +1,16 @@
-"""An automatic merge taken back, and another branch of the fork merged instead.
+"""Reverts an automatic merge and merges another branch of the fork instead.
 
-Before the merge the place is marked, and the parent's branch and each loser are kept as archives:
+Before the merge, the parent's branch and each loser are exported to archives:
 
-    HOME/<fork id>/override.json    what is below, and whose files they are; written last
-                   <branch id>      archive of a loser; `parent` is the parent's own work
-                   before, after, between   of a place that is a branch: its archives
+    HOME/<fork id>/override.json    the list of the archives and their owners; written last
+                   <branch id>      the archive of a loser; `parent` has the parent's changes
+                   before, after, between   if the place is a branch: its archives
 
-HOME lies beside the state of the forks, so that another process can override as well; where that is
-in memory, in a temporary directory. One is kept for each place, the last. It works as long as the
-files are as the merge left them. The other branch is put on top of the parent's own work, and both
-land by one commit. A process that dies meanwhile leaves what was there before the merge, or what is
-merged now; taking it again goes on. All of it blocks.
+HOME is beside the state of the forks, so that another process can override too. If that state is in
+memory, HOME is a temporary directory. The last merge of each place can be overridden, as long as
+the files have not changed since. The other branch is loaded on top of the parent's changes, and
+both are committed at once. If the process dies meanwhile, the files are in the state before the
+merge or after the new one, and the override can be repeated. All functions block.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from branching.agent.checkpoint import TreeMark
 from branching.agent.errors import ForkStateError, ForkStoreError, MergeConflictError
 from branching.agent.fork import Fork
 from branching.agent.fork_files import report_of
-from branching.agent.merge.plan import is_newer
+from branching.agent.merge import is_newer
 from branching.agent.parent_workspace import ParentWorkspace
 from branching.agent.types import FlushReport
 from branching.errors import BranchingError, ConflictError
@@ -52,8 +52,8 @@ class _Record:
     parents: list[str]
     touched: dict[str, list[str]] = field(default_factory=dict)
     commits: dict[str, int | None] = field(default_factory=dict)
-    """Of main: the newest commit before and after the merge. What is `between` is there while
-    another branch takes the winner's place."""
+    """If the place is main: the newest commit before and after the merge. `between` is set while
+    another branch replaces the winner."""
 
 
 class Override:
@@ -107,7 +107,7 @@ class Override:
     def find(
         cls, fork_id: str, place: ParentWorkspace | None, home: Path | None
     ) -> Override | None:
-        """Returns what was kept of the merge of a fork, perhaps by another process."""
+        """Returns the override of a fork's merge, which another process may have recorded."""
         if place is None or home is None:
             return None
         try:
@@ -121,7 +121,7 @@ class Override:
         return cls(fork_id, place, home / fork_id, record)
 
     def settle(self) -> bool:
-        """The winner was committed. Raises nothing: at worst there is no override, and False."""
+        """Records the commit of the winner. Returns False if the merge cannot be overridden."""
         try:
             self._keep_mark(_AFTER)
             self._save()
@@ -143,7 +143,7 @@ class Override:
             place.drop(cut_off)  # a process died in it
         now, before = place.mark(), self._mark(_BEFORE)
         assert before is not None, "it was kept before the merge"
-        # The merge may have been undone already: by somebody, or by a process that died in this.
+        # The merge may have been undone already: by the user, or by an interrupted override.
         if now not in (self._mark(_AFTER), before, self._mark(_BETWEEN)):
             raise ConflictError("files were changed since the merge: it cannot be taken back")
         self._check(branch_id)
@@ -158,7 +158,7 @@ class Override:
             raise
 
     def forget(self) -> None:
-        """Gives up what was kept."""
+        """Removes the archives."""
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _land(self, name: str, branch_id: str) -> FlushReport:
@@ -167,15 +167,14 @@ class Override:
         try:
             with Workspace(own.path) as inside, (self._home / branch_id).open("rb") as archive:
                 # `_check` has compared the branch's paths.
-                report = report_of(inside.load(f"{name}.branch", archive, force=True).commit())
-            own.commit(policy=self._place.policy)
-            return report
+                changes = inside.load(f"{name}.branch", archive, force=True).commit()
+            return report_of(changes, landed=own.commit(policy=self._place.policy))
         except BaseException:
             own.abort()
             raise
 
     def _check(self, branch_id: str) -> None:
-        """Refuses what the parent, or somebody in the base, changed since the fork."""
+        """Raises an error if the parent or others changed the base since the fork."""
         mine = set(self._record.touched[branch_id])
         others = mine.intersection(self._record.parents)
         workspace = self._place.workspace
@@ -217,7 +216,7 @@ class Override:
 
 
 def kept(home: Path) -> Iterator[tuple[str, str | None]]:
-    """Lists the overrides that are there: the fork's id, and the branch that it is of, or main."""
+    """Returns the recorded overrides: the fork's id, and the name of the forked branch or main."""
     for record in sorted(home.glob(f"*/{RECORD}")):
         yield record.parent.name, json.loads(record.read_text())["place"]
 

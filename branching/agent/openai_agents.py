@@ -8,6 +8,7 @@
 `forks.files.run(...)`, which works in the branch of the run that calls. `merge_or_select` makes the
 winner's conversation the parent's, at the parent's next request: `result.to_input_list()` is the
 winner's items with what came after the merge, and a session is rewritten to them.
+`forks.run_streamed(...)` streams the events of a run; `on_branch_event` receives those of branches.
 
 A conversation that OpenAI's servers keep cannot be forked, because its items are not here.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -32,6 +33,8 @@ try:
         RunHooks,
         Runner,
         RunResult,
+        RunResultStreaming,
+        StreamEvent,
         function_tool,
     )
     from agents import Usage as AgentsUsage
@@ -42,6 +45,7 @@ except ImportError as error:
         'pip install ".[openai-agents]" in the source tree'
     ) from error
 
+from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.budget import Reservation
 from branching.agent.cost_estimate import TokenPrice
 from branching.agent.errors import ForkStateError
@@ -56,6 +60,9 @@ from branching.agent.types import Usage
 
 Items = list[Any]
 """Items of a conversation, as `result.to_input_list()` returns them."""
+AnyResult = RunResult | RunResultStreaming
+OnBranchEvent = Callable[[BranchRuntime, StreamEvent], None]
+"""Receives an event of a branch's run."""
 ON_SERVER = ("previous_response_id", "auto_previous_response_id", "conversation_id")
 """Options of a run whose conversation OpenAI's servers keep."""
 VERDICT = AgentOutputSchema(JudgeVerdict, strict_json_schema=False)
@@ -93,6 +100,7 @@ class LiveFork(_LiveFork):
         *,
         context: Any = None,
         run_config: RunConfig | None = None,
+        on_branch_event: OnBranchEvent | None = None,
         **options: Any,
     ) -> None:
         """Prepares a conversation.
@@ -102,6 +110,8 @@ class LiveFork(_LiveFork):
             context: The context object of all runs. Branches share it with the parent, unless it
                 has a method `clone_for_branch(isolation)`.
             run_config: The settings of all runs.
+            on_branch_event: Receives each branch and the events of its runs, which are streamed
+                then: single tokens, too.
             options: Of the base: place, judge, price, and those of `ForkCoordinator`. Without a
                 judge the agent's own model is asked.
         """
@@ -109,6 +119,7 @@ class LiveFork(_LiveFork):
         super().__init__(codec=ItemsCodec(), deps=context, **options)
         self.agent: Agent[Any] = agent.clone(tools=[*agent.tools, *self.tools()])
         self._run_config = run_config or RunConfig()
+        self._on_branch_event = on_branch_event
 
     def tools(self) -> list[FunctionTool]:
         """Returns the fork tools and `run_command`, for other agents of the same conversation."""
@@ -129,6 +140,33 @@ class LiveFork(_LiveFork):
         Raises:
             ForkStateError: The conversation is kept by a server.
         """
+        conversation, session = self._prepared(prompt, options), options.get("session")
+        try:
+            result = await Runner.run(self.agent, prompt, **options)
+        except BaseException as error:
+            await self.coordinator.interrupt(error)
+            raise
+        await conversation.finish(result, session)
+        return result
+
+    def run_streamed(self, prompt: str | Items, **options: Any) -> StreamedRun:
+        """Starts a run of the parent's agent, as `Runner.run_streamed` does.
+
+        The run ends, with its fork as `run` says, while its events are read.
+
+        Args:
+            prompt: The prompt, or the items of the conversation so far with the prompt.
+            options: Of `Runner.run_streamed`.
+
+        Raises:
+            ForkStateError: The conversation is kept by a server.
+        """
+        conversation, session = self._prepared(prompt, options), options.get("session")
+        result = Runner.run_streamed(self.agent, prompt, **options)
+        return StreamedRun(self, result, conversation, session)
+
+    def _prepared(self, prompt: str | Items, options: dict[str, Any]) -> _Conversation:
+        """Returns the conversation of a run of the parent, and completes the options of the run."""
         if on_server := [name for name in ON_SERVER if options.get(name)]:
             raise ForkStateError(
                 f"a conversation that the server keeps ({on_server[0]}) cannot be forked",
@@ -137,22 +175,10 @@ class LiveFork(_LiveFork):
         if not self.coordinator.goal and isinstance(prompt, str):
             self.coordinator.goal = prompt
         conversation = _Conversation(self.parent)
-        config: RunConfig = options.pop("run_config", None) or self._run_config
+        config: RunConfig = options.get("run_config") or self._run_config
+        options["run_config"] = conversation.of_run(config)
         options.setdefault("context", self.coordinator.parent_deps)
-        try:
-            result = await Runner.run(
-                self.agent, prompt, run_config=conversation.of_run(config), **options
-            )
-        except BaseException as error:
-            await self.coordinator.interrupt(error)
-            raise
-        session = options.get("session")
-        if conversation.is_replaced:
-            conversation.rewrite(result)
-            if session is not None:
-                await session.clear_session()
-                await session.add_items(result.to_input_list())
-        return result
+        return conversation
 
     async def run_branch(self, run: ForkingRun, prompt: str, history: History) -> RunOutcome:
         branch = run.branch
@@ -165,14 +191,22 @@ class LiveFork(_LiveFork):
         given: Any = [*(history or []), _said(prompt)]
         try:
             while True:
-                result = await Runner.run(
-                    self.agent,
-                    given,
-                    context=run.deps,
-                    max_turns=None,  # the branch has a budget
-                    hooks=conversation,
-                    run_config=config,
-                )
+                options: dict[str, Any] = {
+                    "context": run.deps,
+                    "max_turns": None,  # the branch has a budget
+                    "hooks": conversation,
+                    "run_config": config,
+                }
+                result: AnyResult
+                if (on_event := self._on_branch_event) is None:
+                    result = await Runner.run(self.agent, given, **options)
+                else:
+                    result = streamed = Runner.run_streamed(self.agent, given, **options)
+                    try:
+                        async for event in streamed.stream_events():
+                            on_event(branch, event)
+                    finally:
+                        streamed.cancel()  # nothing, if it has ended
                 if not result.interruptions:
                     break
                 given = result.to_state()
@@ -188,6 +222,41 @@ class LiveFork(_LiveFork):
             output=result.final_output,
             final_message="" if result.final_output is None else str(result.final_output),
         )
+
+
+class StreamedRun:
+    """A run of the parent whose events are streamed. Other attributes are those of its result."""
+
+    def __init__(
+        self,
+        forks: LiveFork,
+        result: RunResultStreaming,
+        conversation: _Conversation,
+        session: Any,
+    ) -> None:
+        self.result = result
+        """The result, complete when all events were read."""
+        self._forks = forks
+        self._conversation = conversation
+        self._session = session
+
+    async def stream_events(self) -> AsyncIterator[StreamEvent]:
+        """Yields the events of the run.
+
+        If reading ends early, by an exception or because the iterator is closed, the run is
+        cancelled and its fork ends.
+        """
+        try:
+            async for event in self.result.stream_events():
+                yield event
+        except BaseException as error:
+            self.result.cancel()
+            await self._forks.coordinator.interrupt(error)
+            raise
+        await self._conversation.finish(self.result, self._session)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.result, name)
 
 
 class _Conversation(RunHooks[Any]):
@@ -225,7 +294,16 @@ class _Conversation(RunHooks[Any]):
         """Returns the conversation, of all items of the run."""
         return [*self._start, *of_run[self._replaced :]]
 
-    def rewrite(self, result: RunResult) -> None:
+    async def finish(self, result: AnyResult, session: Any) -> None:
+        """Makes the winner's conversation that of the result and the session, after a merge."""
+        if not self.is_replaced:
+            return
+        self.rewrite(result)
+        if session is not None:
+            await session.clear_session()
+            await session.add_items(result.to_input_list())
+
+    def rewrite(self, result: AnyResult) -> None:
         """Makes the result's conversation the winner's with what came after the merge."""
         later = len(result.to_input_list()) - self._replaced
         kept = len(result.new_items)
@@ -236,7 +314,7 @@ class _Conversation(RunHooks[Any]):
         result.context_wrapper.usage.add(self._winners)
 
     def settle(self, used: Usage) -> None:
-        """Ends the request that is under way, if there is one."""
+        """Ends the running request, if there is one."""
         reservation, self._reservation = self._reservation, None
         if reservation is not None:
             reservation.settle(used)
@@ -261,7 +339,7 @@ class _Conversation(RunHooks[Any]):
             used = run.coordinator.branches[merged.winner_branch_id].cost_tracker
             self._winners.add(AgentsUsage(requests=used.requests, total_tokens=used.tokens))
         if run.branch is not None:
-            await run.branch.pause.over()  # what is told to the run meanwhile is in it
+            await run.branch.pause.over()  # includes messages to the run meanwhile
         if steered := run.take_steered():
             self._begin_with(of_run, [*self.items(of_run), *map(_said, steered)])
         run.messages = self.items(of_run)

@@ -54,7 +54,7 @@ class ParentWorkspace:
             self.workspace.close()
 
     def create(self, name: str) -> Branch:
-        """Makes a child that nobody ends but us. MountError if it cannot be done."""
+        """Creates a child branch that only we end. Raises MountError if that fails."""
         return self.workspace.branch(name, None, None).__enter__()
 
     def find(self, name: str | None) -> Branch | None:
@@ -67,7 +67,7 @@ class ParentWorkspace:
             return None
 
     def drop(self, name: str | None) -> None:
-        """Aborts the branch of that name, if it is there."""
+        """Aborts the branch with this name, if it exists."""
         if (branch := self.find(name)) is not None:
             branch.abort()
 
@@ -90,8 +90,10 @@ class ParentWorkspace:
             return TreeMark(branch=self.branch.name, archive=file.read())
 
     def is_at(self, mark: TreeMark) -> bool:
-        """Tells whether the files stand at the mark, as far as commits tell: a branch's change all
-        or nothing, so one that could not be restored does."""
+        """Returns whether the files are in the marked state, as far as commits show.
+
+        A branch changes atomically, so a branch that could not be restored is in that state.
+        """
         return self.branch is not None or self.mark() == mark
 
     def restore(self, mark: TreeMark) -> list[Change]:
@@ -115,7 +117,7 @@ class ParentWorkspace:
         changes: list[Change] = []
         done: list[Callable[[], object]] = []
         known = [entry.id for entry in self.workspace.history()]
-        # Of a full history nobody knows what was there before its first commit.
+        # The state before the first commit of a full history is unknown.
         reaches = commit_id in known if commit_id else len(known) < HISTORY_COMMITS
         while True:
             entries = self.workspace.history()

@@ -1,7 +1,7 @@
-"""A pause of an agent's run: it waits before its next model request, until it may go on.
+"""Pauses an agent's run before its next model request.
 
-The request that is under way is answered first, and what a tool has started ends by itself: neither
-is ours to hold up. A run that can be held up in its middle, a program, sets `on_change`.
+A request that was sent is still answered, and running tools are not interrupted. A run that can be
+suspended at any time, such as a program, sets `on_change`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Pause:
         self._over = asyncio.Event()
         self._over.set()
         self.on_change: Callable[[bool], None] = lambda _: None
-        """Is told at once, whether it is on."""
+        """Called when the pause begins (True) or ends (False)."""
 
     @property
     def is_on(self) -> bool:
@@ -33,5 +33,5 @@ class Pause:
         self.on_change(False)
 
     async def over(self) -> None:
-        """Waits until there is no pause."""
+        """Waits until the run is not paused."""
         await self._over.wait()

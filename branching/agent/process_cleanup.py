@@ -15,7 +15,7 @@ from pathlib import Path
 from branching.errors import BranchError
 
 KILL_SECONDS_MAX = 30.0
-"""A killed process dies at once, unless the kernel is in the middle of something for it."""
+"""A killed process ends within milliseconds, unless it is blocked in the kernel."""
 _POLL_SECONDS = 0.005
 
 

@@ -1,12 +1,12 @@
-"""The tests of a branch: which command runs them, and what came of it.
+"""The tests of a branch: the command that runs them, and its result.
 
-The command runs in the branch's own directory, in its sandbox; a string is for the shell. It
-passes with exit code 0, whatever it printed (a run that collected no tests passes, too), and fails
-with any other. One that could not be run, or ran out of time, tells nothing.
+The command runs in the branch's directory, in its sandbox; a string is a shell command. Exit code 0
+means that the tests pass (also if none was collected), any other that they fail. A command that
+could not be started, or that timed out, gives no result.
 
-How many tests passed is read where it can be: from a JUnit XML file that the command writes, else
-from the summary that pytest, unittest, cargo or jest prints. With
-`partial_credit` a failed run is worth the part that passed.
+The number of passed tests is read from a JUnit XML file that the command writes, or else from the
+summary of pytest, unittest, cargo or jest. With `partial_credit`, a failed run counts by its share
+of passed tests.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from xml.etree import ElementTree
 
 from branching.agent.run_program import RunSettings, run_program
 from branching.errors import BranchingError
+from branching.process.bounded_output import OutputTail
 
 if TYPE_CHECKING:
     from branching.agent.branch_runtime import BranchRuntime
@@ -86,17 +87,17 @@ class TestPlan:
 
     async def run(self, place: RunSettings) -> TestRun:
         """Runs the tests of one branch. Never raises for what the command does."""
-        tail = _Tail()
+        tail = OutputTail(OUTPUT_BYTES_MAX)
         report = None if self.junit is None else place.directory / self.junit
         before = None if report is None else _stamp(report)
         try:
-            done = await run_program(
+            ended = await run_program(
                 self.command, place, stdout=tail.feed, stderr=tail.feed, timeout=self.timeout
             )
         except (BranchingError, OSError) as error:
             return TestRun(ratio=None, reason=f"cannot be run: {error}")
-        ended, output = done.ended, tail.text()
-        if done.timed_out:
+        output = tail.text
+        if ended.how == "timeout":
             return TestRun(
                 ratio=None,
                 reason=f"timed out after {self.timeout:g} s",
@@ -130,8 +131,10 @@ def read_junit(path: Path) -> TestCounts | None:
 
 
 def parse_junit(document: bytes) -> TestCounts | None:
-    """Counts the cases of a JUnit XML document; None if it is none. A DOCTYPE is refused: a report
-    needs none, and its entities can grow without bound."""
+    """Returns the counts of a JUnit XML document, None if it is invalid.
+
+    A DOCTYPE is refused, because its entities can expand without bound.
+    """
     if b"<!DOCTYPE" in document:
         return None
     try:
@@ -165,7 +168,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def parse_counts(output: str) -> TestCounts | None:
-    """Reads the counts of the summary that a test runner printed; None where there is none.
+    """Returns the counts in the summary of a test runner's output, None without a summary.
 
     Of several summaries of one kind (cargo prints one for each binary) the sum counts.
     """
@@ -246,7 +249,7 @@ def _text(path: Path) -> str:
 
 
 def _read(path: Path, size_max: int) -> bytes | None:
-    """Reads a regular file; what lies in a branch may as well be a pipe that nobody writes."""
+    """Reads a regular file. O_NONBLOCK, because a path in a branch may be a FIFO."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -264,19 +267,6 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return about.st_mtime_ns, about.st_ino
-
-
-class _Tail:
-    """The end of what was printed."""
-
-    def __init__(self) -> None:
-        self._data = b""
-
-    def feed(self, arrived: bytes) -> None:
-        self._data = (self._data + arrived)[-OUTPUT_BYTES_MAX:]
-
-    def text(self) -> str:
-        return self._data.decode("utf-8", "replace")
 
 
 class BranchTester:

@@ -37,7 +37,7 @@ History = Any
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """What a run came to that ended by itself."""
+    """The result of a run that ended normally."""
 
     history: History
     """All of the conversation: what the branch was given, and what it added."""
@@ -49,15 +49,15 @@ class BranchRunner(Protocol):
     """Runs one branch. Made once for it by a `RunnerFactory`, and used for all its turns."""
 
     async def run(self, prompt: str, history: History) -> RunOutcome:
-        """Goes on from `history` with `prompt` until the run ends.
+        """Continues `history` with `prompt` until the run ends.
 
-        On the way it reserves each request (`branch.request()`), tells the conversation so far
-        (`branch.capture()`), and asks for approval (`branch.ask()`). It lets BudgetExhausted and
-        CancelledError pass; any other exception is a failed branch.
+        The runner reserves each request (`branch.request()`), reports the conversation
+        (`branch.capture()`), and asks for approval (`branch.ask()`). It must not catch
+        BudgetExhausted or CancelledError. Any other exception is a failure of the branch.
         """
 
     def steer(self, text: str) -> None:
-        """Tells the run something while it runs. ForkStateError if it cannot be told."""
+        """Sends a message to the running run. Raises ForkStateError if it cannot receive one."""
 
     async def stop(self) -> None:
         """Ends all that the run started, and returns when that is dead. May be called again.
@@ -102,7 +102,7 @@ class ConversationCodec(Protocol):
         """Counts the answers of the model."""
 
     def preview(self, history: History) -> str:
-        """Returns the last message as one line of text; "" if there is none."""
+        """Returns the last message as one line of text, "" if there is no message."""
 
     def tool_calls(self, history: History) -> Sequence[ToolCall]:
         """Lists the calls of tools, in order."""
@@ -118,7 +118,7 @@ class ForkStateStore(Protocol):
     """Keeps the state of forks, by fork id. Each call is whole or raises ForkStoreError."""
 
     home: Path | None
-    """Directory of what is kept beside the states; None where all is in memory."""
+    """Directory for archives beside the states; None if the states are in memory."""
 
     def save(self, state: ForkState) -> None: ...
     def get(self, fork_id: str) -> ForkState | None: ...
@@ -126,7 +126,7 @@ class ForkStateStore(Protocol):
         """Lists them, the oldest first."""
 
     def remove(self, fork_id: str) -> None:
-        """One that is not there is no error."""
+        """Removes the state. A missing one is no error."""
 
 
 class CheckpointStore(Protocol):

@@ -1,7 +1,6 @@
-"""What nobody will come back to, forgotten: for `branching prune`.
+"""Removes states that are no longer needed, for `branching prune`.
 
-Stays: forks that are open, with the checkpoint that they were made at, what was kept of branches
-that are still there, and a rewind that a process died in.
+Open forks stay, with their checkpoints, archives of existing branches, and interrupted rewinds.
 """
 
 from __future__ import annotations

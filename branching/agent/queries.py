@@ -47,13 +47,15 @@ class ForkView:
 
     @property
     def is_resolved(self) -> bool:
-        """There is no fork open: none yet, or it was merged, aborted or closed."""
+        """Whether no fork is open: none was made, or it was merged, aborted or closed."""
         return self._fork is None or self._fork.phase == "resolved"
 
     @property
     def parent_path(self) -> Path | None:
-        """The directory that the parent works in now. While a fork is open that is a branch of its
-        own, for what was forked is frozen; ask again after each fork and merge. None: no files."""
+        """The parent's present directory; None without files.
+
+        It changes at each fork and merge: while a fork is open, the parent works in its own branch.
+        """
         if self._fork is not None and not self.is_resolved and self._fork.files is not None:
             return self._fork.files.parent.path
         return None if self._place is None else self._place.path
@@ -98,8 +100,11 @@ class ForkView:
         ]
 
     async def diff_branches(self, paths: Sequence[str] | None = None) -> BranchDiffReport:
-        """Compares the files of all branches; they may go on writing. ForkStateError if there is no
-        open fork."""
+        """Compares the files of all branches, which may be running.
+
+        Raises:
+            ForkStateError: No fork is open.
+        """
         fork = self._open().fork
         return await run_in_thread(
             lambda: build_diff_report(fork.fork_id, fork.branches, paths_filter=paths)

@@ -1,9 +1,9 @@
-"""A fork taken up again after the process that made it has died.
+"""Resumes a fork after its process has died.
 
-What was being made is dropped. A merge that was under way is done if the branch is gone whose
-commit decided it, and else was not begun. Runs that were under way are over: their branches keep
-the conversation as it was at the last request, and can win. A fork that is over was merged by a
-judge: its branches have their conversations, and no files but those kept for an override.
+An incomplete fork is aborted. A merge is complete if the branch whose commit completes it has
+ended; otherwise it was not started. Runs have ended: their branches keep the conversation of the
+last request, and can win. A resolved fork was merged by a judge: its branches have their
+conversations, and only the files saved for an override.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def take_up(
 
 
 def place_of(state: ForkState) -> Workspace | Branch:
-    """Opens what was forked, where it was mounted then. MountError, BranchNotFoundError."""
+    """Opens the forked workspace or branch. Raises MountError or BranchNotFoundError."""
     workspace = Workspace(state.workspace or "")
     return workspace if state.parent is None else workspace.reopen(state.parent)
 

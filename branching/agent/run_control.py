@@ -13,10 +13,10 @@ from branching.agent.types import BranchState
 
 
 class ForkRuns(ForkView):
-    """Stops, steers, answers and goes on with runs."""
+    """Stops, steers, approves and continues runs."""
 
     judged: dict[str, Judgement]
-    """What judges have answered; not true any more when a branch goes on."""
+    """Cached answers of judges, invalid when a branch continues."""
     _lock: asyncio.Lock
 
     async def run_on_branch(self, branch_id: str, message: str) -> asyncio.Task[None]:
@@ -35,11 +35,17 @@ class ForkRuns(ForkView):
             return session.supervisor.start(branch, message)
 
     async def run_again(self, branch_id: str) -> asyncio.Task[None]:
-        """Runs a branch anew that has ended otherwise than done: its own prompt, the parent's
-        history, files as they were at the fork. What it had is lost, what it has spent is not
-        forgotten. Returns the task of the run, which never raises.
+        """Runs a branch again that has ended without being done.
 
-        ValueError for an unknown branch, ForkStateError for one that runs or is done.
+        It starts with its prompt, the parent's history and the files at the fork. Its changes are
+        lost; its usage still counts.
+
+        Returns:
+            The task of the run, which never raises.
+
+        Raises:
+            ValueError: The branch is unknown.
+            ForkStateError: The branch is running or done.
         """
         async with self._lock:
             session, branch = self._open(), self._known(branch_id)

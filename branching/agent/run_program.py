@@ -1,13 +1,12 @@
-"""One program, run in a branch's directory and awaited.
+"""Runs a program in a branch's directory and awaits its end.
 
-The program gets the sandbox and the surroundings of every command in a branch: it sees the branch
-at the workspace's own path, has ports and a TMPDIR of its own, and is gone with all it started
-when it ends. Each runs in a thread of its own, so any number of branches may run theirs at once.
+The program gets the sandbox and environment of every command in a branch. It sees the branch at the
+workspace's path and has its own ports and TMPDIR. At its end all its processes are killed. Each
+program has its own thread, so any number of branches can run programs concurrently.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +14,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from branching._threads import run_in_thread
 from branching.process import OWN_TMP, Command, Ended, Isolation, Owner, Sandbox, Sink
 from branching.process.port_ranges import reserve_ports
-
-TIMEOUT_GRACE_SECONDS = 1.0
-"""Between SIGTERM and SIGKILL when the time of a program is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,21 +26,13 @@ class RunSettings:
     directory: Path
     """The branch's."""
     seen_at: Path | None = None
-    """The path at which it sees the directory; by default the mount's root, and a directory that
-    is no branch at its own path."""
+    """The path at which it sees the directory. Default: the mount's root for a branch, else the
+    directory's own path."""
     isolation: Isolation = "sandbox"
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to ours."""
+    """Variables to add to this process's environment."""
     beside: tuple[tuple[Path, Path], ...] = ()
     """Other directories that it sees, read-only, each with the place where."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    """A program that has ended."""
-
-    ended: Ended
-    timed_out: bool
 
 
 def words(command: str | Sequence[str]) -> list[str]:
@@ -60,45 +49,19 @@ async def run_program(
     timeout: float | None = None,
     reports: Callable[[bytes], None] | None = None,
     on_command: Callable[[Command], None] | None = None,
-) -> Done:
-    """Runs a program to its end; a string is a shell's. Functions are called in another thread.
+) -> Ended:
+    """Runs a program, or a shell command given as a string, to its end.
 
-    `reports` is handed what it writes to descriptor 3; `on_command` gets the command before it is
-    started, to steer it. Cancelled, it kills the program and goes on when that is gone. Raises
-    NamespaceError or ForkError when nothing could be run; a program that is not there ends with
-    127.
+    `reports` receives the bytes written to descriptor 3, in another thread. `on_command` receives
+    the command before it starts. After a cancellation, the program is killed before
+    CancelledError is raised. A program that does not exist ends with exit code 127.
+
+    Raises:
+        NamespaceError: The sandbox could not be created.
+        ForkError: The program could not be started.
     """
     run = _Run(words(command), place, stdout, stderr, timeout, reports, on_command)
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Done] = loop.create_future()
-
-    def work() -> None:
-        try:
-            result = run()
-        except BaseException as error:  # raised again in the task
-            _tell(loop, done.set_exception, error)
-        else:
-            _tell(loop, done.set_result, result)
-
-    threading.Thread(target=work, name="branching program", daemon=True).start()
-    cancelled: asyncio.CancelledError | None = None
-    while not done.done():
-        try:
-            await asyncio.wait([done])
-        except asyncio.CancelledError as asked:
-            cancelled = asked
-            run.kill()
-    if cancelled is not None:
-        done.exception()  # seen: the cancellation is what the caller asked for
-        raise cancelled
-    return done.result()
-
-
-def _tell(loop: asyncio.AbstractEventLoop, step: Callable[..., None], value: object) -> None:
-    try:
-        loop.call_soon_threadsafe(step, value)
-    except RuntimeError:
-        pass  # the loop is closed: nobody waits any more
+    return await run_in_thread(run, on_cancel=lambda _: run.kill())
 
 
 class _Run:
@@ -130,10 +93,9 @@ class _Run:
             if self._command is not None:
                 self._command.kill()
 
-    def __call__(self) -> Done:
+    def __call__(self) -> Ended:
         place = self._place
         directory = Path(os.path.realpath(place.directory))
-        is_over = threading.Event()
         with ExitStack() as stack:
             about = directory.stat()
             owner = stack.enter_context(Owner.of(about.st_uid, about.st_gid))
@@ -156,6 +118,7 @@ class _Run:
                 environment=environment,
                 owner=owner,
                 score=self._reports or False,
+                wall_seconds=self._timeout,
                 **self._sinks,  # type: ignore[arg-type]
             )
             if self._on_command is not None:
@@ -164,19 +127,4 @@ class _Run:
                 self._command = command
                 if self._is_killed:
                     command.kill()
-            if self._timeout is not None:
-                stack.enter_context(_alarm(self._timeout, command, is_over))
-            return Done(ended=command.run(), timed_out=is_over.is_set())
-
-
-def _alarm(seconds: float, command: Command, is_over: threading.Event) -> ExitStack:
-    def ring() -> None:
-        is_over.set()
-        command.kill(TIMEOUT_GRACE_SECONDS)
-
-    timer = threading.Timer(seconds, ring)
-    timer.daemon = True
-    timer.start()
-    stack = ExitStack()
-    stack.callback(timer.cancel)
-    return stack
+            return command.run()

@@ -1,7 +1,7 @@
-"""Runs attended: started, timed, stopped; whatever ends one, its state says so.
+"""Supervises runs: starts, times and stops them, and records their state.
 
-A run ends by itself (done), by an exception (failed), by a budget, or because it is stopped: then
-`ending` was set before, and says what for. Belongs to the event loop of the fork.
+A run ends normally (done), by an exception (failed), by a budget, or because it is stopped. In the
+last case `ending` has the reason. Use it in the event loop of the fork.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
+from branching.fs import PRIVILEGE_WARNINGS_MAX, Change, privilege_warnings
+
 DEFAULT_JUDGE_MODEL = "anthropic:claude-haiku-4-5"
 """A cheap model: a judge reads one prompt of at most 32 000 characters."""
 
@@ -20,12 +22,12 @@ BranchState = Literal[
 ]
 MergeKind = Literal["manual", "auto", "auto_with_fallback", "vote"]
 OnConflict = Literal["keep", "theirs", "fail", "merge3"]
-"""What becomes of a path that the branch and somebody else changed since the fork.
+"""How a merge handles a path that both the branch and the parent changed since the fork.
 
-keep      the parent's content stays, and the path is reported
-theirs    the branch's content lands, and the path is reported
-fail      nothing is merged: MergeConflictError
-merge3    text is merged line by line, as git does it; what overlaps is kept and reported
+keep      keep the parent's content and report the path
+theirs    take the branch's content and report the path
+fail      merge nothing: MergeConflictError
+merge3    merge text by lines, as git does; keep the parent's side of overlaps and report the path
 """
 FileOp = Literal["write", "edit", "delete", "mkdir", "rmdir"]
 Operation = Literal["created", "modified", "deleted", "untouched"]
@@ -34,7 +36,7 @@ Agreement = Literal["unanimous_change", "unanimous_no_change", "split", "unique"
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a branch, or a fork, may use. None is no limit."""
+    """Limits on the usage of a branch or a fork. None means no limit."""
 
     usd: float | None = None
     tokens: int | None = None
@@ -51,12 +53,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class BranchSpec:
-    """One branch to be forked: a name for people, and what it is told beyond the shared history."""
+    """A branch to fork: its label, and its instructions in addition to the shared history."""
 
     label: str
     """Not empty, and unique in its fork."""
     steer: str
-    """The prompt that the branch goes on with."""
+    """The prompt with which the branch continues."""
     model: str | None = None
     """None is the parent's model."""
     budget_usd: float | None = None
@@ -163,10 +165,14 @@ class FlushReport:
     applied_changes: int = 0
     """How many changes that were, directories and attributes too."""
     conflicts: tuple[str, ...] = ()
-    """Paths that somebody else changed too, differently; whose content stands, the policy says."""
+    """Paths that were also changed in the parent. The policy decides which content is taken."""
     errors: tuple[FlushError, ...] = ()
     deleted_paths: tuple[str, ...] = ()
     """Those that the merge deleted in the parent."""
+    unselected: tuple[str, ...] = ()
+    """Paths that the branch changed and `MergeOptions` left out."""
+    privileged: tuple[Change, ...] = ()
+    """For a merge into the workspace: files that give rights to all users who execute them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +183,7 @@ class MergeResult:
     winner_branch_id: str
     discarded_branches: tuple[str, ...]
     history_after_merge: Any
-    """The winner's conversation, which the parent goes on with."""
+    """The winner's conversation, with which the parent continues."""
     applied_paths: tuple[str, ...] = ()
     applied_changes: int = 0
     conflicts: tuple[str, ...] = ()
@@ -186,10 +192,19 @@ class MergeResult:
     blocked_commands: tuple[str, ...] = ()
     """What the winner asked to do and was denied."""
     winner_label: str = ""
+    unselected: tuple[str, ...] = ()
+    """Paths that the winner changed and `MergeOptions` left out."""
+    privileged: tuple[Change, ...] = ()
+    """The merged files that give rights to all users who execute them; see `Change.privileges`."""
 
     @property
     def notice(self) -> str:
         """The merge in words: the winner, the files, what did not go smoothly."""
+        warnings = privilege_warnings(self.privileged, PRIVILEGE_WARNINGS_MAX)
+        return "\n".join([*self.notice_lines(), *warnings])
+
+    def notice_lines(self) -> list[str]:
+        """Returns the lines of the notice, without the warnings about privileges."""
         lines = [f"Merged: kept branch {self.winner_label or self.winner_branch_id}"]
         lines.append(
             _counted(len(self.applied_paths), "file") + " applied" + _listed(self.applied_paths)
@@ -202,7 +217,7 @@ class MergeResult:
             lines.append(_counted(len(self.conflicts), "conflict") + _listed(self.conflicts))
         lines += [f"error: {error.path}: {error.message}" for error in self.errors]
         lines += [f"denied: {command}" for command in self.blocked_commands]
-        return "\n".join(lines)
+        return lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +245,7 @@ class BranchChange:
     branch_label: str
     operation: Operation
     new_content: str | None = None
-    """None of what is deleted, binary or not a file."""
+    """None for deleted paths, binary files and other types."""
     unified_diff_vs_parent: str | None = None
     size_bytes: int = 0
     is_binary: bool = False

@@ -33,7 +33,7 @@ def main() -> None:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()  # only an app with typer's own completion options does it by itself
-    from branching.cli.caller import command_name
+    from branching._caller import command_name
 
     app(prog_name=command_name())
 

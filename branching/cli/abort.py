@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from branching.cli.error_handling import handle_errors
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
-from branching.cli.output import print_json
+from branching.cli.output import note_result, print_json
 from branching.cli.workspace import opened_workspace
 
 
@@ -21,4 +21,4 @@ def abort(
         if json:
             print_json("abort", branch=name, action="aborted")
         else:
-            print(f"branch: {name}\naction: aborted")
+            note_result(f"aborted branch {name}")

@@ -27,8 +27,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from branching.cli.caller import host_directory
-from branching.cli.error_handling import UsageFault
+from branching.cli.error_handling import UsageFault, refuse_in_container
 from branching.errors import BranchingError
 
 SERVER_NAME = "branching"
@@ -87,13 +86,12 @@ class Written:
     after: str
 
 
-def refuse_in_container() -> None:
+def refuse_files_in_container() -> None:
     """Raises UsageFault where the files of the agent are outside."""
-    if host_directory() is not None:
-        raise UsageFault(
-            "the files of agents on the host cannot be written from the container; docs/mcp.md "
-            "shows the configuration that starts branching-docker"
-        )
+    refuse_in_container(
+        "the files of agents on the host cannot be written from the container; docs/mcp.md shows "
+        "the configuration that starts branching-docker"
+    )
 
 
 def project_around(workspace: Path | None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from inspect import cleandoc
 from typing import Annotated, Any
@@ -11,17 +12,22 @@ from typer.core import TyperGroup
 
 from branching import __version__
 from branching.cli.abort import abort
+from branching.cli.attempt import attempt
 from branching.cli.beam_search import beam_search
 from branching.cli.best_of_n import best_of_n
 from branching.cli.cascaded import cascaded
 from branching.cli.chat import chat
 from branching.cli.commit import commit
 from branching.cli.completion import completion
+from branching.cli.create import close, create
 from branching.cli.diff import diff
 from branching.cli.doctor import doctor
+from branching.cli.error_handling import handle_errors
 from branching.cli.export import export
 from branching.cli.fork import fork
 from branching.cli.history import history
+from branching.cli.hook import hook
+from branching.cli.kernel import kernel
 from branching.cli.load import load
 from branching.cli.log import log
 from branching.cli.ls import ls
@@ -31,13 +37,16 @@ from branching.cli.prune import prune
 from branching.cli.rebase import rebase
 from branching.cli.reflexion import reflexion
 from branching.cli.run import run
+from branching.cli.session import session
+from branching.cli.settings_file import apply_settings
 from branching.cli.shell import shell
+from branching.cli.show import show
 from branching.cli.skill import skill
 from branching.cli.speculate import speculate
 from branching.cli.status import status
 from branching.cli.tournament import tournament
 from branching.cli.tree_of_thoughts import tree_of_thoughts
-from branching.cli.undo import redo, undo
+from branching.cli.undo import redo, restore, save, undo
 from branching.cli.watch import watch
 from branching.cli.workspace import mount_options
 
@@ -74,6 +83,7 @@ _GROUPS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
         "tournament": (tournament, "Run N attempts; a judge compares them in pairs."),
         "beam-search": (beam_search, "Keep the best few candidates of each level and expand them."),
         "tree-of-thoughts": (tree_of_thoughts, "Refine the best candidate of each level."),
+        "attempt": (attempt, "Run a command in a branch of a base; write its layer to a file."),
     },
     "Review": {
         "ls": (ls, "List the open branches."),
@@ -81,6 +91,8 @@ _GROUPS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
         "log": (log, "Show the output of earlier commands and candidates."),
         "status": (status, "Show the workspace and its open branches."),
         "shell": (shell, "Open a shell in a branch."),
+        "session": (session, "Open a Python prompt that forks with its memory and files."),
+        "kernel": (kernel, "Register a Jupyter kernel that forks with its memory and files."),
         "watch": (watch, "Show all branches and runs in a terminal UI."),
     },
     "Keep or drop": {
@@ -89,17 +101,23 @@ _GROUPS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
         "rebase": (rebase, "Replay a stale branch on the present state."),
         "export": (export, "Write a branch to an archive."),
         "load": (load, "Make a branch from an archive."),
+        "create": (create, "Create a branch for programs that use it by path."),
+        "close": (close, "Unmount what create has mounted; keep the branches."),
     },
     "Undo": {
         "undo": (undo, "Undo the last commit."),
         "redo": (redo, "Redo the last undone commit."),
         "history": (history, "List the commits that can be undone."),
+        "show": (show, "Show what a commit changed."),
+        "save": (save, "Save the place in the history as a checkpoint."),
+        "restore": (restore, "Return to a checkpoint."),
         "prune": (prune, "Delete undo history and logs to free space."),
     },
     "Agents": {
         "fork": (fork, "Run agents in parallel branches; merge one."),
         "chat": (chat, "Talk with an agent; fork the conversation and its files."),
         "mcp": (mcp, "Serve branches as tools of an agent (MCP)."),
+        "hook": (hook, "Give an agent branches instead of git worktrees."),
         "skill": (skill, "Install the skill that tells an agent how to use branching."),
     },
     "Set up": {
@@ -110,7 +128,9 @@ _GROUPS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
 """The groups of the help, and the function and summary of each command."""
 _COMMANDS = {name: command for group in _GROUPS.values() for name, command in group.items()}
 _TITLES = {name: title for title, group in _GROUPS.items() for name in group}
-_WRAP_A_COMMAND = ("run", "best-of-n", "reflexion", "cascaded", "tournament", "shell", "fork")
+_WRAP_A_COMMAND = (
+    *("run", "best-of-n", "reflexion", "cascaded", "tournament", "attempt", "shell", "fork"),
+)
 
 
 def _help(function: Callable[..., None]) -> str:
@@ -165,7 +185,10 @@ def branching(
     ] = False,
 ) -> None:
     """Shows the help when no command is named."""
-    mount_options.driver = driver and driver.value
-    mount_options.policy = policy and policy.value
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+        return
+    with handle_errors(json="--json" in sys.argv):
+        apply_settings(context)
+    mount_options.driver = driver.value if driver else context.params["driver"]
+    mount_options.policy = policy.value if policy else context.params["policy"]

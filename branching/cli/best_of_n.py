@@ -40,12 +40,10 @@ def best_of_n(
             scorer = search.scorer(evaluate)
             outcome = search.run(BestOfN(program, n, evaluate=scorer, **search.how))
         winner = outcome.winner
-        said = "no attempt succeeded"
-        if winner is not None:
-            said = f"winner: attempt {winner.branch_index} (score: {winner.score:.2f})"
         facts = {
             "n": n,
             "winner": winner and {"index": winner.branch_index, "score": winner.score},
             "results": [result_facts(each, score=each.score) for each in outcome.all_results],
         }
-        finish(search, outcome, [said, *result_lines(outcome, labels=False, scores=True)], facts)
+        lines = result_lines(outcome, labels=False, scores=True)
+        finish(search, outcome, lines, facts, noun="attempt", score=True)

@@ -53,11 +53,11 @@ def cascaded(
                 Cascaded(program, fan_out=widths, wave_timeout=wave_timeout, **search.how)
             )
         winner = outcome.winner
-        said = f"winner: attempt {winner.branch_index}" if winner else "all attempts failed"
         facts = {
             "fan_out": widths,
             "attempts": len(outcome.all_results),
             "winner": winner.branch_index if winner else None,
             "results": [result_facts(result) for result in outcome.all_results],
         }
-        finish(search, outcome, [said, *result_lines(outcome, labels=False, scores=False)], facts)
+        lines = result_lines(outcome, labels=False, scores=False)
+        finish(search, outcome, lines, facts, noun="attempt")

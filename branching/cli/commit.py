@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -17,11 +18,15 @@ from branching.cli.options import (
 )
 from branching.cli.output import (
     change_facts,
-    change_lines,
+    commit_parts,
+    counted,
     note_forgotten,
     note_privileges,
     note_rest,
+    note_result,
+    paths_phrase,
     print_json,
+    shortened_lines,
     warning_facts,
 )
 from branching.cli.workspace import opened_workspace
@@ -115,11 +120,18 @@ def commit(
             warnings = warning_facts(changes)
             remaining = branch.remaining
             print_json(
-                "commit", branch=name, action=action, changes=facts, remaining=remaining, **warnings
+                "commit",
+                branch=name,
+                action=action,
+                changes=facts,
+                commit=branch.commit_id,
+                remaining=remaining,
+                **warnings,
             )
+        elif dry_run:
+            print("".join(f"{line}\n" for line in shortened_lines(changes)), end="")
+            sys.stdout.flush()
+            rest = f"{counted(branch.remaining, 'path')} not committed" if branch.remaining else ""
+            note_result(f"would commit {paths_phrase(changes)}", rest)
         else:
-            print(f"branch: {name}\naction: {action}")
-            if branch.remaining:
-                print(f"remaining: {branch.remaining}")
-            if dry_run:
-                print("".join(f"  {line}\n" for line in change_lines(changes)), end="")
+            note_result(*commit_parts(changes, can_undo=branch.commit_id is not None))

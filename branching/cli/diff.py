@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from branching.cli.error_handling import UsageFault, handle_errors
+from branching.cli.error_handling import UsageFault, handle_errors, note
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
-from branching.cli.output import change_facts, change_lines, print_json
+from branching.cli.output import (
+    change_facts,
+    change_lines,
+    coloured_change,
+    counted,
+    print_json,
+)
+from branching.cli.pager import NoPagerOption, patch_lines, show_lines, show_text
 from branching.cli.workspace import opened_workspace
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from branching.fs import Change
 
 
@@ -39,9 +50,12 @@ def diff(
             "shell line with {parent} and {branches}), pycharm or code.",
         ),
     ] = False,
+    no_pager: NoPagerOption = False,
     json: JsonOption = False,
 ) -> None:
     """List what a branch changed: A added, M modified, D deleted, R renamed, T type, m metadata.
+
+    On a terminal the list is coloured (not with NO_COLOR) and shown in a pager.
 
     Example: branching diff --stat run-1a2b3c4d
     """
@@ -52,6 +66,9 @@ def diff(
             raise UsageFault("--patch is of the whole branch; give no paths")
         if tool and (patch or stat or json):
             raise UsageFault("--tool goes with neither --patch, --stat nor --json")
+        if patch:
+            _show_patch(name, workspace, pager=not no_pager)
+            return
         with opened_workspace(workspace) as space:
             branch = space.reopen(name)
             if tool:
@@ -59,18 +76,29 @@ def diff(
 
                 show(space, branch, _chosen(branch.diff(), paths))
                 return
-            if patch:
-                left_out = branch.patch(sys.stdout.buffer)
-                if left_out:
-                    print(f"{left_out} changes cannot be said in a patch", file=sys.stderr)
-                return
             changes = _chosen(branch.diff(count_lines=stat), paths)
         if json:
             print_json("diff", branch=name, changes=change_facts(changes))
-        elif stat:
-            print("".join(f"{line}\n" for line in _counted(changes)), end="")
-        else:
-            print("".join(f"{line}\n" for line in change_lines(changes)), end="")
+            return
+        lines = map(coloured_change, _counted(changes) if stat else change_lines(changes))
+        show_text(lines, pager=not no_pager)
+
+
+def _show_patch(name: str, workspace: Path | None, *, pager: bool) -> None:
+    with ExitStack() as stack:
+        with opened_workspace(workspace) as space:
+            branch = space.reopen(name)
+            if sys.stdout.isatty():
+                file = stack.enter_context(TemporaryFile())
+                left_out = branch.patch(file)
+                file.seek(0)
+            else:
+                file = None
+                left_out = branch.patch(sys.stdout.buffer)
+        if file is not None:  # the workspace is closed while the user reads
+            show_lines(patch_lines(file), pager=pager)
+    if left_out:
+        note(f"{counted(left_out, 'change')} cannot be represented in a patch")
 
 
 def _chosen(changes: list[Change], paths: list[str] | None) -> list[Change]:

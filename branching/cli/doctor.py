@@ -122,9 +122,9 @@ def kernel_version(release: str) -> tuple[int, int]:
 
 
 def _branchfs() -> str:
-    from branching.fs.automount import find_program
+    from branching._programs import find_branchfs
 
-    return str(find_program())
+    return str(find_branchfs())
 
 
 def _fuse() -> str:

@@ -1,8 +1,8 @@
-"""How a command of ours fails: one clear text on stderr, and the exit code that says whose fault.
+"""Failures of commands: one message on standard error, and an exit code for the cause.
 
-2        it was called wrongly
-125      we failed: no workspace, a dead mount, a commit that was refused
-128+n    we were stopped by signal n; 141 where the reader of our output is gone
+2        wrong usage
+125      the command failed: no workspace, a dead mount, a refused commit
+128+n    stopped by signal n; 141 if the reader of the output has gone
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from contextlib import contextmanager
 
 import typer
 
+from branching._caller import for_caller, host_directory
 from branching._exit_codes import EXIT_OURS, EXIT_SIGNAL_BASE, EXIT_USAGE
 from branching._sanitize import line_for
-from branching.cli.caller import for_caller
 from branching.errors import BranchingError
 
 JSON_VERSION = 1
@@ -28,8 +28,14 @@ class UsageFault(Exception):
     """The command line asks for something that makes no sense. Nothing was done."""
 
 
+def refuse_in_container(reason: str) -> None:
+    """Raises UsageFault in a container of branching-docker, with why and what to do instead."""
+    if host_directory() is not None:
+        raise UsageFault(reason)
+
+
 class Interrupted(Exception):
-    """A signal told us to stop, and we have."""
+    """The command was stopped by a signal."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by signal {signum}; nothing was committed")

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from branching.cli.error_handling import UsageFault, handle_errors
-from branching.cli.options import STANDARD_STREAM, BranchArgument, WorkspaceOption
+from branching.cli.options import STANDARD_STREAM, JsonOption, WorkspaceOption, not_blank
+from branching.cli.output import note_result, print_json, size_phrase
 from branching.cli.workspace import opened_workspace
+
+if TYPE_CHECKING:
+    from branching.fs import Branch, Workspace
 
 
 def export(
-    name: BranchArgument,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[BRANCH]",
+            help="Name of an open branch. [default with --whole: main]",
+            show_default=False,
+        ),
+    ] = None,
     workspace: WorkspaceOption = None,
     output: Annotated[
         Path | None,
@@ -26,26 +40,67 @@ def export(
             show_default=False,
         ),
     ] = None,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole",
+            help="Write all that the branch shows, not only what it changed: a base for branching "
+            "attempt on other machines.",
+        ),
+    ] = False,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB",
+            callback=not_blank,
+            help="Leave these paths out, with everything below them. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    json: JsonOption = False,
 ) -> None:
     """Write all that a branch changed as an OCI layer: a tar archive with marks for what is gone.
 
-    The branch stays. branching load makes a branch of the archive, in any workspace.
+    The branch stays. branching load makes a branch of the archive, in any workspace. --json needs a
+    FILE for the archive: without one standard output has the archive, and only a failure is
+    reported as JSON.
 
     Example: branching export run-1a2b3c4d -o fix.tar
     """
-    with handle_errors(json=False):
+    with handle_errors(json=json):
         if output == STANDARD_STREAM:
             output = None
         if output is None and sys.stdout.isatty():
             raise UsageFault("an archive is nothing for a terminal; give a file with -o FILE")
-        with opened_workspace(workspace) as space:
-            branch = space.reopen(name)
+        if name is None and not whole:
+            raise UsageFault("no branch is named; --whole without a branch writes all of main")
+        with opened_workspace(workspace) as space, _branch(space, name) as branch:
             if output is None:
-                branch.export(sys.stdout.buffer)
+                branch.export(sys.stdout.buffer, whole=whole, exclude=exclude or ())
                 return
             with output.open("xb") as file:
                 try:
-                    branch.export(file)
+                    branch.export(file, whole=whole, exclude=exclude or ())
                 except BaseException:
                     output.unlink()  # half an archive is of no use
                     raise
+        if json:
+            print_json(
+                "export", branch=name or "main", output=str(output), bytes=output.stat().st_size
+            )
+        else:
+            note_result(f"wrote {output} ({size_phrase(output.stat().st_size)})")
+
+
+@contextmanager
+def _branch(space: Workspace, name: str | None) -> Iterator[Branch]:
+    """Yields the branch, or one of main that lasts for the length of the `with`."""
+    if name is not None:
+        yield space.reopen(name)
+        return
+    branch = space.branch(f"export-{secrets.token_hex(4)}")
+    with branch:
+        try:
+            yield branch
+        finally:
+            branch.abort()

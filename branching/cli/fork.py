@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from branching._caller import for_caller
 from branching._exit_codes import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT
 from branching.cli.budget_options import BudgetOptions
-from branching.cli.caller import for_caller
 from branching.cli.error_handling import UsageFault, handle_errors
 from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import (
@@ -22,7 +23,8 @@ from branching.cli.options import (
     TimeoutOption,
     WorkspaceOption,
 )
-from branching.cli.output import print_json
+from branching.cli.output import counted, note_privileges, note_result, print_json
+from branching.cli.report_file import ReportFile, ReportOption
 
 if TYPE_CHECKING:
     from branching.agent.types import MergeResult
@@ -118,6 +120,7 @@ def fork(
     ] = None,
     select: MergeSelectOption = None,
     timeout: TimeoutOption = None,
+    report: ReportOption = None,
     workspace: WorkspaceOption = None,
     quiet: QuietOption = False,
     json: JsonOption = False,
@@ -160,15 +163,21 @@ def fork(
             raise UsageFault("--rerun is for a fork that was left: --resume ID")
         if resume is not None and drop is not None:
             raise UsageFault("--resume and --drop say opposite things: give one of them")
-        if drop is not None and choice:
-            raise UsageFault("what is dropped is not merged: --drop takes no choice")
+        if drop is not None and (choice or report):
+            raise UsageFault("what is dropped is not merged: --drop takes no choice and no report")
 
         from branching.cli.fork_command import ForkCommand
         from branching.cli.fork_registry import ForkRegistry, orphaned_forks
         from branching.cli.workspace import opened_workspace
 
-        with opened_workspace(workspace) as space, ForkRegistry(space) as kept:
+        with ExitStack() as stack:
+            page = stack.enter_context(ReportFile(report))
+            space = stack.enter_context(opened_workspace(workspace))
+            page.check(space)
+            kept = stack.enter_context(ForkRegistry(space))
             forking = ForkCommand(space, kept, quiet=quiet)
+            stack.callback(lambda: page.collect(space, forking.logged_branches))
+            is_undoable = space.branch_path == "/main" and space.fstype != "daxfs"
             merged = None
             if drop is not None:
                 forking.drop(drop)
@@ -183,7 +192,10 @@ def fork(
                 for note in notes:
                     print(f"note: {for_caller(note)}", file=sys.stderr)
                 merged = forking.fork(plan)
-        _tell(forking, merged, is_dropped=drop is not None, json=json)
+        if merged is not None:
+            note_privileges(merged.privileged)
+        is_dropped = drop is not None
+        _tell(forking, merged, is_dropped=is_dropped, is_undoable=is_undoable, json=json)
         if merged is None and drop is None:
             raise typer.Exit(EXIT_TIMEOUT if forking.timed_out else EXIT_NOTHING_SUCCEEDED)
 
@@ -221,13 +233,25 @@ def _plan(
 
 
 def _tell(
-    forking: ForkCommand, merged: MergeResult | None, *, is_dropped: bool, json: bool
+    forking: ForkCommand,
+    merged: MergeResult | None,
+    *,
+    is_dropped: bool,
+    is_undoable: bool,
+    json: bool,
 ) -> None:
     facts = forking.facts(merged)
     if json:
         print_json("fork", **facts)
         return
-    lines = [f"dropped: fork {facts['fork']}"] if is_dropped else forking.lines(merged)
-    for line in lines:
+    for line in [] if is_dropped else forking.lines(merged):
         print(line)
     sys.stdout.flush()
+    if is_dropped:
+        note_result(f"dropped fork {facts['fork']}")
+    elif merged is None:
+        note_result("no branch was merged", good=False)
+    else:
+        count = len(merged.applied_paths) + len(merged.deleted_paths)
+        undo = "undo: branching undo" if count and is_undoable else ""
+        note_result(f"branch {merged.winner_label} won", f"merged {counted(count, 'path')}", undo)

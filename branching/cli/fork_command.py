@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from branching._caller import for_caller
 from branching._cancellation import CancelScope
 from branching._threads import run_in_thread
 from branching.agent.branch_runtime import BranchRuntime
@@ -27,7 +28,7 @@ from branching.agent.fork_log import ForkLog
 from branching.agent.judge import Panel
 from branching.agent.project_tests import BranchTester, TestRun
 from branching.agent.types import BranchSpec, Budget, MergeOptions, MergeResult, MergeStrategy
-from branching.cli.caller import for_caller
+from branching.cli.output import warning_facts
 from branching.cli.progress import show_progress
 from branching.cli.signals import run_interruptible
 from branching.errors import BranchingError
@@ -64,7 +65,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be forked."""
+    """The fork to make."""
 
     commands: dict[str, Program]
     """By label."""
@@ -73,7 +74,7 @@ class Plan:
     group: Budget = field(default_factory=Budget)
 
     def told(self) -> dict[str, Any]:
-        """Returns what is kept with the fork; the budgets are kept anyway."""
+        """Returns the options to save with the fork; budgets are saved separately."""
         return {"commands": self.commands, "choice": asdict(self.choice)}
 
     @staticmethod
@@ -129,6 +130,11 @@ class ForkCommand:
                 self._note(coordinator)
 
         self._interruptible(dropped)
+
+    @property
+    def logged_branches(self) -> list[str]:
+        """The branches that the run log has of this call."""
+        return [] if self._log is None else self._log.branches
 
     # How it goes.
 
@@ -186,7 +192,7 @@ class ForkCommand:
         try:
             return await ForkCoordinator.resume(fork_id, store=options.pop("store"), **options)
         except ForkStateError:
-            self._kept.store.remove(fork_id)  # there is nothing left to go on with
+            self._kept.store.remove(fork_id)  # nothing is left to resume
             raise
 
     def _options(self) -> dict[str, Any]:
@@ -280,7 +286,7 @@ class ForkCommand:
 
     @contextmanager
     def _logged(self, coordinator: ForkCoordinator) -> Iterator[None]:
-        """Shows and writes down what goes on, for the length of the `with`."""
+        """Displays and logs the events for the length of the `with`."""
         self._coordinator = coordinator
         names = list(self._plan.commands)
         with ExitStack() as stack:
@@ -360,8 +366,10 @@ class ForkCommand:
             "applied": [] if merged is None else list(merged.applied_paths),
             "deleted": [] if merged is None else list(merged.deleted_paths),
             "conflicts": [] if merged is None else list(merged.conflicts),
+            "unselected": [] if merged is None else list(merged.unselected),
             "errors": [] if merged is None else [vars(error) for error in merged.errors],
             "kept": self._kept_names,
+            **({} if merged is None else warning_facts(merged.privileged)),
         }
 
     def _winner_index(self, merged: MergeResult | None) -> int | None:
@@ -385,7 +393,7 @@ class ForkCommand:
 
     def lines(self, merged: MergeResult | None) -> list[str]:
         """Returns the same for people."""
-        lines = ["no branch was merged"] if merged is None else [f"winner: {merged.winner_label}"]
+        lines = []
         for branch in self._branches:
             tests, spent = branch["tests"], branch["spent"]
             told = f" ({branch['error']})" if "error" in branch else ""
@@ -397,11 +405,14 @@ class ForkCommand:
             how = for_caller("branching commit --policy snapshot NAME")
             lines.append(f"kept: {names} ({how} takes it over)")
         if merged is not None:
-            lines += merged.notice.splitlines()[1:]
+            lines += merged.notice_lines()[1:]
+            name = self._branch_names[self._winner_index(merged) or 0]
             if merged.conflicts:
-                name = self._branch_names[self._winner_index(merged) or 0]
                 how = f"the winner's version of these paths: branching log --patch {name}"
                 lines.append(for_caller(how))
+            if merged.unselected:
+                how = f"all changes of the winner: branching log --patch {name}"
+                lines += [f"not selected: {' '.join(merged.unselected)}", for_caller(how)]
         elif self.is_left and self.has_failed_tests and self._coordinator is not None:
             fork_id = self._coordinator.fork_id
             lines.append(
@@ -440,13 +451,13 @@ class ForkCommand:
             try:
                 return asyncio.run(main())
             except asyncio.CancelledError:
-                return None  # by a signal, which is told
+                return None  # by a signal, which is reported
 
         return run_interruptible(call, is_done=lambda done: done is not None)
 
 
 async def _whole(merge: Coroutine[Any, Any, MergeResult]) -> MergeResult:
-    """Waits for a merge whatever signal comes: what was committed is to be reported."""
+    """Waits for a merge despite signals, so that the commit is reported."""
     task = asyncio.ensure_future(merge)
     while not task.done():
         try:

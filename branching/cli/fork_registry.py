@@ -1,15 +1,14 @@
-"""The forks of `branching fork`, kept for the next command when theirs has died.
+"""The saved forks of `branching fork`, which a later command can resume.
 
-    STORE/agents/forks.sqlite       their state, beside that of the forks of other programs
-    STORE/agents/fork-9f3c2a1b      locked by the command that runs one; the kernel takes the lock
-                                    away when that dies, however it does. The state names it
+    STORE/agents/forks.sqlite       the states, also those of other programs' forks
+    STORE/agents/fork-9f3c2a1b      locked by the command that runs the fork, until it ends or
+                                    dies. The state has the file's name
 
-A fork that is to be merged later, because the merge was refused, is left in the same way.
+A fork whose merge was refused is saved in the same way, to be merged later.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 from contextlib import suppress
@@ -18,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from branching._linux.flock import try_lock
 from branching.agent.database import place_of_database
 from branching.agent.errors import ForkStateError, ForkStoreError
 from branching.agent.fork_store import InMemoryForkStateStore, SQLiteForkStateStore
-from branching.fs.flock import is_locked
-from branching.fs.store_files import is_name, open_file
+from branching.fs.store_files import is_locked, is_name, open_file
 
 if TYPE_CHECKING:
     from branching.agent.fork_state import ForkState
@@ -66,7 +65,7 @@ class ForkRegistry:
         traceback: TracebackType | None,
     ) -> None:
         if self._lock is not None and self._directory is not None:
-            with suppress(ForkStoreError):  # then it is there to be found
+            with suppress(ForkStoreError):  # then the next command finds it
                 if not any(state.about.get(_LOCK) == self._name for state in self.store.list_all()):
                     (self._directory / self._name).unlink(missing_ok=True)
             os.close(self._lock)
@@ -80,12 +79,12 @@ class ForkRegistry:
         return self._directory is not None
 
     def new(self) -> dict[str, Any]:
-        """Locks a new name; returns what is to be said about the fork that has it."""
+        """Locks a new file, and returns its name for the fork's state."""
         self._take(f"{_PREFIX}{secrets.token_hex(4)}")
         return {_LOCK: self._name}
 
     def take(self, fork_id: str) -> ForkState:
-        """Locks a fork that was left. ForkStateError if there is none of that id, or it runs."""
+        """Locks a saved fork. Raises ForkStateError if it does not exist or is running."""
         state = self.store.get(fork_id)
         if state is None or _LOCK not in state.about:
             if self.complaint:
@@ -104,11 +103,9 @@ class ForkRegistry:
         if not _is_lock(name):  # what the state says may be a stranger's
             raise ForkStateError(f"the state of this fork names no lock of one: {name!r}")
         lock = open_file(self._directory / name, os.O_RDONLY | os.O_CREAT)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(lock):
             os.close(lock)
-            raise ForkStateError("this fork runs: another `branching fork` attends it") from error
+            raise ForkStateError("this fork runs: another `branching fork` attends it")
         if os.geteuid() == 0:
             os.fchown(lock, *self._space.owner)
         self._lock = lock
@@ -134,7 +131,7 @@ class OrphanedFork:
 
 
 def orphaned_forks(space: Workspace) -> list[OrphanedFork]:
-    """Lists the forks that nobody attends, the oldest first. ForkStoreError."""
+    """Returns the saved forks that no command runs, the oldest first. Raises ForkStoreError."""
     if space.store is None or not place_of_database(space).exists():
         return []
     path = place_of_database(space)

@@ -3,31 +3,65 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from branching._caller import host_directory
 from branching._exit_codes import EXIT_NOT_FOUND
-from branching.cli.caller import host_directory
 
 EXIT_GIT_FATAL = 128
-READ_ONLY_WORDS = ("Read-only file system", "EROFS", "os error 30")
+_READ_ONLY_WORDS = ("Read-only file system", "EROFS", "os error 30")
 """What a program prints that was refused a write: by the C library, by Node.js, by Rust."""
+_FULL_DISK_WORDS = ("No space left on device", "ENOSPC", "os error 28")
+"""The same for a write that found no room on the disk."""
 READ_ONLY_HINT = (
     "in a branch, only the directory, /tmp and /var/tmp can be written; the home directory is "
-    "read-only. Point the tool's cache into /tmp or the directory (CARGO_HOME, npm_config_cache, "
-    "XDG_CACHE_HOME, PIP_CACHE_DIR)"
+    "read-only. Make the tool's cache writable (--cache ~/.cargo/registry), or point it into /tmp "
+    "(CARGO_HOME, npm_config_cache, XDG_CACHE_HOME, PIP_CACHE_DIR)"
 )
 
 
-def advice(command: Sequence[str], code: int, base: Path, *, was_read_only: bool) -> list[str]:
+@dataclass
+class RefusedWrites:
+    """What the output of commands says of writes that were refused."""
+
+    was_read_only: bool = False
+    was_disk_full: bool = False
+
+    def read(self, text: str) -> None:
+        """Looks through a part of the output."""
+        self.was_read_only |= any(word in text for word in _READ_ONLY_WORDS)
+        self.was_disk_full |= any(word in text for word in _FULL_DISK_WORDS)
+
+
+def race_advice(refused: RefusedWrites) -> list[str]:
+    """Returns the hints for a race in which no candidate succeeded."""
+    if refused.was_disk_full:
+        return ["the disk is full; free space on it (branching ls lists branches that are kept)"]
+    return [READ_ONLY_HINT] if refused.was_read_only else []
+
+
+def advice(
+    command: Sequence[str],
+    code: int,
+    base: Path,
+    *,
+    refused: RefusedWrites,
+    has_started: bool = True,
+    kept: str | None = None,
+) -> list[str]:
     """Returns the hints for a command that ended with `code`.
 
     Args:
         command: the command's words.
         code: its exit code.
         base: the directory that was branched.
-        was_read_only: whether its output says that a write was refused as read-only.
+        refused: what its output says of refused writes.
+        has_started: whether its program could be executed.
+        kept: the branch, if it stays open.
     """
     if code == EXIT_NOT_FOUND and host_directory() is not None:
         is_here = shutil.which(command[0]) is not None
@@ -35,15 +69,31 @@ def advice(command: Sequence[str], code: int, base: Path, *, was_read_only: bool
         how = "branching-docker init writes a Dockerfile that adds the project's tools"
         return [f"{what} is not in the image; {how}: docs/image.md#your-own-tools"]
     hints = []
-    if code == EXIT_GIT_FATAL and (repository := _outer_repository(base)) is not None:
+    if not has_started and (found := _found_here(command[0])) is not None:
+        hints.append(
+            f"outside of the branch {command[0]!r} is {found}; in a branch commands run as the "
+            f"directory's owner (user {base.stat().st_uid}), who cannot execute it there. Install "
+            "it where every user can reach it"
+        )
+    elif code == EXIT_GIT_FATAL and (repository := _outer_repository(base)) is not None:
         hints.append(
             f"the directory is a git worktree or submodule, and its repository {repository} is "
             "outside of it: in a branch git can read it and not write to it. Commit to git after "
             "the branch is committed"
         )
-    elif code != 0 and was_read_only:
+    elif code != 0 and refused.was_disk_full and kept is not None:
+        hints.append(
+            f"the disk is full, and branch {kept} keeps what was written; branching abort "
+            f"{shlex.quote(kept)} drops it and frees the space"
+        )
+    elif code != 0 and refused.was_read_only:
         hints.append(READ_ONLY_HINT)
     return hints
+
+
+def _found_here(name: str) -> str | None:
+    """Returns the path of a program that is named without one, None if this process has none."""
+    return None if "/" in name or host_directory() is not None else shutil.which(name)
 
 
 def _outer_repository(base: Path) -> str | None:

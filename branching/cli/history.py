@@ -1,17 +1,26 @@
-"""`branching history`: the commits that can be taken back."""
+"""`branching history`: the commits that can be undone."""
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 from branching.cli.error_handling import handle_errors
 from branching.cli.options import JsonOption, WorkspaceOption
-from branching.cli.output import print_json
+from branching.cli.output import print_json, size_phrase
+from branching.cli.table import note_empty, table_lines, time_text
 from branching.cli.workspace import opened_workspace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from branching.fs import CommitRecord
 
 
 def history(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
     """List the commits to the workspace that can be undone, or redone, the oldest first.
+
+    SIZE is the disk space that the undo needs. branching show ID lists what a commit changed, and
+    branching undo ID undoes it.
 
     Example: branching history
     """
@@ -21,8 +30,23 @@ def history(workspace: WorkspaceOption = None, json: JsonOption = False) -> None
         if json:
             print_json("history", commits=[vars(commit) for commit in commits])
             return
-        for commit in commits:
-            when = datetime.fromtimestamp(commit.committed, timezone.utc).astimezone()
-            state = "committed" if commit.undone is None else "undone"
-            facts = f"{state:<9}  {commit.changes:>6} paths  {commit.bytes:>12} bytes"
-            print(f"{commit.id:>4}  {when:%Y-%m-%d %H:%M:%S}  {facts}  {commit.branch}")
+        if not commits:
+            note_empty("no commit can be undone")
+        for line in commit_table(commits):
+            print(line)
+
+
+def commit_table(commits: Sequence[CommitRecord]) -> list[str]:
+    """Returns the lines of a table of commits."""
+    rows = [
+        (
+            str(commit.id),
+            time_text(commit.committed),
+            "committed" if commit.undone is None else "undone",
+            str(commit.changes),
+            size_phrase(commit.bytes),
+            commit.branch,
+        )
+        for commit in commits
+    ]
+    return table_lines(("ID", "COMMITTED", "STATE", "PATHS", "SIZE", "BRANCH"), rows, right=(3, 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 
 from branching.cli.error_handling import UsageFault, handle_errors, note
 from branching.cli.options import STANDARD_STREAM, JsonOption, WorkspaceOption
-from branching.cli.output import print_json
+from branching.cli.output import note_result, print_json
 from branching.cli.workspace import opened_workspace
 
 
@@ -57,7 +58,7 @@ def load(
         if json:
             print_json("load", branch=name, action="kept")
         else:
-            print(f"branch: {name}\naction: kept")
+            note_result(f"loaded branch {name}", f"review: branching diff {shlex.quote(name)}")
             if not (branch.has_base_record or force):
                 note(
                     "the archive does not say what it was made against; "

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from branching._sanitize import line_for, visible
-from branching.cli.error_handling import UsageFault, handle_errors
+from branching.cli.error_handling import UsageFault, handle_errors, note
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.output import print_json
+from branching.cli.pager import NoPagerOption, encoded, patch_lines, show_lines
+from branching.cli.table import note_empty, table_lines, time_text
 from branching.cli.workspace import opened_workspace
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from branching.runlog.run_log import Entry
 
 
@@ -24,7 +28,7 @@ def log(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            help="A branch, or the name that all branches of one call begin with.",
+            help="A branch, or the common prefix of the branches of one call.",
             show_default=False,
         ),
     ] = None,
@@ -38,12 +42,14 @@ def log(
         bool,
         typer.Option(
             "--html",
-            help="Print a page that compares the candidates of a call: results, changes side by "
-            "side, output. [default: of the last call]",
+            help="Print a page that compares the candidates of a call: results, resources, changes "
+            "side by side, output. [default: of the last call]",
             show_default=False,
         ),
     ] = False,
+    taken: Annotated[str | None, typer.Option("--take-report", metavar="NAME", hidden=True)] = None,
     workspace: WorkspaceOption = None,
+    no_pager: NoPagerOption = False,
     json: JsonOption = False,
 ) -> None:
     """List what ran and what became of it, or print the output of one branch, or of one call.
@@ -52,7 +58,8 @@ def log(
     that were dropped: the newest 200 and 10 MiB of each, until branching prune. So is what each
     candidate changed, as a patch of at most 256 KiB, of the winner of a fork 64 MiB.
 
-    On a terminal only colours are let through of what would command it; a pipe gets all as it was.
+    A terminal gets a pager, and of the control sequences in the output colours only. A pipe gets
+    the output as it was.
 
     Example: branching log speculate-1a2b3c4d-0
 
@@ -72,37 +79,50 @@ def log(
         with opened_workspace(workspace) as space:  # the store may go with the mount
             logs = None if space.store is None else space.store / "logs"
             entries = [] if logs is None else read_entries(logs)
+            if taken is not None:
+                _print_kept(logs, taken)
+                return
             if html and name is None:
                 if not entries:
                     raise UsageFault("no output is kept: nothing has run yet")
                 name = entries[-1].call
-            if name is not None:
+            if name is None:
+                if json:
+                    print_json("log", candidates=[asdict(entry) for entry in entries])
+                    return
+                lines: Iterable[bytes] = encoded(_list(entries))
+            else:
                 entries = [entry for entry in entries if name in (entry.branch, entry.call)]
                 if logs is None or not entries:
                     raise UsageFault(f"no output is kept under {name!r}; branching log lists it")
                 if html:
                     _print_page(logs, entries)
-                elif patch:
-                    _print_patches(logs, entries, json=json)
-                else:
-                    _print_output(logs, entries, json=json)
-            elif json:
-                print_json("log", candidates=[asdict(entry) for entry in entries])
-            else:
-                _print_list(entries)
+                    return
+                show = _patches if patch else _outputs
+                lines = show(logs, entries, json=json)
+        # The workspace is closed while the user reads.
+        if not entries:
+            note_empty("no output is kept: nothing has run yet")
+        show_lines(lines, pager=not no_pager)
 
 
-def _print_list(entries: list[Entry]) -> None:
-    width = max((len(entry.branch) for entry in entries), default=0)
-    for entry in entries:
-        score = "" if entry.score is None else f"{entry.score:.2f}"
-        state = entry.state.replace("_", " ")
-        label = entry.label.replace("\n", " ")
-        facts = f"{state:<9}  {entry.seconds:>7.1f}s  {score:>6}"
-        print(line_for(sys.stdout, f"{entry.branch:<{width}}  {facts}  {label}"))
+def _list(entries: list[Entry]) -> list[str]:
+    rows = [
+        (
+            entry.branch,
+            entry.state.replace("_", " "),
+            f"{entry.seconds:.1f}s",
+            "" if entry.score is None else f"{entry.score:.2f}",
+            time_text(entry.started),
+            entry.label,
+        )
+        for entry in entries
+    ]
+    headers = ("BRANCH", "STATE", "TIME", "SCORE", "STARTED", "COMMAND")
+    return table_lines(headers, rows, right=(2, 3))
 
 
-def _print_output(logs: Path, entries: list[Entry], *, json: bool) -> None:
+def _outputs(logs: Path, entries: list[Entry], *, json: bool) -> Iterable[bytes]:
     outputs = {entry.branch: _read(logs / f"{entry.branch}.log") for entry in entries}
     if json:
         candidates = [
@@ -110,17 +130,20 @@ def _print_output(logs: Path, entries: list[Entry], *, json: bool) -> None:
             for entry in entries
         ]
         print_json("log", candidates=candidates)
-        return
+        return ()
+    return _output_lines(entries, outputs)
+
+
+def _output_lines(entries: list[Entry], outputs: dict[str, bytes]) -> Iterator[bytes]:
     is_terminal = sys.stdout.isatty()
     for entry in entries:
         prefix = b"" if len(entries) == 1 else f"[{entry.index}] ".encode()
         for line in outputs[entry.branch].split(b"\n")[:-1]:  # each ends in one
             shown = visible(line.decode("utf-8", "replace")).encode() if is_terminal else line
-            sys.stdout.buffer.write(prefix + shown + b"\n")
-    sys.stdout.buffer.flush()
+            yield prefix + shown + b"\n"
 
 
-def _print_patches(logs: Path, entries: list[Entry], *, json: bool) -> None:
+def _patches(logs: Path, entries: list[Entry], *, json: bool) -> Iterable[bytes]:
     from branching.runlog.patches import read_patch
     from branching.runlog.run_log import UNDER_WAY
 
@@ -132,27 +155,30 @@ def _print_patches(logs: Path, entries: list[Entry], *, json: bool) -> None:
             for text in [patches[entry.branch]]
         ]
         print_json("log", candidates=candidates)
-        return
-    is_terminal = sys.stdout.isatty()
+        return ()
     for entry in entries:
-        text = patches[entry.branch]
-        if text is None:
-            why = "it runs still" if entry.state in UNDER_WAY else "it changed nothing, or is open"
-            note = f"{entry.branch}: no patch is kept: {why}"
-            print(line_for(sys.stderr, note), file=sys.stderr)
-            continue
-        for line in text.splitlines(keepends=True):
-            shown = visible(line.decode("utf-8", "replace")).encode() if is_terminal else line
-            sys.stdout.buffer.write(shown)
-    sys.stdout.buffer.flush()
+        if patches[entry.branch] is None:
+            why = "it is still running" if entry.state in UNDER_WAY else "no change, or still open"
+            note(line_for(sys.stderr, f"{entry.branch}: no patch is kept: {why}"))
+    kept = (patches[entry.branch] or b"" for entry in entries)
+    return (line for text in kept for line in patch_lines(text.splitlines(keepends=True)))
 
 
 def _print_page(logs: Path, entries: list[Entry]) -> None:
-    from branching.cli.html_report import html_report
+    from branching.cli.html_report import report_of
 
-    outputs = {entry.branch: _read(logs / f"{entry.branch}.log") for entry in entries}
-    page = html_report(logs, entries, outputs)
-    sys.stdout.buffer.write(page.encode("utf-8", "replace") + b"\n")
+    sys.stdout.buffer.write(report_of(logs, [entry.branch for entry in entries]) or b"")
+    sys.stdout.buffer.flush()
+
+
+def _print_kept(logs: Path | None, token: str) -> None:
+    """Prints a report that a race in this container has kept for the wrapper, and removes it."""
+    from branching.cli.report_file import take_report
+
+    page = None if logs is None or not token.isalnum() else take_report(logs, token)
+    if page is None:
+        raise UsageFault("no report is kept under this name")
+    sys.stdout.buffer.write(page)
     sys.stdout.buffer.flush()
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from typing import TYPE_CHECKING
 
-from branching.cli.caller import for_caller
-from branching.cli.error_handling import handle_errors
+from branching.cli.error_handling import handle_errors, note
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.output import print_json
+from branching.cli.table import note_empty, table_lines, time_text
 from branching.cli.workspace import opened_workspace
 from branching.errors import BranchingError
 
@@ -26,8 +24,8 @@ def ls(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
         with opened_workspace(workspace) as space:
             records = space.branches()
             notes = [*_notes(space, records), *_forks_left(space)] if records else []
-        for note in notes:
-            print(f"note: {for_caller(note)}", file=sys.stderr)
+        for text in notes:
+            note(f"note: {text}")
         if json:
             print_json(
                 "ls",
@@ -46,10 +44,14 @@ def ls(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
                 ],
             )
             return
-        width = max((len(record.name) for record in records), default=0)
-        for record in records:
-            age = max(0.0, time.time() - record.created)
-            print(f"{record.name:<{width}}  {record.state:<5}  {age:>8.0f}s  {record.branch_path}")
+        if not records:
+            note_empty("no branch is open")
+        rows = [
+            (record.name, record.state, time_text(record.created), record.branch_path)
+            for record in records
+        ]
+        for line in table_lines(("NAME", "STATE", "CREATED", "PLACE"), rows):
+            print(line)
 
 
 def _forks_left(space: Workspace) -> list[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from branching.cli.agent_files import AGENTS, Scope
-from branching.cli.error_handling import UsageFault, handle_errors, note
+from branching.cli.error_handling import UsageFault, handle_errors
+from branching.cli.isolation_options import checked_globs, checked_variables
 from branching.cli.limit_options import LimitOptions
 from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import WorkspaceOption, parse_duration
@@ -115,8 +115,7 @@ def mcp(
     with handle_errors(json=False):
         if env_all and (clean_env or env):
             raise UsageFault("--env-all passes the whole environment: leave --env, --clean-env out")
-        if missing := [name for name in env or () if name not in os.environ]:
-            note(f"--env {missing[0]}: there is no such variable in the environment")
+        checked_variables(env)
         if words:
             if http is not None or token_file is not None:
                 raise UsageFault("install writes configurations of servers on standard input")
@@ -126,13 +125,12 @@ def mcp(
             raise UsageFault("--dry-run and --scope are for branching mcp install AGENT")
         from branching.cli.mcp_token import read_token
         from branching.cli.signals import run_interruptible
-        from branching.process import Sandbox
 
         if token_file is not None and http is None:
             raise UsageFault("--token-file is for --http: on standard input there is no token")
+        hidden = checked_globs(hide)
         try:
             token = read_token(token_file)
-            Sandbox.of("/", hide=tuple(hide or ()))  # are they globs?
         except ValueError as error:
             raise UsageFault(str(error)) from error
         # Only now: the protocol's library takes a second to load.
@@ -145,7 +143,7 @@ def mcp(
             raise UsageFault(f"{error}") from error
         rules = Rules(
             limits=limits.limits(),
-            hide=tuple(hide or ()),
+            hide=hidden,
             network=network,
             clean_env=not env_all,
             env=tuple(env or ()),
@@ -154,13 +152,13 @@ def mcp(
             seen_as=host_directories(),
         )
         with owned_workspace(workspace) as (space, owner):
-            desk = WorkspaceSession(space, owner, rules)
+            session = WorkspaceSession(space, owner, rules)
 
             def call() -> bool:
                 if http is None:
-                    serve_stdio(desk)
+                    serve_stdio(session)
                 else:
-                    serve_http(desk, port=http, token=token)
+                    serve_http(session, port=http, token=token)
                 return True
 
             run_interruptible(call, is_done=bool)
@@ -176,13 +174,13 @@ def _install(
     from branching.cli.agent_files import (
         installed_server,
         project_around,
-        refuse_in_container,
+        refuse_files_in_container,
         tell_written,
     )
 
     if words[0] != "install" or len(words) != 2 or words[1] not in AGENTS:
         raise UsageFault(f"write branching mcp install AGENT, one of {', '.join(AGENTS)}")
-    refuse_in_container()
+    refuse_files_in_container()
     project = project_around(workspace)
     is_named = workspace is not None
     written = installed_server(

@@ -1,4 +1,4 @@
-"""Options that several commands share, declared once, as a dataclass.
+"""Options that several commands share, declared once as a dataclass.
 
 A command takes such a dataclass as one parameter; on the command line its fields are options:
 
@@ -10,8 +10,8 @@ A command takes such a dataclass as one parameter; on the command line its field
     @grouped
     def speculate(options: SearchOptions, candidates: ... = None) -> None: ...
 
-They stand in the help where the parameter stands. Typer reads a function's signature; so the
-command that it sees has one with the fields in the dataclass's place.
+The options are in the help at the position of the parameter. Typer reads a function's signature, so
+the command gets a signature with the fields in place of the dataclass.
 """
 
 from __future__ import annotations

@@ -142,7 +142,8 @@ MergeSelectOption = Annotated[
         "--select",
         metavar="GLOB",
         callback=not_blank,
-        help="Merge these paths of the winner only. Repeatable.",
+        help="Merge these paths of the winner only; branching log --patch has the others. "
+        "Repeatable.",
         show_default=False,
     ),
 ]

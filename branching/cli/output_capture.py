@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from branching.cli.hints import READ_ONLY_WORDS
+from branching.cli.hints import RefusedWrites
 from branching.patterns.command_candidate import BlockSplitter
 from branching.process.output_tee import OutputTee
 from branching.runlog.events import Event
@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 
 
 class OutputCapture:
-    """Writes down what passes through the relay, as the output of what was started last."""
+    """Logs the output that passes through the tee, as output of the last started command."""
 
     def __init__(self, book: RunLog, owner: Owner | None, stdout: int) -> None:
         self._write = book.and_then(self._notice)
-        self._lock = threading.Lock()  # guards the book: each output has a thread of its own
+        self._lock = threading.Lock()  # guards the run log: each output has its own thread
         self._started: Event | None = None
-        self.was_read_only = False
-        """Whether the output says that a write was refused as read-only."""
+        self.refused = RefusedWrites()
         self.tee = OutputTee(self._new_lines, owner=owner, stdout=stdout)
 
     def on_event(self, event: Event) -> None:
-        """Writes down what the runner tells."""
+        """Logs an event of the runner."""
         with self._lock:
             self._write(event)
 
@@ -52,7 +51,7 @@ class OutputCapture:
 
     def _keep(self, block: str) -> None:
         with self._lock:
-            self.was_read_only |= any(word in block for word in READ_ONLY_WORDS)
+            self.refused.read(block)
             if self._started is not None:
                 self._write(
                     Event(
@@ -68,8 +67,10 @@ class OutputCapture:
 def capture_output(
     workspace: Workspace, owner: Owner | None, stdout: int
 ) -> Iterator[OutputCapture | None]:
-    """Keeps a copy for the length of the `with`; None where nothing can be kept: inside a branch
-    what is printed is the output of somebody's candidate, and kept as that.
+    """Logs the output for the length of the `with`.
+
+    Yields None if nothing can be logged. Inside a branch the output is logged as that of the
+    candidate.
     """
     with RunLog.of(workspace, "run") as book:
         if not book.is_open:

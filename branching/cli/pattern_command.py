@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from branching.cli.error_handling import UsageFault
+from branching.cli.hints import RefusedWrites
+from branching.cli.isolation_options import IsolationOptions
 from branching.cli.limit_options import GroupLimitOptions, LimitOptions
 from branching.cli.options import (
     DropRestOption,
@@ -30,6 +33,8 @@ from branching.cli.options import (
     VerboseOption,
     WorkspaceOption,
 )
+from branching.cli.report_file import ReportFile, ReportOption
+from branching.cli.runner_options import RunnerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,6 +43,11 @@ if TYPE_CHECKING:
     from branching.patterns import SpeculationOutcome
     from branching.patterns.command_callbacks import Expander, Judge, Scorer
     from branching.patterns.command_candidate import Program, Reader
+    from branching.runlog.events import Event
+
+
+_NESTED = ("beam-search", "tree-of-thoughts")
+"""Commands whose branches are nested."""
 
 
 class Success(str, Enum):
@@ -57,7 +67,7 @@ class Failure(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions(GroupLimitOptions, LimitOptions):
+class SearchOptions(GroupLimitOptions, LimitOptions, IsolationOptions, RunnerOptions):
     """The options of every command that tries candidates."""
 
     workspace: WorkspaceOption = None
@@ -72,6 +82,15 @@ class SearchOptions(GroupLimitOptions, LimitOptions):
     on_error: Annotated[
         Failure, typer.Option(help="What to do with the branches when nothing succeeds.")
     ] = Failure.abort
+    keep_losers: Annotated[
+        bool,
+        typer.Option(
+            "--keep-losers",
+            help="Leave the branches of the other candidates open if there is a winner, for "
+            "branching diff, and for branching commit --rebase. Not with --setup.",
+        ),
+    ] = False
+    report: ReportOption = None
     quiet: QuietOption = False
     verbose: VerboseOption = False
     json: JsonOption = False
@@ -86,6 +105,7 @@ class Search:
         self.command = command
         self.options = options
         self._labels = labels
+        self.refused = RefusedWrites()
         self._stack = ExitStack()
         self._space: Workspace
         self._isolation_options: dict[str, Any]
@@ -95,15 +115,36 @@ class Search:
         from branching.cli.workspace import owned_workspace
         from branching.runlog.run_log import RunLog
 
+        options = self.options
+        isolation = options.isolation()
+        limits = options.group_limits()
+        is_nested = self.command in _NESTED or (limits is not None and limits.disk is not None)
+        if options.keep_losers and (is_nested or options.setup):
+            raise UsageFault(
+                "--keep-losers goes with neither --setup, a disk limit of the group nor a search "
+                "by levels: their branches are nested in one that is committed"
+            )
+        self._cluster = options.cluster(
+            keeps_branches=options.keep_losers or options.on_error is not Failure.abort,
+            has_group_limits=options.group_limits() is not None,
+        )
         with ExitStack() as stack:
-            options = self.options
+            report = stack.enter_context(ReportFile(options.report))
             self._space, owner = stack.enter_context(owned_workspace(options.workspace))
-            self._isolation_options = {"workspace": self._space.seen_at, "owner": owner}
-            log = stack.enter_context(RunLog.of(self._space, self.command, keeps_store=True))
+            report.check(self._space)
+            self._isolation_options = {
+                "workspace": self._space.seen_at,
+                "owner": owner,
+                **isolation,
+                **options.place(self._space),
+            }
+            log = RunLog.of(self._space, self.command, keeps_store=True)
+            stack.callback(lambda: report.collect(self._space, log.branches))
+            stack.enter_context(log)
             show = stack.enter_context(
                 show_progress(self._labels, quiet=options.quiet, verbose=options.verbose)
             )
-            self._listener = log.and_then(show)
+            self._listener = log.and_then(self._reading_output(show))
             self._run_log = log
             self._stack = stack.pop_all()
         return self
@@ -116,9 +157,26 @@ class Search:
     ) -> None:
         self._stack.__exit__(kind, error, traceback)
 
+    def _reading_output(self, listener: Callable[[Event], None]) -> Callable[[Event], None]:
+        from branching.runlog.events import takes_blocks, taking_blocks
+
+        def on_event(event: Event) -> None:
+            if event.kind == "output":
+                self.refused.read(event.text)
+            listener(event)
+
+        return taking_blocks(on_event) if takes_blocks(listener) else on_event
+
+    @property
+    def shows_table(self) -> bool:
+        """Whether a table on the terminal shows the candidates, also after the end."""
+        from branching.cli.progress import shows_table
+
+        return shows_table(quiet=self.options.quiet, verbose=self.options.verbose)
+
     @property
     def how(self) -> dict[str, Any]:
-        """What every pattern is told by the options."""
+        """The options that all patterns have."""
         options = self.options
         return {
             "timeout": options.timeout,
@@ -128,9 +186,11 @@ class Search:
             "drop_rest": options.drop_rest,
             "setup": self.program(options.setup) if options.setup else None,
             "keep_failed": options.on_error is not Failure.abort,
+            "keep_losers": options.keep_losers,
             "on_event": self._listener,
             "resource_limits": options.limits(),
             "group_limits": options.group_limits(),
+            "runner": self._cluster,
         }
 
     def program(self, command: str | Sequence[str], *, score: bool = False) -> Program:

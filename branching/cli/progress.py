@@ -1,8 +1,8 @@
-"""What is seen of the candidates while they run, on stderr.
+"""Shows the running candidates on standard error.
 
-On a terminal: a table with a row a candidate (`progress_table`). Elsewhere: each line of output
-as it comes, after the candidate's number or name, `[2] text`. Quiet shows neither; verbose tells
-each step, and so draws no table.
+On a terminal: a table with a row for each candidate (`progress_table`). Otherwise: each line of
+output with the candidate's number or name, `[2] text`. With --quiet neither; with --verbose each
+step instead of the table.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from branching.runlog.events import OnEvent
 
 
+def shows_table(*, quiet: bool, verbose: bool) -> bool:
+    """Returns whether the candidates are shown as a table."""
+    is_plain = quiet or verbose or os.environ.get("TERM") == "dumb"
+    return sys.stderr.isatty() and not is_plain
+
+
 @contextmanager
 def show_progress(
     labels: Sequence[str] | None = None,
@@ -31,13 +37,15 @@ def show_progress(
     verbose: bool = False,
     names: Sequence[str] = (),
 ) -> Iterator[OnEvent]:
-    """Yields the listener that shows a pattern's events. `labels` tell what the candidates to come
-    are, `names` stand for their numbers."""
+    """Yields the listener that shows a pattern's events.
+
+    `labels` describe candidates in advance; `names` replace their numbers.
+    """
     if quiet:
         yield taking_blocks(_print_nothing)
     elif verbose:
         yield taking_blocks(partial(_print_all, names))
-    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+    elif shows_table(quiet=quiet, verbose=verbose):
         table = ProgressTable(labels, names)
         with table.drawn():
             yield taking_blocks(partial(table.on_event))
@@ -66,6 +74,8 @@ def _print_all(names: Sequence[str], event: Event) -> None:
         facts += [f"({event.changes})"] if event.changes is not None else []
         facts += [f"({event.text})"] if event.text else []
         _print(names, event, f"branching: {' '.join(facts)}")
+    elif event.kind == "placed":
+        _print(names, event, f"branching: runs on node {event.node}")
     elif event.kind == "scored":
         _print(names, event, f"branching: score {event.score:g}")
     else:

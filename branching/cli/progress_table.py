@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 REFRESHES_PER_SECOND = 8
 """Fast enough for a clock that counts tenths, slow enough to cost nothing."""
 LINE_CHARACTERS_MAX = 400
-"""Of a line of output, and of a label: no terminal shows more of them in a row of ours."""
+"""Maximum length of a line of output, and of a label, in a row."""
 ROOMY_COLUMNS = 60
-"""On a narrower terminal what was changed is left to the result: the last line says more."""
+"""On a narrower terminal the row has no changes, to leave room for the last line of output."""
 SETUP_ROW = "setup"
 
 _STYLES = {
@@ -64,6 +64,7 @@ class _Row:
     line: str = ""
     score: float | None = None
     changes: str = ""
+    node: str = ""
     started: float | None = None
     seconds: float = 0.0
     last_step: int = 0
@@ -77,8 +78,7 @@ class _Row:
 
 
 class ProgressTable:
-    """The rows. `labels` tell what the candidates are that are known beforehand, `names` stand for
-    their numbers."""
+    """The rows. `labels` describe candidates in advance; `names` replace their numbers."""
 
     def __init__(self, labels: Sequence[str] | None = None, names: Sequence[str] = ()) -> None:
         self._names = names
@@ -107,7 +107,7 @@ class ProgressTable:
                 self.is_over = True
 
     def on_event(self, event: Event) -> None:
-        """Writes down what a pattern tells."""
+        """Updates the rows by an event of the pattern."""
         with self._lock:
             row = self._rows.setdefault(event.index, _Row(_one_line(event.label)))
             if event.kind in ("started", "resumed"):
@@ -118,13 +118,15 @@ class ProgressTable:
             elif event.kind == "finished":
                 self._put(row, event.state)
                 row.seconds = event.seconds
-                row.line = _last_line(event.text) if event.state == "error" else row.line
+                if event.state == "error" or not row.line:  # the reason, such as "exit 3"
+                    row.line = _last_line(event.text)
             elif event.kind == "scored":
                 row.score = event.score
             elif event.kind in ("committed", "kept"):
                 self._put(row, "won" if event.kind == "committed" else "kept")
             elif event.kind == "spent" and event.state:
                 self._put(row, event.state)
+            row.node = event.node or row.node
             if event.changes is not None:
                 row.changes = event.changes.short
 
@@ -154,6 +156,9 @@ class ProgressTable:
             with_scores = any(row.score is not None for row in self._rows.values())
             if with_scores:
                 table.add_column("score", justify="right", no_wrap=True)
+            with_nodes = is_roomy and any(row.node for row in self._rows.values())
+            if with_nodes:
+                table.add_column("node", no_wrap=True)
             if is_roomy:
                 table.add_column("changes", no_wrap=True)
             table.add_column("last output", ratio=3, no_wrap=True, overflow="ellipsis")
@@ -167,6 +172,7 @@ class ProgressTable:
                     Text(row.state.replace("_", " "), style=_STYLES.get(row.state, "")),
                     row.clock(),
                     *([score] if with_scores else []),
+                    *([visible(row.node)] if with_nodes else []),
                     *([row.changes] if is_roomy else []),
                     # What a candidate prints may colour itself; here it must not colour the rest.
                     Text.from_ansi(visible(row.line)),

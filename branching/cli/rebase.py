@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
+from branching._sanitize import line_for
 from branching.cli.error_handling import handle_errors
 from branching.cli.options import BranchArgument, JsonOption, WorkspaceOption
-from branching.cli.output import print_json
+from branching.cli.output import note_result, print_json
 from branching.cli.workspace import opened_workspace
 
 
@@ -39,6 +41,6 @@ def rebase(
         if json:
             print_json("rebase", branch=name, action=action, conflicts=conflicts)
         else:
-            print(f"branch: {name}\naction: {action}")
             for path in conflicts:
-                print(f"  kept the branch's version of {path}")
+                print(line_for(sys.stdout, f"  kept the branch's version of {path}"), flush=True)
+            note_result(f"{'would rebase' if dry_run else 'rebased'} branch {name}")

@@ -55,7 +55,7 @@ def reflexion(
             "winner": outcome.winner.branch_index if outcome.winner else None,
             "results": [result_facts(result) for result in outcome.all_results],
         }
-        finish(search, outcome, _lines(outcome), facts)
+        finish(search, outcome, _lines(outcome), facts, noun="attempt")
 
 
 def _lines(outcome: SpeculationOutcome) -> list[str]:
@@ -66,4 +66,4 @@ def _lines(outcome: SpeculationOutcome) -> list[str]:
         lines.append(
             f"attempt {result.branch_index}: {done if error is None else f'fail ({error})'}"
         )
-    return lines if outcome.winner else [*lines, "all attempts failed"]
+    return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from branching._exit_codes import EXIT_TIMEOUT
+from branching._exit_codes import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, EXIT_TIMEOUT
 from branching.cli.error_handling import UsageFault, handle_errors, note
-from branching.cli.hints import advice
+from branching.cli.hints import RefusedWrites, advice
+from branching.cli.isolation_options import IsolationOptions
 from branching.cli.limit_options import LimitOptions
 from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import (
@@ -30,16 +32,22 @@ from branching.cli.options import (
 from branching.cli.output import (
     change_facts,
     change_lines,
+    commit_parts,
     ended_how,
     note_forgotten,
     note_privileges,
     note_rest,
+    note_result,
     print_json,
+    shortened_lines,
     warning_facts,
 )
 from branching.cli.workspace import owned_workspace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from branching.fs import Workspace
     from branching.patterns import SpeculationOutcome
     from branching.patterns.attempt import Attempt
     from branching.patterns.runner import Runner
@@ -110,14 +118,15 @@ def run(
     ] = False,
     *,
     limits: LimitOptions,
+    isolation: IsolationOptions,
 ) -> None:
     """Run a command in a branch: commit if it succeeds, abort if it fails.
 
     The exit code is the command's own: 126 if it cannot be executed, 127 if it is not found,
     128+n if signal n killed it; 124 if the time was over.
 
-    At the end one line on standard error names the branch, the exit code, what was done with the
-    branch, and the workspace. Standard output has what the command prints, and nothing else.
+    At the end one line on standard error says what was done with the branch, and how the command
+    ended if it failed. Standard output has what the command prints, and nothing else.
 
     What it prints goes where it would go without branching, and a copy is kept for branching log,
     as long as the workspace keeps anything: a mount, a branch, a commit. On a terminal it has one
@@ -141,10 +150,12 @@ def run(
             select=tuple(select or ()),
             drop_rest=drop_rest,
             limits=limits.limits(),
+            isolation=isolation.isolation(),
+            place=isolation.place,
             is_stdout_ours=json,
             is_logged=not no_log,
         )
-        code, action, how, outcome, space, hints = _run(plan, workspace)
+        code, action, how, outcome, hints = _run(plan, workspace)
         changes = outcome.changes
         note_privileges(changes)
         if outcome.branch is not None:
@@ -157,21 +168,34 @@ def run(
                 action=action,
                 ended=how,
                 changes=change_facts(changes),
+                commit=outcome.commit_id,
                 remaining=outcome.remaining,
                 **warning_facts(changes),
             )
         else:
             if not quiet:
-                note(
-                    f"command: run, branch: {name}, exit_code: {code}, action: {action}, "
-                    f"workspace: {space}"
-                )
+                committed = commit_parts(changes, can_undo=outcome.commit_id is not None)
+                note_result(*_result_parts(code, how, action, name, committed), good=code == 0)
             if verbose:
                 for line in change_lines(changes, sys.stderr):
                     note(f"  {line}")
             for hint in hints:
                 note(f"Hint: {hint}")
         raise typer.Exit(code)
+
+
+def _result_parts(
+    code: int, how: str | None, action: str, name: str, committed: list[str]
+) -> list[str]:
+    """Returns the parts of the line with the result."""
+    end = f"exit code {code}" if code else ""
+    if how == "timeout":
+        end = f"timed out (exit code {code})"
+    if action == "committed":
+        return [end, *committed]
+    if action == "kept":
+        return [end, f"kept branch {name}", f"commit: branching commit {shlex.quote(name)}"]
+    return [end, "aborted, nothing was changed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,8 +211,8 @@ class _Policy:
             runner.lift_deadline()
 
             def ask() -> bool:
-                for line in change_lines(attempt.branch.diff(), sys.stderr):
-                    note(f"  {line}")
+                for line in shortened_lines(attempt.branch.diff(), sys.stderr):
+                    note(line)
                 return _asked()
 
             return End.commit if runner.consult(attempt, ask) else End.abort
@@ -217,6 +241,8 @@ class _Plan:
     select: tuple[str, ...]
     drop_rest: bool
     limits: ResourceLimits | None
+    isolation: dict[str, Any]
+    place: Callable[[Workspace], dict[str, Any]]
     is_stdout_ours: bool
     """The command's output goes to stderr, for stdout is for the document."""
     is_logged: bool
@@ -229,9 +255,9 @@ class _Plan:
 
 def _run(
     plan: _Plan, path: Path | None
-) -> tuple[int, str, str | None, SpeculationOutcome, Path, list[str]]:
+) -> tuple[int, str, str | None, SpeculationOutcome, list[str]]:
     """Returns the exit code, what became of the branch, how the command ended, what came of it,
-    the workspace, and hints."""
+    and hints."""
     from branching.cli.output_capture import capture_output
     from branching.cli.signals import run_interruptible
     from branching.patterns.command_candidate import Program, shell
@@ -243,6 +269,8 @@ def _run(
             "workspace": workspace.seen_at,
             "owner": owner,
             "tells_output": False,
+            **plan.isolation,
+            **plan.place(workspace),
         }
         copy = (
             stack.enter_context(capture_output(workspace, owner, plan.stdout))
@@ -313,9 +341,15 @@ def _run(
         done = run_interruptible(call, is_done=lambda done: done is not None)
         assert done is not None, "without a value the call was stopped, and that is raised"
         code, end, how, outcome = done
-        was_refused = copy is not None and copy.was_read_only
-        hints = advice(plan.command, code, workspace.base, was_read_only=was_refused)
-        return code, _ACTIONS[end], how, outcome, workspace.seen_at, hints
+        hints = advice(
+            plan.command,
+            code,
+            workspace.base,
+            refused=RefusedWrites() if copy is None else copy.refused,
+            has_started=how != "error" or code not in (EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND),
+            kept=plan.name if _ACTIONS[end] == "kept" else None,
+        )
+        return code, _ACTIONS[end], how, outcome, hints
 
 
 class _Outrun(Exception):

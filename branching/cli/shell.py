@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from branching.cli.caller import for_caller
-from branching.cli.error_handling import handle_errors
+from branching.cli.error_handling import handle_errors, note
+from branching.cli.isolation_options import IsolationOptions
+from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import WorkspaceOption
+from branching.cli.output import note_result
 from branching.cli.workspace import owned_workspace
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 DEFAULT_SHELL = "/bin/sh"
 
 
+@expand_option_groups
 def shell(
     name: Annotated[
         str | None,
@@ -38,6 +41,8 @@ def shell(
         typer.Argument(metavar="[-- CMD...]", help="Run this instead.", show_default=False),
     ] = None,
     workspace: WorkspaceOption = None,
+    *,
+    isolation: IsolationOptions,
 ) -> None:
     """Open a shell in a branch that was kept, or in a new one. The branch stays open after.
 
@@ -47,12 +52,17 @@ def shell(
     Example: branching shell run-1a2b3c4d
     """
     with handle_errors(json=False):
-        if command and command[0] == "--":  # it comes after an argument: the parser leaves it
+        # The parser drops `--` in front of the arguments, and leaves it after one of them.
+        if command and command[0] == "--":
             command = command[1:]
+        elif name is not None and _is_first_after_dashes(sys.argv, name, command or []):
+            command = [name, *(command or [])]
+            name = None
         from branching.cli.signals import run_interruptible
         from branching.patterns.attempt import Attempt, Task
         from branching.patterns.command_candidate import Program
 
+        how = isolation.isolation()
         with owned_workspace(workspace) as (space, owner), _opened(space, name) as branch:
             program = Program(
                 command or [os.environ.get("SHELL") or DEFAULT_SHELL],
@@ -60,6 +70,8 @@ def shell(
                 owner=owner,
                 tells_output=False,
                 inherit_stdin=True,
+                **how,
+                **isolation.place(space),
             )
             task = Task(Attempt(0, branch, ""), _say_nothing, must_end=True)
             answer = run_interruptible(
@@ -69,6 +81,12 @@ def shell(
                 print(f"error: {answer.error}", file=sys.stderr)
             _tell_what_next(branch)
         raise typer.Exit(answer.exit_code)
+
+
+def _is_first_after_dashes(words: list[str], name: str, command: list[str]) -> bool:
+    """Returns whether `--` stands directly before `name`, which the rest of the words follow."""
+    rest = ["--", name, *command]
+    return words[-len(rest) :] == rest
 
 
 def _opened(space: Workspace, name: str | None) -> AbstractContextManager[Branch]:
@@ -83,8 +101,5 @@ def _say_nothing(_: Attempt, __: str) -> None:
 
 def _tell_what_next(branch: Branch) -> None:
     name = branch.name
-    print(f"branch: {name}\naction: kept", file=sys.stderr)
-    print(
-        for_caller(f"Hint: branching diff {name}; branching commit {name}; branching abort {name}"),
-        file=sys.stderr,
-    )
+    note_result(f"kept branch {name}")
+    note(f"Hint: branching diff {name}; branching commit {name}; branching abort {name}")

@@ -42,7 +42,7 @@ def skill(
         from branching.cli.agent_files import (
             installed_skill,
             project_around,
-            refuse_in_container,
+            refuse_files_in_container,
             skill_text,
             tell_written,
         )
@@ -54,6 +54,6 @@ def skill(
             raise UsageFault(
                 f"write branching skill install AGENT, one of {', '.join(AGENTS)}, or show"
             )
-        refuse_in_container()
+        refuse_files_in_container()
         project: Path = project_around(workspace)
         tell_written(installed_skill(words[1], scope, project, is_dry=dry_run), is_dry=dry_run)

@@ -27,10 +27,9 @@ def speculate(candidates: CandidatesOption = None, *, options: SearchOptions) ->
             programs = [search.program(text) for text in candidates]
             outcome = search.run(Speculate(programs, **search.how))
         winner = outcome.winner
-        said = f"winner: candidate {winner.branch_index}" if winner else "no candidate succeeded"
         facts = {
             "winner": winner.branch_index if winner else None,
             "candidates": len(candidates),
             "results": [result_facts(result) for result in outcome.all_results],
         }
-        finish(search, outcome, [said, *result_lines(outcome, labels=True, scores=False)], facts)
+        finish(search, outcome, result_lines(outcome, labels=True, scores=False), facts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from branching.cli.caller import for_caller, host_directory
+from branching._caller import for_caller, host_directory
 from branching.cli.error_handling import handle_errors
 from branching.cli.options import JsonOption, WorkspaceOption
 from branching.cli.output import print_json

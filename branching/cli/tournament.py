@@ -74,11 +74,10 @@ def tournament(
                 )
             )
         winner = outcome.winner
-        said = f"winner: candidate {winner.branch_index}" if winner else "no candidate succeeded"
         facts = {
             "winner": winner.branch_index if winner else None,
             "candidates": len(labels),
             "results": [result_facts(result) for result in outcome.all_results],
         }
-        lines = [said, *result_lines(outcome, labels=bool(candidates), scores=False)]
+        lines = result_lines(outcome, labels=bool(candidates), scores=False)
         finish(search, outcome, lines, facts)

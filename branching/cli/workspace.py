@@ -59,8 +59,9 @@ def owned_workspace(path: Path | None) -> Iterator[tuple[Workspace, Owner | None
 
 
 def _open(path: Path | None) -> Workspace:
+    from branching._programs import find_branchfs
     from branching.fs import Workspace
-    from branching.fs.automount import base_around, find_program
+    from branching.fs.automount import base_around
     from branching.fs.branchfs import sealed
     from branching.fs.workspace import find_mount
 
@@ -75,7 +76,7 @@ def _open(path: Path | None) -> Workspace:
     if around and place.resolve().is_relative_to(around):
         raise sealed(Path(around))  # the mount is the kernel's overlay, and tells nothing
     try:
-        find_program()
+        find_branchfs()
     except MountError as error:
         raise _no_workspace(path, place, error.hint) from error
     if not FUSE.exists():

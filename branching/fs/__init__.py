@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from branching.fs.backend import (
+    PRIVILEGE_WARNINGS_MAX,
     BranchRecord,
     Change,
     CommitRecord,
@@ -14,6 +15,7 @@ from branching.fs.branch import Branch
 from branching.fs.workspace import Workspace
 
 __all__ = [
+    "PRIVILEGE_WARNINGS_MAX",
     "Branch",
     "BranchRecord",
     "Change",

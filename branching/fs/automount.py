@@ -1,26 +1,29 @@
-"""Mounts that are made when somebody needs them and go when nobody does.
+"""Mounts a directory on demand, and unmounts it after its last use.
 
-`acquire_mount(base)` finds the mount of a directory or makes it, in a new directory of its own:
+`acquire_mount(base)` returns the existing mount of a directory, or mounts it at a new one:
 
-    /tmp/branching-mount-k3x9q2     made by us, so ours to unmount
-    ~/project/.branching            the store beneath it, when branches are kept
+    /tmp/branching-mount-k3x9q2     a temporary mount point, unmounted after the last use
+    ~/project/.branching            the store; it stays while there are kept branches
 
-Several processes may work on one directory at once. The file system lets only one mount use a
-store, so they share it, and the last to leave unmounts. Who is there is told by locks: each holds
-a shared lock on the mount's root, and who can make it exclusive is alone. A kernel lock goes with
-its process, however that dies. A mount that was made by hand (`branchfs mount`) is used, and stays.
+Several processes may use one directory concurrently. Only one mount can use a store, so they share
+it, and the last process unmounts it. Each process holds a shared lock on the root of the mount. The
+process that can turn its lock into an exclusive one is the last. The kernel releases the locks of a
+process when it dies. A mount that a user made by `branchfs mount` is shared, and never unmounted.
 
-Mounting and unmounting take turns by a lock on the base directory, or the last user could unmount
-what another one has just found. Somebody who mounts by hand takes no turn: so after locking the
-root is asked once more whether it is the mount's, and if it is not, all begins anew.
+An exclusive lock on the base directory serializes mounting and unmounting. Otherwise the last user
+could unmount a mount that another process has just found. `branchfs mount` does not take this lock.
+So after locking the root, the process checks that the root still belongs to the mount, and starts
+over if it does not.
+
+`branching create` keeps a mount without a user. Its mount point is in a file of the store:
+
+    STORE/agents/mount              ignored if the store is mounted elsewhere
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import shutil
 import subprocess
 import tempfile
 import time
@@ -28,63 +31,82 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
+from branching._linux import flock
 from branching._linux.mountinfo import read_mounts
+from branching._programs import find_branchfs
 from branching._signals import defer_sigint
 from branching._standard_streams import open_closed
 from branching.errors import MountError, add_note
 from branching.fs.branchfs import BranchFS, NoAnswer, read_control_path
-from branching.fs.flock import is_locked
+from branching.fs.store_files import is_locked, read
 
-PROGRAM = "branchfs"
-PROGRAM_VARIABLE = "BRANCHFS"
-"""Names the program where it is not on PATH."""
 PREFIX = "branching-mount-"
-"""Of the directories we mount at, and so the sign that a mount is to be unmounted."""
+"""Name prefix of temporary mount points, which are unmounted after the last use."""
 STORE = ".branching"
 MOUNT_SECONDS_MAX = 60
-"""A mount takes milliseconds, unless a commit that a crash cut off is first rolled forward."""
+"""A mount takes milliseconds, unless an interrupted commit has to be recovered first."""
 SETTLE_SECONDS_MAX = 10
-"""How long we wait for a mount that somebody makes by hand at the same moment."""
+"""How long to wait for another process that is mounting or unmounting the directory."""
 BUSY_SECONDS_MAX = 2
-"""How long a mount may be busy although nobody is seen to use it."""
+"""How long to retry an unmount that fails with EBUSY while no process holds a lock."""
 _POLL_SECONDS = 0.01
 IN_USE = "in use by another mount"
-"""So the program says that another daemon has locked the store."""
+"""Part of branchfs's error message when another daemon has locked the store."""
 _GONE = (errno.ENOTCONN, errno.ENODATA, errno.EOPNOTSUPP, errno.ENOENT)
-"""What the root answers when the mount was taken away: a dead one, or the bare directory."""
+"""Errors of the root after an unmount: its daemon has exited, or it is an ordinary directory."""
 
 
 class MountLease:
-    """A mount in use by us."""
+    """A mount that this process uses."""
 
     def __init__(self, point: Path, base: Path, program: Path | None, lease: int) -> None:
         self.point = point
         self._base = base
         self._program = program
-        """Unmounts it, if it is to go with its last user."""
+        """The branchfs program if the mount is temporary, else None."""
         self._lease: int | None = lease
         self._pid = os.getpid()
+        self.kept_mark: Path | None = None
+        """The file in the store that keeps the mount without a user, if it names this mount."""
 
     @property
     def is_made_up(self) -> bool:
-        """Its place has a name of our making, which is another one the next time."""
-        return self.point.name.startswith(PREFIX)
+        """Whether the mount point is temporary; it has another name the next time."""
+        return is_temporary(self.point)
+
+    def is_shared(self) -> bool:
+        """Tells whether another process uses the mount."""
+        assert self._lease is not None, "it is in use by us"
+        with self._turn():
+            is_alone = _is_alone(self._lease)
+            flock.lock(self._lease, is_shared=True)
+        return not is_alone
 
     def close(self) -> None:
-        """Unmounts it if nobody else uses it. MountError if it cannot be unmounted."""
+        """Unmounts a temporary mount if this is its last user. Idempotent.
+
+        Raises:
+            MountError: The mount could not be unmounted. It stays, and `close` can be called again.
+        """
         if self._pid != os.getpid():
-            return  # forked from the user: the mount is our parent's
+            return  # in a forked process: the lease is the parent's
         if self._lease is None:
             return
         with defer_sigint(), self._turn():
             is_last = self._program is not None and _is_alone(self._lease)
             os.close(self._lease)
             self._lease = None
-            if self._program is not None and is_last:
+            if self._program is not None and is_last and not self._is_kept():
                 self._unmount(self._program)
 
+    def _is_kept(self) -> bool:
+        try:
+            return self.kept_mark is not None and read(self.kept_mark) == os.fsencode(self.point)
+        except OSError:
+            return False  # it does not exist, or is not a regular file
+
     def _turn(self) -> AbstractContextManager[None]:
-        # A directory that was moved away or removed: nobody finds its mount by it any more.
+        # If the directory was moved or removed, no process can find its mount by it any more.
         return _turn(self._base) if self._base.is_dir() else nullcontext()
 
     def _unmount(self, program: Path) -> None:
@@ -93,34 +115,25 @@ class MountLease:
             try:
                 return _unmount(self.point, program)
             except MountError:
-                # The kernel lets go of a file some time after it was closed. Who fails for good
-                # can try again later: the mount is still there, and still ours.
+                # The kernel releases a file shortly after it was closed. After the deadline the
+                # lease is taken again, so that the caller can retry.
                 if time.monotonic() > deadline:
                     self._lease = _lease(self.point)
                     raise
             time.sleep(_POLL_SECONDS)
 
 
-def find_program(name: str | os.PathLike[str] | None = None) -> Path:
-    """Returns the branchfs program. MountError where there is none."""
-    wanted = os.fspath(name or os.environ.get(PROGRAM_VARIABLE) or PROGRAM)
-    found = shutil.which(wanted)
-    if found is None:
-        raise MountError(
-            f"there is no program {wanted!r}, which mounts directories",
-            hint="cargo install --path branchfs; or work in a container: branching-docker",
-            path=wanted,
-        )
-    return Path(found)
+def is_temporary(point: Path) -> bool:
+    """Returns whether a mount point is temporary: named by this module."""
+    return point.name.startswith(PREFIX)
 
 
 def base_around(directory: Path) -> Path:
-    """Returns the workspace to use for work in `directory` where none is named: the nearest
-    directory at or above it that keeps branches, else `directory` itself.
+    """Returns the workspace of `directory`: the nearest parent with a store, else `directory`.
 
-    The search ends at the home directory and at the border of the file system. A store counts only
-    if it can be read, and belongs to the owner of the directory that it is in: anybody may leave
-    one in /tmp.
+    The search ends at the home directory and at a file-system border. A store is ignored if it
+    cannot be read, or if its owner is not the owner of the directory that contains it: any user can
+    create one in /tmp.
     """
     place = directory.resolve()
     device = place.stat().st_dev
@@ -144,31 +157,35 @@ def _home() -> Path | None:
     try:
         return Path.home().resolve()
     except RuntimeError:
-        return None  # the user has none
+        return None  # the user has no home directory
 
 
 def acquire_mount(
     base: Path, *, policy: str | None = None, driver: str | None = None
 ) -> MountLease:
-    """Finds or makes a mount of `base`. MountError if neither can be done.
+    """Returns the existing mount of `base`, or mounts it.
 
-    `policy` and `driver` are of a mount that is made; without them BRANCHFS_POLICY and
-    BRANCHFS_DRIVER count, else first-winner and auto.
+    Args:
+        base: The directory to branch.
+        policy: Conflict policy of a new mount. Default: $BRANCHFS_POLICY, else first-winner.
+        driver: Driver of a new mount. Default: $BRANCHFS_DRIVER, else auto.
+
+    Raises:
+        MountError: The directory could not be mounted.
     """
-    program = find_program()
+    program = find_branchfs()
     deadline = time.monotonic() + SETTLE_SECONDS_MAX
     while True:
         with _turn(base):
             for point in _mounts_of(base):
                 lease = _lease(point)
                 if lease is not None:
-                    is_ours = point.name.startswith(PREFIX)
-                    return MountLease(point, base, program if is_ours else None, lease)
+                    return MountLease(point, base, program if is_temporary(point) else None, lease)
             try:
                 return _mounted(base, program, policy=policy, driver=driver)
             except MountError as error:
-                # Another process mounts it by hand, and we shall see the mount in a moment. Or a
-                # mount has just ended, and its daemon is about to release the store.
+                # Another process is mounting it with `branchfs mount`, or the daemon of a previous
+                # mount has not released the store yet.
                 is_in_use = IN_USE in error.message or _is_in_use(base)
                 if time.monotonic() > deadline or not is_in_use:
                     raise
@@ -184,9 +201,10 @@ def mount(
     policy: str = "first-winner",
     driver: str = "auto",
 ) -> MountLease:
-    """Mounts `base`, in a directory of our own unless `point` is given.
+    """Mounts `base` at `point`, or at a temporary mount point.
 
-    Raises MountError, and then there is no mount.
+    Raises:
+        MountError: The directory could not be mounted. There is no mount left.
     """
     deadline = time.monotonic() + SETTLE_SECONDS_MAX
     while True:
@@ -201,8 +219,8 @@ def mount(
                     driver=None if driver == "auto" else driver,  # auto: as BRANCHFS_DRIVER says
                 )
             except MountError as error:
-                # The daemon of a mount that has ended serves copies of it in other mount
-                # namespaces for a moment.
+                # After an unmount the daemon exits when the copies of the mount in other mount
+                # namespaces are gone, too.
                 is_ending = IN_USE in error.message and next(_mounts_of(base), None) is None
                 if time.monotonic() > deadline or not is_ending:
                     raise
@@ -241,17 +259,17 @@ def _mounted(
 
 
 def _unmount(point: Path, program: Path) -> None:
-    """Unmounts, and removes the directory if we made it."""
+    """Unmounts, and removes a temporary mount point."""
     if _is_dead(point):
         _detach(point)
     else:
         _run(program, "unmount", os.fspath(point))
-    if point.name.startswith(PREFIX):
+    if is_temporary(point):
         point.rmdir()
 
 
 def _is_dead(point: Path) -> bool:
-    """Tells whether the daemon behind the mount has died: then there is nobody to ask."""
+    """Returns whether the daemon of the mount has died."""
     try:
         point.stat()
     except OSError as error:
@@ -260,14 +278,14 @@ def _is_dead(point: Path) -> bool:
 
 
 def _detach(point: Path) -> None:
-    """Takes a dead mount away. What was committed is safe, and kept branches are in the store."""
+    """Unmounts a mount whose daemon has died. Commits and kept branches are in the store."""
     words = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount3", "-u", "-z"]
     _run(Path(words[0]), *words[1:], os.fspath(point))
 
 
 def _run(program: Path, *words: str) -> None:
     try:
-        # A session of its own: Ctrl-C is for us, and must not break off a mount half-way.
+        # In a session of its own, so that Ctrl-C does not interrupt it.
         done = subprocess.run(
             [program, *words],
             stdin=subprocess.DEVNULL,
@@ -293,12 +311,12 @@ def _run(program: Path, *words: str) -> None:
 
 
 def _make_point(base: Path) -> Path:
-    """Makes a directory to mount at, which the owner of the base can reach."""
+    """Creates a temporary mount point that the owner of the base can reach."""
     places = [tempfile.gettempdir(), "/var/tmp"]
     if os.geteuid() != 0 and (runtime := os.environ.get("XDG_RUNTIME_DIR")):
         places.insert(0, runtime)
     for place in map(Path, places):
-        # Inside the base the mount would show itself.
+        # Inside the base, the mount would contain itself.
         if os.access(place, os.W_OK) and not place.resolve().is_relative_to(base):
             return Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     raise MountError(
@@ -309,10 +327,10 @@ def _make_point(base: Path) -> Path:
 
 
 def _mounts_of(base: Path) -> Iterator[Path]:
-    """Yields where `base` is mounted already, as far as we may see.
+    """Yields the mount points of `base` that this user can access.
 
-    The mount table names the base of each mount. So no daemon is asked but that of `base` itself: a
-    daemon that does not answer hinders work in its own directory alone.
+    The mount table names the base of each mount, so only daemons of `base` are queried. A daemon
+    that does not answer blocks work in its own directory only.
     """
     mounts = [mount for mount in read_mounts() if BranchFS.serves(mount)]
     points = [mount.directory for mount in mounts]
@@ -327,7 +345,7 @@ def _mounts_of(base: Path) -> Iterator[Path]:
         except NoAnswer:
             if is_named:
                 raise
-            continue  # an older version, whose mounts do not name their base
+            continue  # a mount of an older version, which does not name its base
         except (MountError, OSError):
             continue  # a dead mount, or another user's
         if is_same:
@@ -337,7 +355,7 @@ def _mounts_of(base: Path) -> Iterator[Path]:
 def _is_same(source: Path, base: Path, points: list[Path]) -> bool:
     if source == base:
         return True
-    # To look at a directory inside another mount is to ask that mount's daemon.
+    # A stat inside another mount would query that mount's daemon.
     if any(source.is_relative_to(point) for point in points):
         return False
     try:
@@ -347,7 +365,7 @@ def _is_same(source: Path, base: Path, points: list[Path]) -> bool:
 
 
 def _lease(point: Path) -> int | None:
-    """Locks the mount's root for sharing. None if it is a mount no more."""
+    """Takes a shared lock on the root of the mount. Returns None if it is no longer a mount."""
     open_closed()
     try:
         lease = os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -356,7 +374,7 @@ def _lease(point: Path) -> int | None:
             return None
         raise MountError(f"{point} cannot be opened: {error.strerror}", path=str(point)) from error
     try:
-        fcntl.flock(lease, fcntl.LOCK_SH)
+        flock.lock(lease, is_shared=True)
         read_control_path(lease)
     except OSError as error:
         os.close(lease)
@@ -368,14 +386,14 @@ def _lease(point: Path) -> int | None:
 
 @contextmanager
 def _turn(base: Path) -> Iterator[None]:
-    """Waits until nobody else mounts or unmounts `base`."""
+    """Holds the lock that serializes mounting and unmounting `base`."""
     open_closed()
     try:
         lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise MountError(f"{base} cannot be opened: {error.strerror}", path=str(base)) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        flock.lock(lock)
         yield
     finally:
         os.close(lock)
@@ -383,14 +401,13 @@ def _turn(base: Path) -> Iterator[None]:
 
 def _is_alone(lease: int) -> bool:
     try:
-        fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return flock.try_lock(lease)
     except OSError:
-        return False
-    return True
+        return False  # its daemon is gone
 
 
 def _is_in_use(base: Path) -> bool:
-    """Tells whether some process has locked the base's store."""
+    """Returns whether a process has locked the base's store."""
     try:
         return is_locked(base.resolve() / STORE / "lock")
     except OSError:

@@ -76,6 +76,10 @@ class Change:
     "set-group-ID", "capabilities". Set only for commits to the workspace itself."""
 
 
+PRIVILEGE_WARNINGS_MAX = 10
+"""Where people or models read the warnings; JSON documents have all."""
+
+
 def privilege_warnings(changes: Iterable[Change], count_max: int | None = None) -> list[str]:
     """Returns a warning for each committed file that gives rights to users who execute it.
 
@@ -176,6 +180,8 @@ class Committed:
     """Paths changed in the parent."""
     forgotten: list[str]
     """Branch names of earlier commits that can no longer be undone because of this commit."""
+    commit: int | None = None
+    """Id of the commit in the history; None if it cannot be undone."""
     remaining: int = 0
     """Number of changed paths that were not committed. If it is not 0, the branch stays open with
     these paths; otherwise it is closed."""
@@ -290,8 +296,14 @@ class Backend(Protocol):
             The number of changes that a patch cannot represent.
         """
 
-    def export(self, branch: BranchRecord, file: int) -> None:
-        """Writes the layer of the branch to a descriptor, as an archive."""
+    def export(
+        self, branch: BranchRecord, file: int, *, whole: bool = False, exclude: Sequence[str] = ()
+    ) -> None:
+        """Writes the layer of the branch to a descriptor, as an archive.
+
+        With `whole`, the archive has all that the branch shows. Paths that match `exclude` are left
+        out.
+        """
 
     def load(self, name: str, parent: int, file: int, *, force: bool = False) -> BranchRecord:
         """Creates a branch from an archive. If it fails, no branch is created.
@@ -309,10 +321,23 @@ class Backend(Protocol):
     def history(self) -> list[CommitRecord]:
         """Returns the commits to main that can be undone or redone, oldest first."""
 
-    def undo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
+    def newest_pruned(self) -> int:
+        """Returns the id of the newest commit that was removed from the history, 0 if none was.
+
+        Commits that were undone before do not count.
+        """
+
+    def commit_changes(self, commit: int) -> tuple[CommitRecord, list[Change]]:
+        """Returns a commit of the history with its changes. CommitError if there is none."""
+
+    def undo(
+        self, commit: int | None = None, *, force: bool = False, dry_run: bool = False
+    ) -> Reversal:
         """Undoes the last commit to main, all or nothing; see `Workspace.undo`."""
 
-    def redo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
+    def redo(
+        self, commit: int | None = None, *, force: bool = False, dry_run: bool = False
+    ) -> Reversal:
         """Redoes the last undone commit, all or nothing; see `Workspace.redo`."""
 
     def prune(self, keep: int = 0) -> tuple[int, int]:

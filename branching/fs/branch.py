@@ -87,6 +87,8 @@ class Branch:
         """True if the branch is dropped when this process is killed. Its `with` always ends it."""
         self.forgotten: list[str] = []
         """After a commit: branch names of earlier commits that can no longer be undone."""
+        self.commit_id: int | None = None
+        """After a commit: its id in the history, for `Workspace.undo`; None if it has no entry."""
         self.remaining = 0
         """After a commit: number of changed paths that stay in the branch, uncommitted."""
         self._is_rest = False
@@ -265,6 +267,7 @@ class Branch:
         elif not dry_run:
             self._end("committed")
         self.forgotten = committed.forgotten
+        self.commit_id = committed.commit
         if record.parent != MAIN_ID:
             return committed.changes
         return _with_privileges(record.path if dry_run else self._backend.base, committed.changes)
@@ -297,9 +300,10 @@ class Branch:
     def in_use(self) -> Iterator[None]:
         """Returns a context in which no process can commit or rebase the branch.
 
-        All code that runs commands in branches uses it: the patterns, `branching run` and `shell`,
-        the MCP server and agents. A commit is refused in the meantime, even with `force`, and the
-        error names the process. It has no effect if the store belongs to another user.
+        All code that runs commands in branches uses it: the patterns, `BranchContext`, `branching
+        run` and `shell`, the MCP server and agents. A commit is refused in the meantime, even with
+        `force`, and the error names the process. If the lock cannot be made, for example because
+        the store belongs to another user, a warning says so.
         """
         with held(self._backend, self._opened()):
             yield
@@ -316,6 +320,10 @@ class Branch:
         if self._ended is None:
             self._backend.abort(record)
             self._end("aborted")
+
+    def lease(self) -> None:
+        """Lets the next program that opens the workspace drop it if this process is killed."""
+        lease(self._backend, self._opened())
 
     def release(self) -> None:
         """Keeps the branch open even if this process is killed."""
@@ -354,19 +362,43 @@ class Branch:
         file.flush()
         return self._backend.patch(self._opened(), file.fileno())
 
-    def export(self, file: IO[bytes]) -> None:
+    def export(self, file: IO[bytes], *, whole: bool = False, exclude: Sequence[str] = ()) -> None:
         """Writes the changes of the branch to an open file, as an OCI layer (a tar archive).
 
         `Workspace.load` creates a branch from it, in this or another workspace.
 
         Args:
             file: A file open for writing.
+            whole: Write all that the branch shows, as a layer over an empty directory.
+            exclude: Glob patterns of paths to leave out, with everything below them.
 
         Raises:
             BranchError: The archive could not be written completely. The file is not usable.
         """
         file.flush()
-        self._backend.export(self._opened(), file.fileno())
+        self._backend.export(self._opened(), file.fileno(), whole=whole, exclude=exclude)
+
+    def load(self, name: str, file: IO[bytes], *, force: bool = False) -> Branch:
+        """Creates a child of this branch from an archive; see `Workspace.load`.
+
+        Args:
+            name: Name of the child, which is left open.
+            file: The archive, open for reading.
+            force: Load the archive also over paths that have changed since it was made.
+
+        Returns:
+            The child.
+
+        Raises:
+            ConflictError: The `paths` that it lists have changed since the archive was made.
+                There is no child.
+            MountError: The archive is damaged, leads out of the workspace, or needs rights that
+                the process lacks. There is no child.
+            ValueError: The name is impossible.
+        """
+        check_name(name)
+        record = self._backend.load(name, self._opened().id, file.fileno(), force=force)
+        return Branch.of(self._backend, record)
 
     def inspect(self) -> BranchRecord:
         """Returns the present state of the branch, with its disk use.
@@ -404,7 +436,7 @@ class Branch:
                     self._name, self._parent_id, disk_limit=self._disk_limit
                 )
                 if self.is_leased:
-                    lease(self._backend, self._record)
+                    self.lease()
         except KeyboardInterrupt:
             if self.is_open:
                 self.abort()

@@ -1,22 +1,23 @@
-"""Branches that are to go with the process that made them, also when it is killed.
+"""Leases: branches that are aborted after the process that created them was killed.
 
-    STORE/agents/claims-9f3c2a1b    one a process, locked by it: a line for each branch that it made
-                                    `+ID NAME`, or let go of `-ID NAME`
-    STORE/agents/leases-9f3c2a1b    the same of a program that uses the library
+    STORE/agents/claims-9f3c2a1b    the leases of an MCP server
+    STORE/agents/leases-9f3c2a1b    the leases of a program that uses the library
 
-Claims are an MCP server's: the next server drops what a killed one left. Leases are made for
-branches that a `with` block or a pattern ends (`lease`): whoever opens the workspace next drops
-what a killed program left (`drop_leased`). A program that ends by itself gives its leases up.
+Each process has one file and holds an exclusive lock on it. A line `+ID NAME` adds a branch, a line
+`-ID NAME` removes it. The kernel releases the lock when the process ends, so a file without a lock
+lists branches whose process has died.
 
-The kernel takes a lock away with its process, however that dies: a file that is not locked tells of
-branches that were left. A line is written after its branch is made, so a process that is killed in
-between leaves a branch that nobody claims; it is never the other way round.
+The next MCP server aborts the branches that a killed server left. The branches of a `with` block or
+a pattern (`lease`) are aborted by the next program that opens the workspace (`drop_leased`). A
+program that exits normally removes its leases.
+
+A line is written after its branch is created. A process that is killed in between leaves a branch
+without a lease; there is never a lease without a branch.
 """
 
 from __future__ import annotations
 
 import atexit
-import fcntl
 import os
 import secrets
 import threading
@@ -25,6 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from branching._linux import flock
 from branching.errors import BranchNotFoundError
 from branching.fs.backend import Backend, BranchRecord
 from branching.fs.store_files import open_directory, open_file
@@ -36,12 +38,14 @@ _DIRECTORY = "agents"
 _CLAIMS = "claims-"
 _LEASES = "leases-"
 _TRIES_MAX = 100
-"""The directory may be removed by another process before there is a file in it."""
+"""Another process may remove the empty directory before the file is created in it."""
 
 
 class BranchLeases:
-    """Those of one process. The file is made with the first claim, and removed by `close`. Safe
-    from any thread."""
+    """The leases of one process. Thread-safe.
+
+    The file is created by the first `add` and removed by `close`.
+    """
 
     def __init__(self, space: Workspace | Backend, prefix: str = _CLAIMS) -> None:
         self._space = space
@@ -51,15 +55,15 @@ class BranchLeases:
         self._file: int | None = None
 
     def add(self, record: BranchRecord) -> None:
-        """Claims a branch. OSError if that cannot be written down."""
+        """Adds a branch. Raises OSError if the file cannot be written."""
         self._write(f"+{record.id} {record.name}\n")
 
     def drop(self, record: BranchRecord) -> None:
-        """Gives a claim up: the branch stays."""
+        """Removes a branch. It stays open after this process."""
         self._write(f"-{record.id} {record.name}\n")
 
     def close(self) -> None:
-        """Gives all claims up."""
+        """Removes all branches and the file."""
         if self._path is not None and self._file is not None:
             self._path.unlink(missing_ok=True)
             remove_agents_directory(self._path.parent)
@@ -67,7 +71,7 @@ class BranchLeases:
             self._path = self._file = None
 
     def abandon(self) -> None:
-        """Lets go of the file in a forked process: it is the parent's."""
+        """Closes the file in a forked process. The leases stay with the parent."""
         if self._file is not None:
             os.close(self._file)
             self._path = self._file = None
@@ -86,31 +90,24 @@ class BranchLeases:
             os.write(self._file, line.encode())
 
     def _made(self) -> tuple[Path, int]:
-        directory = agents_directory(self._space)
-        if directory is None:
-            raise FileNotFoundError("the workspace keeps its branches in no directory")
-        uid, gid = self._space.owner
-        with suppress(FileExistsError):
-            directory.mkdir(mode=0o700)
         name = f"{self._prefix}{secrets.token_hex(4)}"
-        here = open_directory(directory)
-        try:
+        with made_agents_directory(self._space) as (directory, here):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
             file = open_file(f".{name}", flags, directory=here)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            flock.lock(file)
             if os.geteuid() == 0:
-                os.fchown(here, uid, gid)
-                os.fchown(file, uid, gid)
-            # Nobody finds it before it is locked.
+                os.fchown(file, *self._space.owner)
+            # Renamed after it is locked, so that no other process finds it unlocked.
             os.rename(f".{name}", name, src_dir_fd=here, dst_dir_fd=here)
-        finally:
-            os.close(here)
         return directory / name, file
 
 
 class _Leases:
-    """The claims of this process as a program, by store. The file of a store goes with the last
-    branch, so that the store can go when the workspace is closed."""
+    """The leases of this process, by store.
+
+    A store's file is removed with its last branch, so that an empty store can be removed when the
+    workspace is closed.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards all below
@@ -121,8 +118,8 @@ class _Leases:
     def add(self, backend: Backend, store: Path, record: BranchRecord) -> None:
         with self._lock:
             if not self._is_registered:
-                # Not before: what is registered last is done first, and the workspace, which is
-                # there by now, is unmounted at the exit, too.
+                # Exit handlers run in reverse order. The workspace registered its unmount before,
+                # so the leases are removed while it is still mounted.
                 atexit.register(self.close)
                 self._is_registered = True
             leases = self._claims.setdefault(store, BranchLeases(backend, _LEASES))
@@ -147,7 +144,7 @@ class _Leases:
             self._open.clear()
 
     def forget(self) -> None:
-        """In a forked process: the branches are the parent's, and so is the lock."""
+        """Closes the files in a forked process. The leases stay with the parent."""
         self._lock = threading.Lock()  # another thread of the parent may have held it
         while self._claims:
             self._claims.popitem()[1].abandon()
@@ -159,30 +156,38 @@ os.register_at_fork(after_in_child=_leases.forget)
 
 
 def lease(backend: Backend, record: BranchRecord) -> None:
-    """Has a branch dropped after this process if that is killed. The branch stays where that
-    cannot be written down: the store is another user's."""
+    """Adds a lease, so that the branch is aborted if this process is killed.
+
+    Without effect where the store cannot be written because it belongs to another user. Such a
+    branch stays open.
+    """
     if backend.store is not None:
         with suppress(OSError):
             _leases.add(backend, backend.store, record)
 
 
 def end_lease(backend: Backend, record: BranchRecord) -> None:
-    """Says that a branch has ended, or is to stay."""
+    """Removes the lease of a branch that has ended or is to stay open."""
     if backend.store is not None:
         with suppress(OSError):
             _leases.drop(backend.store, record)
 
 
 def drop_leased(space: Workspace) -> list[BranchRecord]:
-    """Aborts the branches that killed programs left, and returns which they were."""
+    """Aborts the branches that killed programs left open, and returns them."""
     return drop_orphaned(space, _LEASES) if _files(space, _LEASES) else []
 
 
 def orphaned_branches(
     space: Workspace, records: Sequence[BranchRecord] | None = None, prefix: str = _CLAIMS
 ) -> list[BranchRecord]:
-    """Lists the open branches that were left by processes that are gone, the oldest first; of
-    `records`, if they were listed already."""
+    """Returns the open branches whose process has died, the oldest first.
+
+    Args:
+        space: The workspace.
+        records: Its open branches, if the caller has listed them.
+        prefix: Which kind of lease files to read.
+    """
     claimed = {claim for path in _files(space, prefix) for claim in _unlocked(path)}
     if not claimed:
         return []
@@ -191,7 +196,11 @@ def orphaned_branches(
 
 
 def release(space: Workspace, record: BranchRecord) -> None:
-    """Has a branch that was left stay. OSError if that cannot be written down."""
+    """Removes the lease of a branch whose process has died, so that the branch stays open.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     for path in _files(space):
         if (record.id, record.name) in _unlocked(path):
             with _locked(path, os.O_WRONLY | os.O_APPEND) as file:
@@ -200,9 +209,13 @@ def release(space: Workspace, record: BranchRecord) -> None:
 
 
 def drop_orphaned(space: Workspace, prefix: str = _CLAIMS) -> list[BranchRecord]:
-    """Aborts them; returns which they were. What an abort raises is raised.
+    """Aborts the branches whose process has died, and returns them.
 
-    A branch stays as long as there is one below it that was not left.
+    A branch stays open as long as a branch below it belongs to a live process.
+
+    Raises:
+        BranchingError: A branch could not be aborted. Its lease stays, so the next call tries
+            again.
     """
     opened = space.branches()
     found = orphaned_branches(space, opened, prefix)
@@ -214,7 +227,7 @@ def drop_orphaned(space: Workspace, prefix: str = _CLAIMS) -> list[BranchRecord]
         if not any(path.startswith(f"{record.branch_path}/") for path in others)
     ]
     for record in reversed(dropped):  # children are younger than their parents
-        with suppress(BranchNotFoundError):  # somebody else drops them too
+        with suppress(BranchNotFoundError):  # aborted by another process
             space.reopen(record.name).abort()
     for path in _files(space, prefix):
         leases = _unlocked(path)
@@ -231,12 +244,36 @@ def drop_orphaned(space: Workspace, prefix: str = _CLAIMS) -> list[BranchRecord]
 
 
 def agents_directory(space: Workspace | Backend) -> Path | None:
-    """Returns where processes say what they do in branches; None where there is no such place."""
+    """Returns the store's directory for lock and lease files, None if the back end has no store."""
     return None if space.store is None else space.store / _DIRECTORY
 
 
+@contextmanager
+def made_agents_directory(space: Workspace | Backend) -> Iterator[tuple[Path, int]]:
+    """Opens the directory of `agents_directory`; creates it for the workspace's owner if needed.
+
+    Yields:
+        Its path and a descriptor.
+
+    Raises:
+        FileNotFoundError: The back end has no store, or another process removed the directory.
+    """
+    directory = agents_directory(space)
+    if directory is None:
+        raise FileNotFoundError("the workspace keeps its branches in no directory")
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    here = open_directory(directory)
+    try:
+        if os.geteuid() == 0:
+            os.fchown(here, *space.owner)
+        yield directory, here
+    finally:
+        os.close(here)
+
+
 def remove_agents_directory(directory: Path) -> None:
-    """Removes the directory unless there is something in it."""
+    """Removes the directory if it is empty."""
     with suppress(OSError):
         directory.rmdir()
 
@@ -248,7 +285,7 @@ def _files(space: Workspace, prefix: str = _CLAIMS) -> list[Path]:
     try:
         here = open_directory(directory)
     except OSError:
-        return []  # none was made, or something else is in its place
+        return []  # it does not exist, or is not a directory
     try:
         names = os.listdir(here)  # noqa: PTH208  (it is a descriptor)
     finally:
@@ -257,7 +294,7 @@ def _files(space: Workspace, prefix: str = _CLAIMS) -> list[Path]:
 
 
 def _unlocked(path: Path) -> set[tuple[int, str]]:
-    """Reads a file whose process is gone; nothing of one that is there."""
+    """Returns the leases in a file whose process has died; empty if the process is alive."""
     leases: set[tuple[int, str]] = set()
     with _locked(path) as file:
         if file is None:
@@ -266,23 +303,20 @@ def _unlocked(path: Path) -> set[tuple[int, str]]:
         for line in text.splitlines(keepends=True):
             number, _, name = line[1:].rstrip("\n").partition(" ")
             if not line.endswith("\n") or not number.isdigit():
-                continue  # it was cut off
+                continue  # an incomplete line
             (leases.add if line[0] == "+" else leases.discard)((int(number), name))
     return leases
 
 
 @contextmanager
 def _locked(path: Path, flags: int = os.O_RDONLY) -> Iterator[int | None]:
-    """Locks a file for the length of the `with`; None where its process lives, or others look."""
+    """Yields the file, exclusively locked; None if another process has locked it."""
     try:
         file = open_file(path, flags)
     except OSError:
-        yield None  # gone meanwhile, not ours to read, or something else in its place
+        yield None  # removed meanwhile, not readable, or not a regular file
         return
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield file
-    except BlockingIOError:
-        yield None
+        yield file if flock.try_lock(file) else None
     finally:
         os.close(file)

@@ -1,4 +1,4 @@
-"""BranchFS as a backend: the daemon's verbs as methods, its refusals as our exceptions."""
+"""The backend for BranchFS: methods for the daemon's requests, exceptions for its errors."""
 
 from __future__ import annotations
 
@@ -35,21 +35,20 @@ from branching.fs.backend import (
 from branching.fs.control_client import ControlSocket, DaemonGone, Fields, RequestRefused
 
 CONTROL_XATTR = "user.branchfs.control"
-"""On the mount's root: the path of the control socket."""
+"""Extended attribute of the mount's root with the path of the control socket."""
 
 IN_BRANCH = "BRANCHING"
-"""Set in the environment of all that runs in a branch."""
+"""Environment variable that is set for all commands in a branch."""
 
 BUSY_SECONDS_MAX = 5.0
 """How long a commit waits for files that are still open for writing.
 
-The kernel reports the last close of a file some time after close() or exit() returned, so a
-branch whose last writer is just gone may still look busy.
+The kernel reports the last close of a file shortly after close() or exit() returned, so a branch
+may still be busy after its last writer has ended.
 """
 _BUSY_POLL_SECONDS = 0.005
 ANSWER_SECONDS_MAX = 20.0
-"""How long a daemon may take to answer which mount it serves. That takes about a millisecond on an
-idle machine; a daemon that is stopped, or hangs, never answers."""
+"""How long a daemon may take to answer which mount it serves. An idle machine needs about 1 ms."""
 
 T = TypeVar("T")
 
@@ -59,7 +58,7 @@ class NoAnswer(MountError):
 
 
 class BranchFS:
-    """One BranchFS mount, spoken to over its control socket."""
+    """One BranchFS mount, used through its control socket."""
 
     def __init__(self, mount: Mount) -> None:
         self._control, info = answered(mount.directory, lambda: _introduced(mount.directory))
@@ -76,7 +75,7 @@ class BranchFS:
 
     @staticmethod
     def serves(mount: Mount) -> bool:
-        """Tells a BranchFS mount by its type. Any user may give any other mount its name."""
+        """Returns whether a mount has the type of BranchFS. The source name could be forged."""
         return mount.fstype == "fuse.branchfs"
 
     def check_call(self, *, is_nested: bool, is_part: bool, is_compared: bool) -> None:
@@ -131,6 +130,7 @@ class BranchFS:
         return Committed(
             changes=_changes(done),
             forgotten=[str(entry["branch"]) for entry in forgotten],
+            commit=cast("int | None", done.get("commit")),
             remaining=_int(done.get("remaining", 0)),
         )
 
@@ -164,10 +164,21 @@ class BranchFS:
         with _translated(BranchError, what, self.root, branch=branch.name):
             return _int(self._control.request("diff", fields, descriptor=file)["left_out"])
 
-    def export(self, branch: BranchRecord, file: int) -> None:
+    def export(
+        self, branch: BranchRecord, file: int, *, whole: bool = False, exclude: Sequence[str] = ()
+    ) -> None:
         what = f"branch {branch.name!r} was not exported"
+        fields: Fields = {"branch": branch.id}
+        if whole or exclude:
+            if "whole" not in self._features:
+                raise BranchError(
+                    f"{what}: the BranchFS of {self.root} writes changes only, and all of them",
+                    hint="it is older than this library: mount with the current branchfs",
+                    branch=branch.name,
+                )
+            fields |= {"whole": whole, "exclude": list(exclude)}
         with _translated(BranchError, what, self.root, branch=branch.name):
-            self._control.request("export", {"branch": branch.id}, descriptor=file)
+            self._control.request("export", fields, descriptor=file)
 
     def load(self, name: str, parent: int, file: int, *, force: bool = False) -> BranchRecord:
         what = f"branch {name!r} was not imported"
@@ -183,14 +194,32 @@ class BranchFS:
             listed = self._control.request("history", {})
         return [_commit_record(entry) for entry in cast("list[Fields]", listed["entries"])]
 
-    def undo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
-        return self._reverse("undo", "nothing was undone", force=force, dry_run=dry_run)
+    def newest_pruned(self) -> int:
+        with _translated(MountError, "the history cannot be listed", self.root):
+            return _int(self._control.request("history", {}).get("newest_pruned", 0))
 
-    def redo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
-        return self._reverse("redo", "nothing was redone", force=force, dry_run=dry_run)
+    def commit_changes(self, commit: int) -> tuple[CommitRecord, list[Change]]:
+        with _translated(CommitError, f"commit {commit} cannot be shown", self.root):
+            done = self._control.request("show", {"commit": commit})
+        return _commit_record(cast("Fields", done["entry"])), _changes(done)
 
-    def _reverse(self, verb: str, what: str, *, force: bool, dry_run: bool) -> Reversal:
+    def undo(
+        self, commit: int | None = None, *, force: bool = False, dry_run: bool = False
+    ) -> Reversal:
+        return self._reverse("undo", "nothing was undone", commit, force=force, dry_run=dry_run)
+
+    def redo(
+        self, commit: int | None = None, *, force: bool = False, dry_run: bool = False
+    ) -> Reversal:
+        return self._reverse("redo", "nothing was redone", commit, force=force, dry_run=dry_run)
+
+    def _reverse(
+        self, verb: str, what: str, commit: int | None, *, force: bool, dry_run: bool
+    ) -> Reversal:
         fields: Fields = {"force": force, "dry_run": dry_run}
+        if commit is not None:
+            self.commit_changes(commit)  # refused by a daemon that would not heed the number
+            fields["commit"] = commit
         with _translated(CommitError, what, self.root):
             try:
                 done = _patiently(lambda: self._control.request(verb, fields))
@@ -302,7 +331,7 @@ def _control_path(root: Path) -> str:
 
 
 def _base_of(root: Path) -> str:
-    """Returns the base of the mount at `root` for a shell, as the table of mounts names it."""
+    """Returns the base of the mount at `root` from the mount table, quoted for a shell."""
     sources = [mount.source for mount in read_mounts() if mount.directory == root]
     return shlex.quote(sources[-1]) if sources and sources[-1].startswith("/") else "BASE"
 
@@ -314,17 +343,17 @@ _BY_KIND: dict[str, type[BranchingError]] = {
     "exists": BranchError,
     "frozen": BranchError,
 }
-"""Refusals that mean the same whatever was asked. All others are the failure of the call."""
+"""Exceptions for error kinds of any request. Other kinds raise the exception of the method."""
 
 _NOT_COMPLETED = ("incomplete", "in_doubt")
-"""After all other errors nothing was changed."""
+"""Error kinds after which changes may have been applied. After all others nothing was changed."""
 
 
 @contextmanager
 def _translated(
     failure: type[BranchingError], what: str, root: Path, *, branch: str | None = None
 ) -> Iterator[None]:
-    """Turns what the daemon refuses into our exceptions: `failure` unless the kind says more."""
+    """Translates errors of the daemon to exceptions: `failure` unless the kind is more specific."""
     try:
         yield
     except RequestRefused as refused:
@@ -336,7 +365,7 @@ def _translated(
             ) from refused
         kind = _BY_KIND.get(refused.kind, failure)
         if issubclass(failure, CommitError):
-            # A commit that came second is a lost race; every other refusal is a commit error too.
+            # A stale branch is a conflict; all other errors of a commit are commit errors.
             kind = ConflictError if kind in (BranchStaleError, ConflictError) else failure
             if refused.kind == "not_found":
                 kind = BranchNotFoundError

@@ -1,12 +1,12 @@
-"""Files of a branch by their names, for a program that does not run in the branch itself.
+"""Access to files of a branch by path, for programs that run outside of the branch.
 
-What runs in a branch may put symbolic links into it, and swap directories for links while somebody
-looks. So every name is resolved by the kernel beneath the branch's directory (openat2): a link on
-the way, `..` and names from `/` are refused, and never followed. Whoever is root acts as the owner
-of the files meanwhile, in the calling thread alone: what the owner may not read is not read, and
-what is made belongs to the owner.
+A command in a branch may create symbolic links, and may replace directories by links at any time.
+So the kernel resolves each path beneath the branch's directory (openat2) and refuses symbolic
+links, `..` and absolute paths. A process that runs as root acts with the filesystem ids of the
+files' owner, in the calling thread only: it reads what the owner may read, and new files belong to
+the owner.
 
-All of it blocks; each call opens what it needs and leaves nothing open.
+All functions block. Each call closes the descriptors that it opens.
 """
 
 from __future__ import annotations
@@ -25,26 +25,32 @@ from branching._linux import syscalls
 
 NAME_BYTES_MAX = 255
 _KEPT_XATTRS = ("user.", "system.posix_acl_access")
-"""Attributes that a new content leaves as they are; capabilities of programs are not among them."""
+"""Extended attributes that a write preserves. File capabilities are not preserved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One name in a directory."""
+    """A directory entry."""
 
     name: str
     kind: str
     """"file", "directory", "symlink" or "other"."""
     size: int
-    """Bytes, of a file."""
+    """Size of a regular file in bytes, else 0."""
 
 
 class ConfinedDir:
-    """The files below `directory`, acted on as `owner` (uid and gid) where we are root.
+    """Access to the files below `directory`.
 
-    Paths are relative to it. Raises OSError with the path as it was given: ELOOP where a symbolic
-    link is on the way, EXDEV for one that leads out, EINVAL for what is no path or no ordinary
-    file.
+    Paths are relative to the directory.
+
+    Args:
+        directory: The root of all paths.
+        owner: The uid and gid to act as, if the process runs as root.
+
+    Raises:
+        OSError: With the path as it was passed. ELOOP: a component is a symbolic link. EXDEV: the
+            path leads out of the directory. EINVAL: it is not a valid path, or not a regular file.
     """
 
     def __init__(self, directory: Path, owner: tuple[int, int]) -> None:
@@ -52,11 +58,11 @@ class ConfinedDir:
         self._owner = owner
 
     def beside(self, directory: Path) -> ConfinedDir:
-        """Returns another directory, acted on as the same owner."""
+        """Returns access to another directory with the same owner."""
         return ConfinedDir(directory, self._owner)
 
     def read(self, path: str, *, offset: int = 0, limit: int) -> tuple[bytes, int]:
-        """Returns at most `limit` bytes from `offset` on, and how many the file has in all."""
+        """Returns at most `limit` bytes from `offset` on, and the size of the file in bytes."""
         with self._acting(), self._opened(path, os.O_RDONLY | os.O_NONBLOCK) as file:
             size = _checked_file(file, path).st_size
             data = b""
@@ -65,10 +71,21 @@ class ConfinedDir:
             return data, size
 
     def write(self, path: str, data: bytes, *, is_executable: bool | None = None) -> bool:
-        """Gives the file this content, whole or not at all; tells whether it is a new one.
+        """Writes a file atomically.
 
-        Directories on the way are made. Mode, attributes and owner of a file that was there stay;
-        `is_executable` sets or takes the bits to execute it, None leaves them.
+        Missing parent directories are created. The mode, extended attributes and owner of an
+        existing file are preserved.
+
+        Args:
+            path: The file.
+            data: Its new content.
+            is_executable: True sets the execute bits, False clears them, None leaves them.
+
+        Returns:
+            True if the file was created, False if it existed.
+
+        Raises:
+            OSError: The file is unchanged, and the directories that were created are removed.
         """
         place, _, name = path.rpartition("/")
         if name in ("", ".", "..") or {"", ".", ".."} & set(place.split("/") if place else []):
@@ -82,16 +99,22 @@ class ConfinedDir:
                 with self._opened(place or ".", os.O_RDONLY | os.O_DIRECTORY) as directory:
                     try:
                         return _replace(directory, name, data, is_executable, path)
-                    except OSError as error:  # it may name the file beside
+                    except OSError as error:  # it may name the temporary file
                         raise OSError(error.errno, error.strerror, path) from error
             except BaseException:
                 self._remove_directories(made)
                 raise
 
     def entries(self, path: str = ".", *, limit: int, after: str = "") -> tuple[list[Entry], bool]:
-        """Lists at most `limit` names in a directory, sorted, and whether these are the last.
+        """Lists a directory in pages.
 
-        Starts with the first name that is greater than `after`.
+        Args:
+            path: The directory.
+            limit: The maximum number of entries.
+            after: Only names that sort after this one are listed.
+
+        Returns:
+            The entries, sorted by name, and whether the last entry of the directory is included.
         """
         with (
             self._acting(),
@@ -102,7 +125,7 @@ class ConfinedDir:
             return [_entry(directory, name) for name in names[:limit]], len(names) <= limit
 
     def lstat(self, path: str) -> os.stat_result | None:
-        """Tells what is there; None if nothing is, or only by way of a link."""
+        """Returns the status of a path, None if it does not exist or leads through a link."""
         try:
             with self._acting(), self._parent(path) as (directory, name):
                 return os.lstat(name, dir_fd=directory)
@@ -112,16 +135,16 @@ class ConfinedDir:
             raise
 
     def readlink(self, path: str) -> str:
-        """Returns where a symbolic link leads, as it is written."""
+        """Returns the target of a symbolic link."""
         with self._acting(), self._parent(path) as (directory, name):
             return os.readlink(name, dir_fd=directory)
 
     def remove(self, path: str) -> None:
-        """Removes a file, a link, or a directory with all that is in it.
+        """Removes a file, a symbolic link, or a directory with its content.
 
         Raises:
-            OSError: EBUSY for the root itself, of which nothing is removed; EINVAL for a path that
-                ends in "..", and what the removal met.
+            OSError: EBUSY for the root directory: nothing is removed. EINVAL for a path that ends
+                in "..". Any other error of the removal: some content may have been removed.
         """
         if path == ".":
             raise OSError(errno.EBUSY, "the root cannot be removed", path)
@@ -129,9 +152,10 @@ class ConfinedDir:
             self._remove(path)
 
     def walk(self, top: str = ".") -> Iterator[tuple[str, os.stat_result]]:
-        """Yields all paths below a directory, each before what is in it, names in order.
+        """Yields all paths below a directory and their status, parents first, sorted by name.
 
-        What goes meanwhile, or cannot be entered, is left out. Nested branches are in no listing.
+        Entries that are removed during the walk and directories that cannot be opened are skipped.
+        Nested branches are not listed.
         """
         try:
             with self._acting(), self._opened(top, os.O_RDONLY | os.O_DIRECTORY) as directory:
@@ -158,7 +182,7 @@ class ConfinedDir:
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
-        """Opens the directory that `path` is in; yields it and the last name."""
+        """Yields the parent directory of `path`, open, and the last component."""
         place, _, name = path.rpartition("/")
         if name in ("", "..") or (name == "." and place):
             raise OSError(errno.EINVAL, "not a path in the branch", path)
@@ -174,7 +198,7 @@ class ConfinedDir:
                 try:
                     os.mkdir(name, dir_fd=directory)
                 except FileExistsError:
-                    continue  # or something else is in the way: opening it will tell
+                    continue  # if it is not a directory, the next open fails
                 made.append(done)
 
     def _remove_directories(self, made: list[str]) -> None:
@@ -184,7 +208,7 @@ class ConfinedDir:
                 with self._parent(path) as (directory, name):
                     os.rmdir(name, dir_fd=directory)
             except OSError:
-                return  # others use it already
+                return  # another process uses it
 
     @contextmanager
     def _opened(self, path: str, flags: int) -> Iterator[int]:
@@ -204,7 +228,7 @@ class ConfinedDir:
         if os.geteuid() != 0 or uid == 0:
             yield
             return
-        # These two are the thread's own, and take root's power over files away with them.
+        # Per thread. With them the kernel drops the capabilities that override file permissions.
         before = syscalls.set_filesystem_ids(uid, gid)
         try:
             yield
@@ -218,7 +242,7 @@ def _openat2(directory: int, path: str, flags: int) -> int:
 
 
 def _replace(directory: int, name: str, data: bytes, is_executable: bool | None, path: str) -> bool:
-    """Writes beside the file and renames over it: a reader finds either content, never half."""
+    """Writes a temporary file and renames it over the old one. Returns whether the file is new."""
     old = None
     mode = 0o666 & ~_umask()
     scratch = f".{secrets.token_hex(8)}.new"
@@ -261,7 +285,7 @@ def _keep_xattrs(old: int, new: int) -> None:
 def _with_execution(mode: int, is_executable: bool | None) -> int:
     if is_executable is None:
         return mode
-    # Who may read it may execute it, as with an umask.
+    # Execute permission for everyone who has read permission.
     bits = (mode & 0o444) >> 2
     return mode | bits if is_executable else mode & ~0o111
 
@@ -279,14 +303,14 @@ def _entry(directory: int, name: str) -> Entry:
     try:
         found = os.lstat(name, dir_fd=directory)
     except FileNotFoundError:
-        return Entry(name=name, kind="other", size=0)  # it went meanwhile
+        return Entry(name=name, kind="other", size=0)  # removed meanwhile
     kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
     kind = kinds.get(stat.S_IFMT(found.st_mode), "other")
     return Entry(name=name, kind=kind, size=found.st_size if kind == "file" else 0)
 
 
 def _umask() -> int:
-    # os.umask() can only be read by setting it, which other threads would notice.
+    # os.umask() reads the umask only by changing it, which affects other threads.
     with open("/proc/self/status", encoding="ascii", errors="replace") as status:  # noqa: PTH123
         for row in status:
             if row.startswith("Umask:"):

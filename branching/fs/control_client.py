@@ -1,10 +1,10 @@
-"""The client's end of a BranchFS control socket (branchfs/docs/control.md, version 1).
+"""A client for the control socket of BranchFS (branchfs/docs/control.md, version 1).
 
-One JSON object a line, one reply line a request. A connection carries one request at a time, so
-`ControlSocket` keeps a pool: a thread takes an idle connection or opens one, and gives it back
-after the reply. The lock guards the pool alone and is never held during a request: a commit of a
-million files in one thread does not delay an abort in another. A connection that was interrupted
-or failed is closed, never reused, so a reply cannot be taken for another request's.
+A request is one line of JSON, and so is its reply. A connection carries one request at a time, so
+`ControlSocket` keeps a pool: a thread takes an idle connection, or opens one, and returns it after
+the reply. The lock guards the pool only and is not held during a request. So a commit of a million
+files in one thread does not delay an abort in another. A connection that was interrupted or has
+failed is closed and never reused, so that a reply cannot be mistaken for that of another request.
 """
 
 from __future__ import annotations
@@ -22,27 +22,32 @@ from branching._standard_streams import open_closed
 
 VERSION = 1
 CONNECT_SECONDS_MAX = 10
-"""The daemon accepts at once; this long only when it is stopped or gone wrong."""
+"""The daemon accepts immediately, unless it is stopped or hangs."""
 IDLE_CONNECTIONS_MAX = 16
-"""Enough that a race of candidates does not reconnect for each step."""
+"""Enough to avoid reconnecting during a race with many candidates."""
 _READ_BYTES = 65536
 
 Fields = dict[str, object]
 
 
 class DaemonGone(Exception):
-    """Nobody answers at the socket. Whether a request already sent was carried out is unknown."""
+    """The daemon does not answer. A request that was sent may or may not have been executed."""
 
 
 class _NotSent(DaemonGone):
-    """The daemon had closed the connection for reading: the request was not carried out."""
+    """The daemon had closed the connection before: the request was not executed."""
 
 
 class RequestRefused(Exception):
-    """The daemon answered with an error; `kind` is one of the table in control.md.
+    """The daemon replied with an error.
 
-    `path` is what the operating system refused, `step` what a commit was doing there, where the
-    error is about that.
+    Attributes:
+        kind: The kind of error; control.md has a table.
+        message: What failed.
+        hint: What to do next, or None.
+        paths: The paths that the error names, such as those of a conflict.
+        path: The path of a failed system call, or None.
+        step: The step of a commit that failed, or None.
     """
 
     def __init__(
@@ -65,14 +70,14 @@ class RequestRefused(Exception):
 
 
 class ControlSocket:
-    """Sends requests to the daemon behind `path`, from any thread and any forked child."""
+    """Sends requests to the daemon at a socket. Safe to use from any thread and after a fork."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._lock = threading.Lock()
         self._idle: list[_Connection] = []
         self._pid = os.getpid()
-        # An unreachable client closes its connections at once, not at some later collection.
+        # Closes the connections as soon as the client is unreachable.
         self._finalizer = weakref.finalize(self, _close_all, self._idle)
 
     def request(
@@ -83,21 +88,29 @@ class ControlSocket:
         undo: Callable[[Fields], None] | None = None,
         descriptor: int | None = None,
     ) -> Fields:
-        """Sends one request and returns the `ok` part of the reply.
+        """Sends a request and waits for the reply.
 
-        With `descriptor` the daemon is handed an open file, to write to or to read from.
+        After an interrupt (Ctrl-C) during the wait, the reply is still read, `undo` is called with
+        it, and then KeyboardInterrupt is raised.
 
-        An interrupt (Ctrl-C) while the reply is awaited would leave unknown what the daemon did.
-        So the reply is read to its end all the same, `undo` is called with what was done, and
-        only then the interrupt goes on.
+        Args:
+            verb: The request's verb.
+            fields: The request's fields.
+            undo: Reverses the effect of the request, given its reply.
+            descriptor: An open file to pass to the daemon, for it to read or write.
 
-        Raises RequestRefused or DaemonGone.
+        Returns:
+            The `ok` part of the reply.
+
+        Raises:
+            RequestRefused: The daemon replied with an error.
+            DaemonGone: The daemon does not answer.
         """
         line = json.dumps({"v": VERSION, "verb": verb, **_in_utf8(fields)}).encode("ascii") + b"\n"
         try:
             return self._request(self._take(), line, undo, descriptor)
         except _NotSent:
-            # The daemon closes connections that are idle where a user has too many.
+            # The daemon closes idle connections of a user who has too many.
             return self._request(_Connection(self._path), line, undo, descriptor)
 
     def _request(
@@ -137,8 +150,8 @@ class ControlSocket:
 
     def _take(self) -> _Connection:
         if self._pid != os.getpid():
-            # A forked child shares its parent's connections: two readers would steal each other's
-            # replies. The lock may be held by a thread that does not exist here: make a new one.
+            # A forked child shares its parent's connections, and each could read the other's
+            # replies. The lock may be held by a thread of the parent, so create a new one.
             self._lock = threading.Lock()
             _close_all(self._idle)
             self._pid = os.getpid()
@@ -149,19 +162,19 @@ class ControlSocket:
 
 
 class _Connection:
-    """One stream to the daemon. What has arrived of a line is kept, so reading can be resumed."""
+    """One connection. A partly received line is kept, so that reading can be resumed."""
 
     def __init__(self, path: str) -> None:
         open_closed()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._buffer = b""
         try:
-            # While more clients come than the daemon has accepted, connect() waits. It does so only
-            # on a socket that blocks, so the limit is the kernel's and not Python's.
+            # connect() waits while the daemon's backlog is full, but only on a blocking socket. So
+            # the timeout is a socket option: Python's timeouts make the socket non-blocking.
             self._limit_sending(CONNECT_SECONDS_MAX)
             self._socket.connect(path)
-            # A commit takes as long as the disk does: a limit here could only make its outcome
-            # unknown. A daemon that dies closes the stream.
+            # No timeout for requests: a commit may take long, and after a timeout its outcome would
+            # be unknown. If the daemon dies, the connection is closed.
             self._limit_sending(0)
         except OSError as error:
             self._socket.close()
@@ -189,7 +202,7 @@ class _Connection:
             self._buffer += arrived
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
-            # Names are bytes: text as this process takes them, whatever its locale.
+            # File names are bytes; decoded as Python does in this locale.
             reply = json.loads(os.fsdecode(line))
         except ValueError as error:
             raise DaemonGone("the answer is not a line of JSON") from error
@@ -223,7 +236,7 @@ def _ok(reply: Fields) -> Fields:
 
 
 def _in_utf8(fields: Fields) -> Fields:
-    """Returns the fields with all names as UTF-8 has them, whatever our locale."""
+    """Returns the fields with file names encoded as UTF-8, independent of the locale."""
     return {name: _word_in_utf8(value) for name, value in fields.items()}
 
 

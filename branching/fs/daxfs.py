@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from branching._linux import syscalls
+from branching._linux import flock, syscalls
 from branching._linux.mountinfo import Mount, read_mounts
 from branching.errors import (
     AbortError,
@@ -215,7 +215,14 @@ class DaxFS:
         what = f"branch {branch.name!r} cannot be written as a patch"
         _refuse(BranchError, what, _NO_CHANGES, branch=branch.name)
 
-    def export(self, branch: BranchRecord, file: int) -> None:  # noqa: ARG002
+    def export(
+        self,
+        branch: BranchRecord,
+        file: int,  # noqa: ARG002
+        *,
+        whole: bool = False,  # noqa: ARG002
+        exclude: Sequence[str] = (),  # noqa: ARG002
+    ) -> None:
         what = f"branch {branch.name!r} was not exported"
         _refuse(BranchError, what, "no export", branch=branch.name)
 
@@ -232,10 +239,28 @@ class DaxFS:
     def history(self) -> list[CommitRecord]:
         _refuse(MountError, "the history cannot be listed", "no history of commits")
 
-    def undo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:  # noqa: ARG002
+    def newest_pruned(self) -> int:
+        _refuse(MountError, "the history cannot be listed", "no history of commits")
+
+    def commit_changes(self, commit: int) -> tuple[CommitRecord, list[Change]]:
+        _refuse(CommitError, f"commit {commit} cannot be shown", "no history of commits")
+
+    def undo(
+        self,
+        commit: int | None = None,  # noqa: ARG002
+        *,
+        force: bool = False,  # noqa: ARG002
+        dry_run: bool = False,  # noqa: ARG002
+    ) -> Reversal:
         _refuse(CommitError, "nothing was undone", "no history of commits")
 
-    def redo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:  # noqa: ARG002
+    def redo(
+        self,
+        commit: int | None = None,  # noqa: ARG002
+        *,
+        force: bool = False,  # noqa: ARG002
+        dry_run: bool = False,  # noqa: ARG002
+    ) -> Reversal:
         _refuse(CommitError, "nothing was redone", "no history of commits")
 
     def prune(self, keep: int = 0) -> tuple[int, int]:  # noqa: ARG002
@@ -291,7 +316,7 @@ class DaxFS:
                 f"{what}: {self.store}: {error.strerror}", hint=_only_root(error), branch=branch
             ) from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            flock.lock(lock)
             yield
         finally:
             os.close(lock)

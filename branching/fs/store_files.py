@@ -1,10 +1,10 @@
 """Files of a BranchFS store, opened without following a symbolic link.
 
-A store may have come with a directory of somebody else (a repository, an archive), and its owner
-may put anything into it. So no component of a path may be a symbolic link, a FIFO or a device is
-refused instead of waited for, and so is a file that has other hard links: its content may belong to
-something outside. BranchFS applies the same rule to its own files. Paths are those of a store as
-its daemon reports it, or below a directory that was resolved.
+A store may be part of a repository or an archive of another user, who can put anything into it.
+These are refused: a symbolic link in any component of the path, a FIFO or device instead of a
+regular file, and a file with other hard links, which may belong to something outside of the store.
+BranchFS applies the same rules to its own files. Paths are those that the daemon reports, or are
+below a directory whose symbolic links have been resolved.
 """
 
 from __future__ import annotations
@@ -14,16 +14,28 @@ import os
 import stat
 from pathlib import Path
 
+from branching._linux.flock import has_holder
 from branching._linux.syscalls import openat2
 
+KEPT = "kept"
+"""An empty file in the directory `logs`, which keeps a store that has nothing else."""
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def open_file(path: Path | str, flags: int = os.O_RDONLY, *, directory: int | None = None) -> int:
-    """Opens a regular file that has one name; O_CREAT makes it for its owner alone.
+    """Opens a regular file with a single hard link.
 
-    A relative path is one in `directory`. OSError names the path: ELOOP for a symbolic link, EPERM
-    for anything else that is not such a file.
+    Args:
+        path: The file. A relative path is resolved in `directory`.
+        flags: As for `os.open`. O_CREAT creates the file with mode 0600.
+        directory: A descriptor of the directory for relative paths.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        OSError: ELOOP for a symbolic link, EPERM for anything else that is not a regular file with
+            a single hard link; other errors of open.
     """
     mode = 0o600 if flags & os.O_CREAT else 0
     try:
@@ -33,11 +45,7 @@ def open_file(path: Path | str, flags: int = os.O_RDONLY, *, directory: int | No
             raise _refused(path, "not a regular file") from error
         raise
     try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
-            raise _refused(path, "not a regular file")
-        if found.st_nlink > 1:
-            raise _refused(path, "it has other hard links")
+        _check(file, path)
     except BaseException:
         os.close(file)
         raise
@@ -45,24 +53,53 @@ def open_file(path: Path | str, flags: int = os.O_RDONLY, *, directory: int | No
 
 
 def read(path: Path | str, *, directory: int | None = None) -> bytes:
-    """Returns the content of a file. OSError as from `open_file`."""
+    """Returns the content of a file. Raises OSError as `open_file` does."""
     with os.fdopen(open_file(path, directory=directory), "rb") as file:
         return file.read()
 
 
 def open_directory(path: Path) -> int:
-    """Opens a directory. OSError: ELOOP or ENOTDIR where a link is in its place or on the way."""
+    """Opens a directory. Raises OSError (ELOOP, ENOTDIR) if a component is a symbolic link."""
     return openat2(None, path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def check_plain(path: Path) -> None:
-    """Refuses anything but a regular file that has one name, for programs that open it by path
-    themselves. OSError as from `open_file`, also where there is none."""
-    os.close(open_file(path))
+    """Checks that a path is a regular file with a single hard link, before a library opens it.
+
+    The library may be SQLite in this process. Closing a descriptor releases all POSIX locks that
+    the process holds on the file, unless the descriptor was opened with O_PATH, as here.
+
+    Raises:
+        OSError: As `open_file`; ENOENT if there is no such file.
+    """
+    file = openat2(None, path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _check(file, path)
+    finally:
+        os.close(file)
+
+
+def _check(file: int, path: Path | str) -> None:
+    found = os.fstat(file)
+    if stat.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise _refused(path, "not a regular file")
+    if found.st_nlink > 1:
+        raise _refused(path, "it has other hard links")
+
+
+def is_locked(path: Path) -> bool:
+    """Returns whether a process holds an exclusive lock on a file. OSError as `open_file`."""
+    file = open_file(path)
+    try:
+        return has_holder(file)
+    finally:
+        os.close(file)
 
 
 def is_name(text: str) -> bool:
-    """Whether a text read from a file of a store is one name in a directory, and nothing else."""
+    """Returns whether a text from a store's file is a single file name."""
     return text not in ("", ".", "..") and "/" not in text and "\0" not in text
 
 

@@ -1,19 +1,23 @@
-"""A commit that was interrupted, seen without mounting the directory."""
+"""Reads the state of a store whose workspace is not mounted."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from branching.fs.flock import is_locked
-from branching.fs.store_files import check_plain, open_directory
+from branching.fs.store_files import check_plain, is_locked, open_directory
 
 
 def is_interrupted(base: Path) -> bool:
-    """Returns whether a commit (or undo, or redo) to `base` was interrupted and is not recovered.
+    """Returns whether a commit, undo or redo was interrupted and has not been recovered.
 
-    Its entry is in the journal, and no daemon or recovery has locked the store. False where this
-    user may not look into the store.
+    That is so if the journal has an entry while no daemon has locked the store.
+
+    Args:
+        base: The directory that is branched.
+
+    Returns:
+        False also if this user cannot read the store.
     """
     store = base.resolve() / ".branching"
     try:
@@ -28,7 +32,7 @@ def is_interrupted(base: Path) -> bool:
 
 
 def log_of(base: Path) -> Path | None:
-    """Returns the log of the daemon of `base`, if there is one."""
+    """Returns the path of the log of the daemon for `base`, None if there is none."""
     base = base.resolve()
     home = base / ".branching"
     stores = [home]

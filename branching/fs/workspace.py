@@ -23,22 +23,31 @@ from branching.fs.backend import (
     MAIN_ID,
     Backend,
     BranchRecord,
+    Change,
     CommitRecord,
     Driver,
     Policy,
     Reversal,
 )
 from branching.fs.branch import Branch, OnError, OnSuccess, check_name
-from branching.fs.branch_leases import drop_leased
+from branching.fs.branch_leases import (
+    agents_directory,
+    drop_leased,
+    made_agents_directory,
+    remove_agents_directory,
+)
 from branching.fs.branchfs import BranchFS, answered
 from branching.fs.daxfs import DaxFS
 from branching.fs.in_use import sweep
+from branching.fs.store_files import open_file
 
 if TYPE_CHECKING:
     from branching.fs.automount import MountLease
 
 _BACKENDS = (BranchFS, DaxFS)
 """The supported file systems, in the order in which they are tried."""
+_KEPT_MARK = "mount"
+"""The file that names a mount that is to stay without a user; see `automount`."""
 
 
 class Workspace:
@@ -163,9 +172,10 @@ class Workspace:
         directory = Path(base).resolve()
         if not directory.is_dir():
             raise MountError(f"the base {base} is not a directory", path=str(base))
-        from branching.fs.automount import find_program, mount
+        from branching._programs import find_branchfs
+        from branching.fs.automount import mount
 
-        program = find_program(branchfs_bin)
+        program = find_branchfs(branchfs_bin)
         point = None if mountpoint is None else Path(mountpoint)
         if point is not None:
             point.mkdir(parents=True, exist_ok=True)
@@ -185,6 +195,8 @@ class Workspace:
                 workspace = cls(held.point)
                 workspace._held = held
                 if held.is_made_up:
+                    agents = agents_directory(workspace._backend)
+                    held.kept_mark = agents and agents / _KEPT_MARK
                     workspace._backend.seen_at = workspace._backend.base
                 # Also unmounts a workspace that the caller forgot to close.
                 weakref.finalize(workspace, held.close)
@@ -364,10 +376,31 @@ class Workspace:
         """Returns the commits in the history, oldest first. It holds at most 10, or 1 GiB."""
         return self._backend.history()
 
-    def undo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
+    def show(self, commit: int) -> tuple[CommitRecord, list[Change]]:
+        """Returns a commit of the history, with the paths that it changed, sorted by path.
+
+        Args:
+            commit: Id of the commit, as `history` has it.
+
+        Raises:
+            CommitError: There is no such commit in the history.
+        """
+        return self._backend.commit_changes(commit)
+
+    def newest_pruned(self) -> int:
+        """Returns the id of the newest commit that was removed from the history; 0 if none was.
+
+        All later commits are in the history, apart from those that were undone and then replaced.
+        """
+        return self._backend.newest_pruned()
+
+    def undo(
+        self, commit: int | None = None, *, force: bool = False, dry_run: bool = False
+    ) -> Reversal:
         """Undoes the last commit to the workspace, all or nothing. Repeat it to undo earlier ones.
 
         Args:
+            commit: Id of the commit, if only this one is to be undone. It must be the last one.
             force: Undo it even if the same paths were changed since, or branches are open. The
                 changes since are set aside, and a redo restores them. The branches become stale.
             dry_run: Return the result without changing anything.
@@ -377,15 +410,19 @@ class Workspace:
 
         Raises:
             ConflictError: The paths that the commit changed were changed again since.
-            CommitError: There is nothing to undo, or branches are open.
+            CommitError: There is nothing to undo, `commit` is not the last one, or branches are
+                open.
             RecoveryError: The undo was applied but not completed.
         """
-        return self._backend.undo(force=force, dry_run=dry_run)
+        return self._backend.undo(commit, force=force, dry_run=dry_run)
 
-    def redo(self, *, force: bool = False, dry_run: bool = False) -> Reversal:
+    def redo(
+        self, commit: int | None = None, *, force: bool = False, dry_run: bool = False
+    ) -> Reversal:
         """Redoes the last undone commit, all or nothing.
 
         Args:
+            commit: Id of the commit, if only this one is to be redone. It must be the next one.
             force: As for `undo`.
             dry_run: Return the result without changing anything.
 
@@ -394,10 +431,11 @@ class Workspace:
 
         Raises:
             ConflictError: The paths concerned were changed since the undo.
-            CommitError: There is nothing to redo, or branches are open.
+            CommitError: There is nothing to redo, `commit` is not the next one, or branches are
+                open.
             RecoveryError: The redo was applied but not completed.
         """
-        return self._backend.redo(force=force, dry_run=dry_run)
+        return self._backend.redo(commit, force=force, dry_run=dry_run)
 
     def prune(self, keep: int = 0) -> tuple[int, int]:
         """Removes all but the newest `keep` commits from the history.
@@ -410,10 +448,54 @@ class Workspace:
         """
         return self._backend.prune(keep)
 
+    def keep_mounted(self, keep: bool = True) -> None:
+        """Decides whether the mount that `open` created stays when its last user closes it.
+
+        Its branches can then be used by path, by programs that do not use this library. The
+        decision holds for all processes, until another one or a reboot.
+
+        Args:
+            keep: False unmounts it with its last user again, as is the default.
+
+        Raises:
+            MountError: The mount was made by hand, or the decision cannot be written to the store.
+                The mount stays as long as it would have stayed.
+        """
+        from branching.fs.automount import is_temporary
+
+        agents = agents_directory(self._backend)
+        if agents is None or not is_temporary(self.root):
+            raise MountError(
+                f"the mount {self.root} was made by hand, and stays until it is unmounted",
+                hint=f"unmount it: branchfs unmount {self.root}",
+                path=str(self.root),
+            )
+        mark = agents / _KEPT_MARK
+        try:
+            if keep:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+                with (
+                    made_agents_directory(self._backend) as (_, here),
+                    os.fdopen(open_file(mark.name, flags, directory=here), "wb") as file,
+                ):
+                    if os.geteuid() == 0:
+                        os.fchown(file.fileno(), *self.owner)
+                    file.write(os.fsencode(self.root))
+            else:
+                mark.unlink(missing_ok=True)
+                remove_agents_directory(agents)
+        except OSError as error:
+            raise MountError(f"{mark} cannot be changed: {error}", path=str(mark)) from error
+
+    def is_shared(self) -> bool:
+        """Returns whether another process uses the mount that `open` created or found."""
+        return self._held is not None and self._held.is_shared()
+
     def close(self) -> None:
         """Closes the connections to the file system.
 
-        Open branches stay. The mount stays too, unless `open` or `mount` created it.
+        Open branches stay. The mount stays too, unless `open` or `mount` created it and
+        `keep_mounted` was not called.
 
         Raises:
             MountError: A mount that `open` or `mount` created cannot be unmounted.

@@ -1,10 +1,10 @@
-"""Branches as tools of an agent, whatever its maker: a server of the Model Context Protocol.
+"""A server of the Model Context Protocol, with branches as tools for agents.
 
-    client ── stdio | http ── tools, resources ── desk ── branching
+    client ── stdio | http ── tools, resources ── WorkspaceSession ── branching
 
-`workspace_session` holds what one server works on and knows no protocol; `tools` and `resources`
-say it in the protocol's words; `stdio_transport` and `http_transport` carry it. Needs the extra
-`mcp`: the library does not.
+`workspace_session` has the state of one server and does not depend on the protocol. `tools` and
+`resources` define the protocol's tools and resources. `stdio_transport` and `http_transport` are
+the transports. Requires the extra `mcp`.
 """
 
 from __future__ import annotations

@@ -1,30 +1,27 @@
-"""Commands that run in a branch in the background, until they end, are stopped, or time is over.
+"""Background commands in branches. They run until they end, are stopped, or reach a time limit.
 
-Each has a thread of its own. Its state is changed in the event loop's thread alone.
+Each command has its own thread. Its state is changed in the event loop's thread only.
 """
 
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable
 
 import anyio
-import anyio.from_thread
-import anyio.lowlevel
 
 from branching._cancellation import STOP_GRACE_SECONDS, CancelScope
 from branching.errors import BranchError, BranchingError
 from branching.mcp.bounded_output import BoundedOutput
 from branching.mcp.execution import log_name, logged, program
-from branching.mcp.worker_threads import run_short
+from branching.mcp.worker_threads import run_short, start_thread
 from branching.mcp.workspace_session import WorkspaceSession
 from branching.process import Ended
 from branching.process.port_ranges import PORTS_EACH, reserve_ports
 
 RUNNING_MAX = 32
 ENDED_MAX = 32
-"""Of so many that have ended the output can still be asked for; the logs have more."""
+"""How many ended commands keep their output for `branch_output`. The run logs have more."""
 POLL_SECONDS = 0.05
 PORTS = PORTS_EACH
 
@@ -43,7 +40,7 @@ class Started:
         self.has_ended = anyio.Event()
         self.ended: Ended | None = None
         self.error: str | None = None
-        """Why it could not be run."""
+        """Why it could not be started, or None."""
 
     @property
     def is_running(self) -> bool:
@@ -51,7 +48,7 @@ class Started:
 
 
 async def start(session: WorkspaceSession, name: str, command: str, *, seconds: float) -> Started:
-    """Starts a command in a branch. BranchError if `RUNNING_MAX` are running."""
+    """Starts a command in a branch. Raises BranchError if `RUNNING_MAX` commands are running."""
     branch = await session.find(name)
     running = [each for each in session.background.values() if each.is_running]
     if len(running) >= RUNNING_MAX:
@@ -61,7 +58,6 @@ async def start(session: WorkspaceSession, name: str, command: str, *, seconds: 
         )
     ports = reserve_ports()
     started = Started(name, command, await run_short(ports.__enter__))
-    token = anyio.lowlevel.current_token()
     candidate = program(session, command, port_base=started.port_base)
     call = logged(session, branch, candidate, started.log, seconds, started.output)
     end = session.begin(name, started.scope)
@@ -77,18 +73,17 @@ async def start(session: WorkspaceSession, name: str, command: str, *, seconds: 
             started.error = str(error)
         finally:
             ports.__exit__(None, None, None)
-            anyio.from_thread.run_sync(finish, token=token)
 
     session.background[started.id] = started
     _forget_oldest(session)
-    threading.Thread(target=work, name=started.id, daemon=True).start()
+    start_thread(work, name=started.id, on_end=finish)
     return started
 
 
 async def wait(
     started: Started, seconds: float, until: Callable[[str], bool] = lambda _: False
 ) -> None:
-    """Waits for the end of a command, or until its output is as asked, or the time is over."""
+    """Waits until a command has ended, `until(output)` is true, or `seconds` have passed."""
     with anyio.move_on_after(seconds):
         while started.is_running and not until(started.output.text):
             with anyio.move_on_after(POLL_SECONDS):
@@ -96,14 +91,14 @@ async def wait(
 
 
 async def stop(started: Started) -> None:
-    """Ends a command with all that it started, and waits for that."""
+    """Ends a command with all its processes, and waits until they have ended."""
     started.scope.cancel(STOP_GRACE_SECONDS)
     with anyio.CancelScope(shield=True):
         await started.has_ended.wait()
 
 
 def find(session: WorkspaceSession, number: str) -> Started:
-    """Returns a command by its id. BranchError if there is none."""
+    """Returns a command by its id. Raises BranchError if there is none."""
     try:
         return session.background[number]
     except KeyError:

@@ -1,7 +1,7 @@
-"""Commands in branches: one in a branch that is there, or a race of several in new ones.
+"""Runs commands: one in an existing branch, or a race of several in new branches.
 
-Each has a sandbox of its own, under the rules of the desk. Its output is told line by line as it
-comes, and kept in the run log, as that of every candidate of the command line is.
+Each command runs in its own sandbox under the session's rules. Its output is reported line by line
+and kept in the run log, as for candidates of the command line.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ Pattern = Callable[[Workspace | Branch], SpeculationOutcome]
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What became of a command."""
+    """The result of a command."""
 
     ended: Ended
     output: BoundedOutput
     log: str
-    """The name under which its output is kept."""
+    """The name of its output in the run log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Raced:
-    """What became of a race."""
+    """The result of a race."""
 
     outcome: SpeculationOutcome
     outputs: dict[int, BoundedOutput]
-    """Of each candidate that was started, by its index."""
+    """The output of each candidate that was started, by its index."""
 
 
 def seconds_for(session: WorkspaceSession, wanted: float | None) -> float:
-    """Returns the time limit of a command. ValueError if more is wanted than the rules allow."""
+    """Returns the time limit in seconds. Raises ValueError above the rules' maximum."""
     longest = session.rules.seconds_max
     if wanted is not None and wanted > longest:
         raise ValueError(
@@ -64,7 +64,7 @@ def seconds_for(session: WorkspaceSession, wanted: float | None) -> float:
 async def run(
     session: WorkspaceSession, name: str, command: str, *, seconds: float, tell: Tell
 ) -> Ran:
-    """Runs a command by the shell in a branch that is there, which it leaves as it is then."""
+    """Runs a shell command in an existing branch. The branch stays open."""
     branch = await session.find(name)
     output, log, scope = BoundedOutput(), log_name(name), CancelScope()
     call = logged(session, branch, program(session, command), log, seconds, output, tell)
@@ -74,7 +74,7 @@ async def run(
 
 
 def log_name(branch: str) -> str:
-    """Returns a new name for the output of a command in a branch."""
+    """Returns a new name for the run log of a command in a branch."""
     return f"{branch}-run-{secrets.token_hex(4)}"
 
 
@@ -87,9 +87,10 @@ def logged(
     output: BoundedOutput,
     tell: Tell = lambda _: None,
 ) -> Callable[[], Ended]:
-    """Returns the function that runs a program in a branch; it blocks, and runs under a scope.
+    """Returns a function that runs a program in a branch.
 
-    What it prints goes to `output`, and to the run log under the name `log`.
+    The function blocks and must be called under a CancelScope. It writes the program's output to
+    `output`, and to the run log under the name `log`.
     """
     name, command = branch.name, program.label
 
@@ -132,7 +133,7 @@ def _ended(
         attempt.budget = budget
         task = Task(attempt, lambda _, block: say(block), must_end=True)
         outer = CancelScope.current()
-        assert outer is not None, "it is run apart, under a scope"
+        assert outer is not None, "it is called under a scope"
         outer.on_cancel(task.cancel)
         try:
             ended = task.run(program, branch.path).value
@@ -140,7 +141,7 @@ def _ended(
             outer.forget(task.cancel)
     finally:
         budget.close()
-    assert isinstance(ended, Ended), "a program answers with its end"
+    assert isinstance(ended, Ended), "a program returns how it ended"
     return ended
 
 
@@ -158,12 +159,25 @@ async def race(
     candidates: int,
     tell: Tell,
 ) -> Raced:
-    """Runs the pattern that `make` returns for the options that all patterns have.
+    """Runs a pattern.
 
-    BranchError if it is to commit, and the user alone commits.
+    A winner's branch that is not committed, or only in part, belongs to the session afterwards.
 
-    The answer has room for a part of the output of each of the `candidates`. The session ends the
-    branch of a winner that is not committed, or not all of it.
+    Args:
+        session: The session.
+        what: The name of the pattern, for the run log.
+        make: Returns the pattern for the options that all patterns have.
+        parent: The name of the branch to fork, or "main".
+        seconds: The time limit.
+        setup: A shell command that prepares the candidates' parent, or None.
+        only: Glob patterns of the paths to commit; empty for all.
+        drop_rest: Drop the changes that `only` leaves out.
+        commit: Commit the winner.
+        candidates: The number of candidates. The answer has a part of the output of each.
+        tell: Receives the events.
+
+    Raises:
+        BranchError: `commit` is set, and the server only proposes changes.
     """
     if commit and session.rules.propose:
         raise BranchError(
@@ -212,21 +226,23 @@ async def race(
 
 
 CANDIDATE_CHARACTERS_MAX = 4_000
-"""Characters of one candidate's output that the answer has; the log has all of it."""
+"""Maximum number of characters of one candidate's output in the answer."""
 RACE_CHARACTERS_MAX = 20_000
-"""The same for all candidates of a race together."""
+"""Maximum number of characters of all candidates' output in the answer."""
 
 
 def program(
     session: WorkspaceSession, command: str, *, score: bool = False, port_base: int | None = None
 ) -> Program:
-    """Returns a command as a candidate."""
+    """Returns a shell command as a candidate. Raises ValueError if it has a NUL character."""
+    if "\0" in command:
+        raise ValueError("a command cannot contain a NUL character")
     options = {"score": score, "port_base": port_base, **_isolation_options(session)}
     return Program(shell(command), label=command, **options)
 
 
 def scorer(session: WorkspaceSession, command: str) -> Scorer:
-    """Returns a command that says what a branch is worth."""
+    """Returns a shell command that scores a branch."""
     return Scorer(shell(command), label=command, score=True, **_isolation_options(session))
 
 

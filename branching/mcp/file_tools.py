@@ -1,4 +1,4 @@
-"""The tools for files: whoever cannot, or need not, run a command reads and writes with these."""
+"""Tools that read and write files without running a command."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from pydantic import Field
 from branching.errors import BranchError
 from branching.mcp.models import FileContent, FileEdited, FileEntry, FileWritten, Listing
 from branching.mcp.parameters import BranchName, BranchOrMain, FilePath
-from branching.mcp.roots import AllowedDesk
+from branching.mcp.roots import AllowedSession
 from branching.mcp.worker_threads import run_short
 from branching.mcp.workspace_session import MAIN
 
 READ_BYTES_MAX = 32 << 10
-"""What one call returns at most: the text and the structure of an answer both have the content."""
+"""Maximum per call. The content is in the answer twice: as text and as structure."""
 WRITE_BYTES_MAX = 2 << 20
-"""Below what a message may have over HTTP."""
+"""Below the size limit of an HTTP message."""
 IMAGE_BYTES_MAX = 1 << 20
 """A larger image is read in parts, as base64."""
 ENTRIES_MAX = 500
 ENTRIES_CHARACTERS_MAX = 12_000
-"""With long names a listing has fewer entries."""
+"""Maximum total length of the names in a listing."""
 LINES_NAMED_MAX = 10
-_NOT_MAIN = "the workspace itself is not written to: it changes by commits alone"
+_NOT_MAIN = (
+    "the workspace itself is not written to: it changes by commits alone. Nothing was changed"
+)
 _MAKE_BRANCH = "branch_create makes a branch to write in"
 _IMAGES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -35,7 +37,7 @@ _IMAGES = (
 
 
 async def branch_read(
-    session: AllowedDesk,
+    session: AllowedSession,
     branch: BranchOrMain,
     path: FilePath,
     offset: Annotated[int, Field(ge=0, lt=1 << 63, description="Bytes to skip")] = 0,
@@ -80,7 +82,7 @@ async def branch_read(
 
 
 async def branch_write(
-    session: AllowedDesk,
+    session: AllowedSession,
     branch: BranchName,
     path: FilePath,
     content: Annotated[
@@ -108,7 +110,7 @@ async def branch_write(
 
 
 async def branch_edit(
-    session: AllowedDesk,
+    session: AllowedSession,
     branch: BranchName,
     path: FilePath,
     old: Annotated[
@@ -157,7 +159,7 @@ async def branch_edit(
 
 
 async def branch_files(
-    session: AllowedDesk,
+    session: AllowedSession,
     branch: BranchOrMain,
     path: FilePath = ".",
     after: Annotated[
@@ -187,7 +189,7 @@ def _image_type(data: bytes) -> str | None:
 
 
 def _lines_of(data: bytes, sought: bytes) -> str:
-    """Returns the lines in which a text begins, for people."""
+    """Returns the numbers of the lines in which a text begins, for a message."""
     lines: list[str] = []
     at = data.find(sought)
     while at >= 0 and len(lines) < LINES_NAMED_MAX:
@@ -197,7 +199,7 @@ def _lines_of(data: bytes, sought: bytes) -> str:
 
 
 def _text(data: bytes, *, is_cut: bool) -> str | None:
-    """Returns the bytes as text, without a character that is cut off; None if they are none."""
+    """Returns the bytes as text, without a character cut off at the end; None if not UTF-8."""
     for end in range(len(data), max(len(data) - 4, -1) if is_cut else len(data) - 1, -1):
         try:
             text = data[:end].decode()

@@ -1,7 +1,7 @@
 """The server over streamable HTTP, for clients on this machine that have the token.
 
-It listens on the loopback address alone, answers only to the host names of that (a web page that
-has its own name point here gets nothing), to no foreign origin, and to nobody without the token.
+It listens on the loopback address only. It refuses requests with another Host header (DNS
+rebinding), from another origin, or without the token.
 """
 
 from __future__ import annotations
@@ -25,12 +25,21 @@ from branching.mcp.workspace_session import WorkspaceSession
 HOST = "127.0.0.1"
 PATH = "/mcp"
 STOP_SECONDS_MAX = 3
-"""How long connections may take to close when the server is told to end."""
+"""How long connections may take to close at the end of the server."""
 
 
 def serve_http(session: WorkspaceSession, *, port: int, token: str | None) -> None:
-    """Serves until the calling scope is cancelled. Port 0 is one that is free; without a token one
-    is made, and told on standard error with the address. OSError if the port is taken.
+    """Serves until the calling scope is cancelled.
+
+    Prints the address on standard error, and a generated token.
+
+    Args:
+        session: The session.
+        port: The port; 0 for a free one.
+        token: The token. Default: a generated one.
+
+    Raises:
+        OSError: The port is in use.
     """
     import uvicorn
 

@@ -11,7 +11,9 @@ from typing import Any, Literal
 from mcp_types import ContentBlock, ImageContent, TextContent
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
+from branching._caller import for_caller
 from branching.fs import (
+    PRIVILEGE_WARNINGS_MAX,
     BranchRecord,
     Change,
     CommitRecord,
@@ -20,11 +22,20 @@ from branching.fs import (
     privilege_warnings,
 )
 from branching.mcp.background import PORTS, Started
+from branching.mcp.bounded_output import BoundedOutput
 from branching.mcp.execution import Raced, Ran
+from branching.mcp.python_session import PythonSession
 from branching.patterns import SpeculationResult
+from branching.session import Cell
 
 CHANGES_MAX = 150
 """Paths in one answer; the resource branching://branches/NAME/diff has them all."""
+BRANCHES_MAX = 100
+"""Branches in one answer."""
+COMMAND_CHARACTERS_SHOWN_MAX = 500
+"""Characters of a command in an answer; in that of a race fewer, if it has many candidates."""
+COMMANDS_CHARACTERS_MAX = 5_000
+"""Characters of the commands of all candidates of a race."""
 CHANGES_CHARACTERS_MAX = 10_000
 """Characters of these paths: with long paths an answer lists fewer of them."""
 
@@ -92,12 +103,14 @@ class Branches(Answer):
 
     workspace: str = Field(description="The directory as commands in a branch see it")
     policy: str = Field(description="What a commit means for the siblings of the branch")
-    branches: list[BranchInfo]
+    branches: list[BranchInfo] = Field(description=f"The last {BRANCHES_MAX} of them")
+    left_out: int = Field(default=0, description="Number of older branches that are not listed")
 
     def as_text(self) -> str:
         """Returns a line for the workspace and one for each branch."""
         head = f"workspace {self.workspace}, policy {self.policy}"
-        return "\n".join([head, *(each.as_text() for each in self.branches)])
+        older = [f"... {self.left_out} older branches"] if self.left_out else []
+        return "\n".join([head, *older, *(each.as_text() for each in self.branches)])
 
 
 class PathChange(Answer):
@@ -123,7 +136,6 @@ class PathChange(Answer):
         return f"{mark} {self.origin} -> {name}" if self.origin else f"{mark} {name}"
 
 
-WARNINGS_MAX = 10
 WARNINGS = "Committed files that give rights of their owner or group to whoever executes them"
 REST = "still open; changed paths that were not committed"
 
@@ -160,7 +172,7 @@ class Changes(Answer):
             changes=(listed := first_changes(changes)),
             patch=patch,
             truncated=truncated or len(listed) < len(changes),
-            warnings=privilege_warnings(changes, WARNINGS_MAX),
+            warnings=privilege_warnings(changes, PRIVILEGE_WARNINGS_MAX),
         )
 
     def as_text(self) -> str:
@@ -250,7 +262,7 @@ class BackgroundCommand(Answer):
         return BackgroundCommand(
             id=started.id,
             branch=started.branch,
-            command=started.command,
+            command=shown_command(started.command),
             running=started.is_running,
             first_port=started.port_base,
             reachable=reachable,
@@ -271,6 +283,62 @@ class BackgroundCommand(Answer):
         if self.truncated:
             head += f"; the whole output is in {self.log}"
         return f"{head}\n{self.output}" if self.output else head
+
+
+class CellResult(Answer):
+    """What a piece of code did in a session."""
+
+    child: int | None = Field(None, description="The child in which it ran; null is the session")
+    success: bool = Field(description="It raised nothing")
+    value: str | None = Field(None, description="The repr of the value of its last line")
+    error: str | None = Field(None, description="The traceback of what it raised")
+    output: str = Field(description="What it printed, then what it wrote to standard error")
+    truncated: bool = Field(description="The middle of the output, or of the value, is left out")
+    seconds: float
+
+    @staticmethod
+    def of(cell: Cell, *, child: int | None) -> CellResult:
+        output, value, error = BoundedOutput(), BoundedOutput(), BoundedOutput()
+        for stream in (cell.stdout, cell.stderr):
+            if stream:
+                output.add(stream.removesuffix("\n"))
+        value.add(cell.text)
+        if cell.exception is not None:
+            error.add(str(cell.exception.__cause__ or repr(cell.exception)).strip())
+        return CellResult(
+            child=child,
+            success=cell.success,
+            value=value.text or None,
+            error=error.text or None,
+            output=output.text,
+            truncated=any(each.characters_left_out for each in (output, value, error)),
+            seconds=round(cell.wall_seconds, 3),
+        )
+
+    def as_text(self) -> str:
+        """Returns the output, and the value or the traceback."""
+        where = "the session" if self.child is None else f"child {self.child}"
+        head = f"{where} {'ran' if self.success else 'failed'} after {self.seconds:.1f} s"
+        parts = (head, self.output, self.value, self.error)
+        return "\n".join(part for part in parts if part)
+
+
+class SessionInfo(Answer):
+    """The session after a fork."""
+
+    branch: str = Field(description="The branch that has its files")
+    children: list[int] = Field(description="Numbers of the children, for session_run")
+
+    @staticmethod
+    def of(live: PythonSession) -> SessionInfo:
+        return SessionInfo(
+            branch=live.branch.name, children=[child.index for child in live.children]
+        )
+
+    def as_text(self) -> str:
+        """Returns one line: how many children, and their numbers."""
+        numbers = ", ".join(map(str, self.children))
+        return f"{len(self.children)} children ({numbers}) of the session in branch {self.branch}"
 
 
 class Candidate(Answer):
@@ -296,15 +364,16 @@ class Candidate(Answer):
     @staticmethod
     def of(result: SpeculationResult, raced: Raced, *, scored: bool) -> Candidate:
         output = raced.outputs.get(result.branch_index)
+        room = COMMANDS_CHARACTERS_MAX // max(1, len(raced.outcome.all_results))
         process, error = result.process, result.exception
         reason = str(error) if error else process.reason if process else result.state
         return Candidate(
             index=result.branch_index,
-            command=result.label,
+            command=shown_command(result.label, room),
             state=result.state,
             score=result.score if scored else None,
             exit_code=result.exit_code,
-            reason=reason,
+            reason=shown_command(reason),
             seconds=round(result.duration, 3),
             changes=None if result.changes is None else str(result.changes),
             output="" if output is None else output.text,
@@ -364,7 +433,7 @@ class RaceResult(Answer):
             ],
             changes=first_changes(outcome.changes),
             summary=str(DiffSummary.of(outcome.changes)),
-            warnings=privilege_warnings(outcome.changes, WARNINGS_MAX),
+            warnings=privilege_warnings(outcome.changes, PRIVILEGE_WARNINGS_MAX),
             next=how,
         )
 
@@ -387,7 +456,9 @@ class RaceResult(Answer):
 def user_commits(name: str) -> str:
     """Returns what to tell the user, where only the user commits."""
     word = shlex.quote(name)
-    return f"then tell the user to run `branching commit {word}` or `branching abort {word}`"
+    return for_caller(
+        f"then tell the user to run `branching commit {word}` or `branching abort {word}`"
+    )
 
 
 class FileContent(Answer):
@@ -575,6 +646,14 @@ def printable(text: str) -> str:
     except UnicodeEncodeError:  # other lone surrogates, which a client can send
         data = text.encode("utf-8", "backslashreplace")
     return data.decode("utf-8", "backslashreplace")
+
+
+def shown_command(command: str, room: int = COMMAND_CHARACTERS_SHOWN_MAX) -> str:
+    """Returns a command as an answer shows it: the middle of a long one is left out."""
+    room = min(room, COMMAND_CHARACTERS_SHOWN_MAX)
+    if len(command) <= room:
+        return command
+    return f"{command[: room // 2]} ... {command[len(command) - room // 2 :]}"
 
 
 def log_uri(name: str) -> str:

@@ -1,7 +1,7 @@
-"""Progress of a call, told to its client while it works: what happens, in its own words.
+"""Progress notifications of a call to its client.
 
-Events come from several threads and by the thousand; the client hears of the newest one, at most
-ten times a second, and gets a sign of life when nothing happens, so that it does not give up.
+There may be thousands of events from several threads. The client gets the newest one, at most ten
+times a second. Without events it gets a periodic notification, so that it does not time out.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Progress:
             await anyio.sleep(INTERVAL_SECONDS)
 
     async def tell_newest(self) -> None:
-        """Tells what has not been told."""
+        """Sends the newest event if it was not sent yet."""
         message, self._newest = self._newest, ""
         if message:
             self._count += 1

@@ -7,13 +7,15 @@ from typing import Annotated, Any
 from mcp.server.mcpserver import MCPServer
 from pydantic import Field
 
+from branching._caller import for_caller
+
 _COMMIT = "Then call branch_commit with that branch"
 _PROPOSE = "Do not commit. Tell me to run `branching diff NAME` and `branching commit NAME`"
 
 
 def add_prompts(server: MCPServer[Any], *, propose: bool) -> None:
     """Registers all prompts; with `propose`, for an agent that cannot commit."""
-    end = _PROPOSE if propose else _COMMIT
+    end = for_caller(_PROPOSE) if propose else _COMMIT
 
     @server.prompt(
         title="Try three ways",

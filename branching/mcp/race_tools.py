@@ -21,7 +21,7 @@ from branching.mcp.parameters import (
     Seconds,
     Setup,
 )
-from branching.mcp.roots import AllowedDesk
+from branching.mcp.roots import AllowedSession
 from branching.mcp.workspace_session import MAIN, WorkspaceSession
 from branching.patterns import BestOfN, Speculate
 
@@ -29,7 +29,7 @@ CANDIDATES_MAX = 64
 
 
 async def branch_speculate(
-    session: AllowedDesk,
+    session: AllowedSession,
     ctx: Context,
     candidates: Annotated[
         list[Command],
@@ -58,7 +58,7 @@ async def branch_speculate(
 
 
 async def branch_best_of_n(
-    session: AllowedDesk,
+    session: AllowedSession,
     ctx: Context,
     candidates: Annotated[
         list[Command],

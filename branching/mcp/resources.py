@@ -1,4 +1,4 @@
-"""Resources: what is too long for an answer. The patch of a branch, and the output of a command."""
+"""Resources for long texts: the patch of a branch, and the output of a command."""
 
 from __future__ import annotations
 
@@ -60,10 +60,15 @@ async def _log(name: str, ctx: Context) -> str | InputRequiredResult:
         return session
     store = session.workspace.store
     if store is None:
-        raise ResourceError("this workspace keeps no logs: its store cannot be seen from here")
+        raise ResourceError(
+            "this workspace keeps no logs: its store cannot be seen from here\nNext: tell the user"
+        )
     logs = store / "logs"
     if name not in {entry.branch for entry in await run_short(partial(read_entries, logs))}:
-        raise ResourceNotFoundError(f"no output is kept under {name!r}: the newest 200 are kept")
+        raise ResourceNotFoundError(
+            f"no output is kept under {name!r}: the newest 200 are kept\n"
+            "Next: read a name that a tool has returned in the field log"
+        )
     tree = ConfinedDir(logs, session.workspace.owner)
     _, size = await run_short(partial(tree.read, f"{name}.log", limit=0))
     begin = max(0, size - RESOURCE_BYTES_MAX)

@@ -1,7 +1,7 @@
-"""Roots: the directories that a client lets servers work in.
+"""Roots: the directories in which a client allows servers to work.
 
-A client that gives none leaves it to the user who started the server. One that gives some must
-have given the workspace, or a directory around it; nothing is done for it otherwise.
+If the client has no roots, the user who started the server decides. Otherwise a root must contain
+the workspace, or every call is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from mcp.server.mcpserver import Context, ListRoots, Resolve
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 from mcp_types import InputRequiredResult, ListRootsRequest, ListRootsResult
 
+from branching._caller import for_caller
 from branching.mcp.workspace_session import WorkspaceSession
 
 _QUESTION = "roots"
@@ -29,29 +30,29 @@ def _client_roots(ctx: Context) -> ListRootsResult | ListRoots:
     return ListRoots() if _gives_roots(ctx) else ListRootsResult(roots=[])
 
 
-def _desk_within(
+def _session_within_roots(
     ctx: Context, roots: Annotated[ListRootsResult, Resolve(_client_roots)]
 ) -> WorkspaceSession:
-    desk = session_of(ctx)
-    if refusal := _refusal(desk, roots):
+    session = session_of(ctx)
+    if refusal := _refusal(session, roots):
         raise ToolError(refusal)
-    return desk
+    return session
 
 
-AllowedDesk = Annotated[WorkspaceSession, Resolve(_desk_within)]
-"""A tool's parameter: the desk, if the client's roots let it be worked on."""
+AllowedSession = Annotated[WorkspaceSession, Resolve(_session_within_roots)]
+"""Type of a tool's parameter: the session; the call fails if no root contains the workspace."""
 
 
 def session_of(ctx: Context) -> WorkspaceSession:
-    """Returns the desk of the server, whatever the roots."""
+    """Returns the server's session without checking the roots."""
     return cast(WorkspaceSession, ctx.request_context.lifespan_context)
 
 
 async def session_for_resource(ctx: Context) -> WorkspaceSession | InputRequiredResult:
-    """Does for a resource what `AllowedDesk` does for a tool, or returns what to ask first."""
-    desk = session_of(ctx)
+    """Returns the session for a resource, or an InputRequiredResult that asks for the roots."""
+    session = session_of(ctx)
     if not _gives_roots(ctx):
-        return desk
+        return session
     if (ctx.protocol_version or "") >= "2026":  # questions travel with the answer
         answers = ctx.input_responses or {}
         if _QUESTION not in answers:
@@ -59,21 +60,21 @@ async def session_for_resource(ctx: Context) -> WorkspaceSession | InputRequired
         roots = ListRootsResult.model_validate(answers[_QUESTION])
     else:
         roots = await ctx.session.send_request(ListRootsRequest(), ListRootsResult)
-    if refusal := _refusal(desk, roots):
+    if refusal := _refusal(session, roots):
         raise ResourceError(refusal)
-    return desk
+    return session
 
 
-def _refusal(desk: WorkspaceSession, roots: ListRootsResult) -> str | None:
+def _refusal(session: WorkspaceSession, roots: ListRootsResult) -> str | None:
     given = [path for root in roots.roots if (path := _path_of(str(root.uri)))]
     allowed = {*given, *(Path(os.path.realpath(path)) for path in given)}
     if not roots.roots or any(
-        directory.is_relative_to(path) for path in allowed for directory in desk.directories
+        directory.is_relative_to(path) for path in allowed for directory in session.directories
     ):
         return None
     names = ", ".join(str(path) for path in given) or "none of them a directory"
-    return (
-        f"the workspace {desk.directories[0]} is in none of the client's roots ({names}). "
+    return for_caller(
+        f"the workspace {session.directories[0]} is in none of the client's roots ({names}). "
         "Nothing was done.\nNext: tell the user to start the server on a directory in them "
         "(branching mcp -w DIR), or to add the directory to the client's roots"
     )

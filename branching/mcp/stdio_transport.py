@@ -1,8 +1,7 @@
-"""The server between a client's pipes: it ends when the client does, however that ends.
+"""The server over standard input and output. It ends when the client ends.
 
-What ends it is the end of its standard input. So that a signal ends it in the same order, the
-protocol's library does not read the client's pipe but one of ours, into which a thread copies what
-comes; a signal closes it.
+The end of standard input ends the server. To end it in the same way after a signal, a thread copies
+standard input to a pipe that the protocol's library reads; a signal closes that pipe.
 """
 
 from __future__ import annotations
@@ -63,13 +62,13 @@ def _copy(outside: int, into: int, stopping: int) -> None:
             while data:
                 data = data[os.write(into, data) :]
     except OSError:
-        pass  # nobody reads it any more, or the client is gone: both are the end
+        pass  # the reader or the client has gone: the end in both cases
     finally:
         os.close(into)
 
 
 def _is_client_gone(error: BaseException) -> bool:
-    """Whether it is only that nobody reads our answers any more."""
+    """Returns whether an error only says that the client has closed the pipe."""
     parts = getattr(error, "exceptions", None)
     if parts is not None:
         return all(map(_is_client_gone, parts))

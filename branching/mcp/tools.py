@@ -22,6 +22,7 @@ from branching.mcp import background, execution, progress
 from branching.mcp.execution import seconds_for
 from branching.mcp.file_tools import branch_edit, branch_files, branch_read, branch_write
 from branching.mcp.models import (
+    BRANCHES_MAX,
     BackgroundCommand,
     Branches,
     BranchInfo,
@@ -42,7 +43,8 @@ from branching.mcp.parameters import (
     Seconds,
 )
 from branching.mcp.race_tools import branch_best_of_n, branch_speculate
-from branching.mcp.roots import AllowedDesk
+from branching.mcp.roots import AllowedSession
+from branching.mcp.session_tools import session_end, session_fork, session_pick, session_run
 from branching.mcp.strict_tool import StrictTool
 from branching.mcp.worker_threads import run_short
 from branching.mcp.workspace_session import MAIN, WorkspaceSession
@@ -53,18 +55,19 @@ PATCH_BYTES_MAX = 12 << 10
 WAIT_SECONDS_MAX = 600.0
 
 
-async def branch_list(session: AllowedDesk) -> Branches:
+async def branch_list(session: AllowedSession) -> Branches:
     """List the open branches of the workspace, the oldest first."""
     records = await session.branches()
     return Branches(
         workspace=str(session.workspace.seen_at),
         policy=session.workspace.policy,
-        branches=[_info(session, each) for each in records],
+        branches=[_info(session, each) for each in records[-BRANCHES_MAX:]],
+        left_out=max(0, len(records) - BRANCHES_MAX),
     )
 
 
 async def branch_create(
-    session: AllowedDesk,
+    session: AllowedSession,
     name: Annotated[
         str | None,
         Field(
@@ -84,7 +87,7 @@ async def branch_create(
 
 
 async def branch_run(
-    session: AllowedDesk,
+    session: AllowedSession,
     ctx: Context,
     branch: BranchName,
     command: Command,
@@ -101,7 +104,7 @@ async def branch_run(
 
 
 async def branch_start(
-    session: AllowedDesk,
+    session: AllowedSession,
     branch: BranchName,
     command: Command,
     timeout_seconds: Annotated[
@@ -123,7 +126,7 @@ async def branch_start(
 
 
 async def branch_output(
-    session: AllowedDesk,
+    session: AllowedSession,
     id: CommandId,  # noqa: A002  (the name that a model sees)
     wait_seconds: Annotated[
         float,
@@ -139,7 +142,7 @@ async def branch_output(
     return BackgroundCommand.of(started, reachable=session.rules.network)
 
 
-async def branch_stop(session: AllowedDesk, id: CommandId) -> BackgroundCommand:  # noqa: A002
+async def branch_stop(session: AllowedSession, id: CommandId) -> BackgroundCommand:  # noqa: A002
     """End a command in the background with all processes it started. Its changes of files stay in
     the branch.
     """
@@ -149,7 +152,7 @@ async def branch_stop(session: AllowedDesk, id: CommandId) -> BackgroundCommand:
 
 
 async def branch_diff(
-    session: AllowedDesk,
+    session: AllowedSession,
     branch: BranchName,
     paths: Annotated[
         list[str],
@@ -183,7 +186,7 @@ async def branch_diff(
 
 
 async def branch_commit(
-    session: AllowedDesk,
+    session: AllowedSession,
     branch: BranchName,
     only: Globs = [],  # noqa: B006  (it is read, never changed; the schema shows it)
     exclude: Globs = [],  # noqa: B006
@@ -211,6 +214,8 @@ async def branch_commit(
     onto the workspace first. Review with branch_diff before; revert with branch_undo and the id
     in `commit`.
     """
+    if force and skip:
+        raise ValueError("force keeps the branch's version and skip the workspace's: give one")
     changes, remaining = await session.commit(
         branch,
         only=only,
@@ -228,7 +233,7 @@ async def branch_commit(
 
 
 async def branch_rebase(
-    session: AllowedDesk,
+    session: AllowedSession,
     branch: BranchName,
     force: Annotated[
         bool, Field(description="Keep the branch's version of files that both sides changed")
@@ -242,7 +247,7 @@ async def branch_rebase(
     return _info(session, await run_short((await session.find(branch)).inspect))
 
 
-async def branch_abort(session: AllowedDesk, branch: BranchName) -> Changes:
+async def branch_abort(session: AllowedSession, branch: BranchName) -> Changes:
     """Delete a branch with all its changes and its child branches; commands that run in it are
     killed first. The parent is not changed. The answer lists what was dropped.
     """
@@ -250,7 +255,7 @@ async def branch_abort(session: AllowedDesk, branch: BranchName) -> Changes:
     return Changes.of(branch, changes, action="aborted")
 
 
-async def branch_keep(session: AllowedDesk, branch: BranchName) -> Changes:
+async def branch_keep(session: AllowedSession, branch: BranchName) -> Changes:
     """Keep a branch open when this server ends, so that the user can review it and commit it with
     `branching commit NAME`. Other branches that were created through this server are deleted when
     it ends.
@@ -260,14 +265,14 @@ async def branch_keep(session: AllowedDesk, branch: BranchName) -> Changes:
     return Changes.of(branch, changes, action="kept")
 
 
-async def branch_history(session: AllowedDesk) -> History:
+async def branch_history(session: AllowedSession) -> History:
     """List the commits to the workspace that can be undone or redone, the oldest first."""
     records = await run_short(session.workspace.history)
     return History(commits=[CommitInfo.of(record) for record in records])
 
 
 async def branch_undo(
-    session: AllowedDesk,
+    session: AllowedSession,
     commit: Annotated[
         int | None,
         Field(
@@ -287,7 +292,7 @@ async def branch_undo(
 
 
 async def branch_redo(
-    session: AllowedDesk,
+    session: AllowedSession,
     dry_run: Annotated[bool, Field(description="Only show what would change")] = False,
     force: ForceReversal = False,
 ) -> Reverted:
@@ -301,6 +306,7 @@ _ADDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world
 _RUNS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
 _COMMITS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
 
+_DROPS = _COMMITS
 _RACES = _COMMITS.model_copy(update={"open_world_hint": True})
 
 _TOOLS: tuple[tuple[Callable[..., Any], str, ToolAnnotations], ...] = (
@@ -321,6 +327,10 @@ _TOOLS: tuple[tuple[Callable[..., Any], str, ToolAnnotations], ...] = (
     (branch_keep, "Keep a branch", _ADDS.model_copy(update={"idempotent_hint": True})),
     (branch_speculate, "Race commands", _RACES),
     (branch_best_of_n, "Best of several commands", _RACES),
+    (session_run, "Run Python in the session", _RUNS),
+    (session_fork, "Fork the session", _ADDS),
+    (session_pick, "Pick a child of the session", _DROPS),
+    (session_end, "End the session", _DROPS),
     (branch_history, "List commits", _READS),
     (branch_undo, "Revert the last commit", _COMMITS),
     (branch_redo, "Apply a reverted commit again", _COMMITS),

@@ -1,8 +1,11 @@
-"""Work that blocks, awaited: short steps by the shared threads, long ones by a thread of their own.
+"""Awaits blocking functions: short ones in the shared thread pool, long ones in their own thread.
 
-A step is never left half-way: when the request is cancelled meanwhile (its client has lost
-interest, or is gone), the cancellation goes on only after the step has ended. A long one is told
-to end: its scope is cancelled, which reaches the processes it started.
+It is what `branching._threads` is to asyncio, for anyio, on which the MCP package runs: anyio
+raises a cancellation again at every await until it is shielded, so a loop that catches it and
+waits on, as that one has, would never rest.
+
+When a request is cancelled, or its client has disconnected, the cancellation is raised after the
+function has returned. The scope of a long one is cancelled, which ends the processes it started.
 """
 
 from __future__ import annotations
@@ -23,18 +26,24 @@ R = TypeVar("R")
 
 
 async def run_short(function: Callable[[], R]) -> R:
-    """Runs something short to its end."""
+    """Runs a short blocking function in the shared thread pool."""
     return await anyio.to_thread.run_sync(function)
 
 
 async def run_long(function: Callable[[], R], *, name: str, scope: CancelScope | None = None) -> R:
-    """Runs something that may take minutes, under `scope`, in a thread of its own: commands that
-    wait must not keep others from being served."""
+    """Runs a blocking function that may take minutes in its own thread.
+
+    So waiting commands do not occupy the shared thread pool.
+
+    Args:
+        function: The function.
+        name: The name of the thread.
+        scope: Cancelled when the request is cancelled. Default: a new one.
+    """
     scope = scope or CancelScope()
     ended = anyio.Event()
     values: list[R] = []
     errors: list[BaseException] = []
-    token = anyio.lowlevel.current_token()
     context = contextvars.copy_context()
 
     def call() -> None:
@@ -42,9 +51,8 @@ async def run_long(function: Callable[[], R], *, name: str, scope: CancelScope |
             values.append(context.run(scope.run, function))
         except BaseException as error:  # raised again by the task
             errors.append(error)
-        anyio.from_thread.run_sync(ended.set, token=token)
 
-    threading.Thread(target=call, name=name, daemon=True).start()
+    start_thread(call, name=name, on_end=ended.set)
     try:
         await ended.wait()
     except BaseException:
@@ -55,3 +63,18 @@ async def run_long(function: Callable[[], R], *, name: str, scope: CancelScope |
     if errors:
         raise errors[0]
     return values[0]
+
+
+def start_thread(
+    work: Callable[[], object], *, name: str, on_end: Callable[[], object], is_daemon: bool = True
+) -> None:
+    """Calls `work` in a new thread, and then `on_end` in the event loop's, whatever it raises."""
+    token = anyio.lowlevel.current_token()
+
+    def call() -> None:
+        try:
+            work()
+        finally:
+            anyio.from_thread.run_sync(on_end, token=token)
+
+    threading.Thread(target=call, name=name, daemon=is_daemon).start()

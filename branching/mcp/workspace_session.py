@@ -1,11 +1,11 @@
-"""What one server works on: a workspace, under rules, and the branches that were made through it.
+"""The state of one server: a workspace, the rules, and the branches created through the server.
 
-The desk knows no protocol. Its methods are called in the event loop's thread, which alone changes
-its state; what blocks is done elsewhere and awaited (`worker_threads`).
+The session does not depend on the protocol. Its methods are called in the event loop's thread only.
+Blocking calls run in other threads and are awaited (`worker_threads`).
 
-A branch that was made through the server ends with it, unless it was committed, aborted or kept, or
-the user is to commit it (`Rules.propose`).
-While something runs in a branch it is not committed; aborting it ends what runs there first.
+When the server ends, it aborts the branches that were created through it and are still open, unless
+they were kept or the user commits them (`Rules.propose`). A branch cannot be committed while a
+command runs in it. Aborting a branch ends its commands first.
 """
 
 from __future__ import annotations
@@ -40,23 +40,24 @@ from branching.process.sandbox.masked_files import Finder
 
 if TYPE_CHECKING:
     from branching.mcp.background import Started
+    from branching.mcp.python_session import PythonSession
 
 _log = logging.getLogger("branching.mcp")
 MAIN = "main"
-"""How the workspace itself is named where a branch is asked for."""
+"""The name of the workspace itself where a branch name is expected."""
 STORE_NAME = ".branching"
 """The name in a workspace's root that no branch shows."""
 SECONDS_MAX_DEFAULT = 3600.0
 FINDERS_MAX = 16
-"""So many branches' hidden files are remembered: some hundred bytes for each directory."""
+"""Number of branches whose hidden files are cached, at some hundred bytes for each directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What commands may do and use: it holds for all that is run through the server."""
+    """Rules for all commands that run through the server."""
 
     limits: ResourceLimits | None = None
-    """Of each command, and of each candidate of a race."""
+    """Limits of each command, and of each candidate of a race."""
     hide: tuple[str, ...] = ()
     """Globs of files that neither commands nor the file tools can read or write."""
     network: bool = False
@@ -73,7 +74,7 @@ class Rules:
 
 
 class WorkspaceSession:
-    """Opened by `async with`; its end ends all that runs and drops the branches that it made."""
+    """The state of one server. At its end it ends all commands and aborts its branches."""
 
     def __init__(
         self, workspace: Workspace, owner: Owner | None = None, rules: Rules | None = None
@@ -83,36 +84,44 @@ class WorkspaceSession:
         self.owner = owner
         self.rules = rules or Rules()
         self._finders: dict[str, Finder] = {}
-        """Of hidden files, by the directory of a branch."""
+        """Finders of hidden files, by the directory of a branch."""
         self._made: dict[int, str] = {}
         self._racing: dict[int, BranchRecord] = {}
-        """Branches of races that are under way: they end with their race."""
+        """Branches of running races, which end with their race."""
         self._leases = BranchLeases(workspace)
-        """All of them, for who comes after us if we are killed."""
+        """Leases of these branches. The next server aborts them if this one is killed."""
         self._running: dict[str, set[_Run]] = {}
         self.background: dict[str, Started] = {}
-        """Commands in the background, by id: those that run, and the last ones that ended."""
+        """Background commands by id: all that run, and the last ones that have ended."""
+        self.python: PythonSession | None = None
+        """The Python session, while it runs."""
+        self.python_start = anyio.Lock()
+        """Held while it is started."""
 
     @property
     def directories(self) -> list[Path]:
-        """The workspace's directory, by all its names."""
+        """All paths of the workspace's directory."""
         space = self.workspace
         return [space.seen_at, space.base, *self.rules.seen_as]
 
     # Branches.
 
     async def branches(self) -> list[BranchRecord]:
-        """Lists the open branches, the oldest first."""
+        """Returns the open branches, the oldest first."""
         return await run_short(self.workspace.branches)
 
     async def find(self, name: str) -> Branch:
-        """Returns an open branch. BranchNotFoundError if there is none of that name."""
+        """Returns an open branch. Raises BranchNotFoundError if there is none with this name."""
         if name == MAIN:
-            raise BranchError(f"{MAIN!r} is the workspace itself, which changes by commits alone")
+            raise BranchError(
+                f"{MAIN!r} is the workspace itself, which changes by commits alone. Nothing was "
+                "done",
+                hint="branch_create makes a branch to work in",
+            )
         return await run_short(lambda: self.workspace.reopen(name))
 
     async def create(self, name: str | None, parent: str) -> Branch:
-        """Forks a branch of the workspace, or of another branch; it is ours to end."""
+        """Creates a branch of the workspace or of another branch. It belongs to the session."""
         limits = self.rules.limits
         origin = self.workspace if parent == MAIN else await self.find(parent)
         branch = origin.branch(
@@ -120,11 +129,12 @@ class WorkspaceSession:
             on_success=None,
             disk_limit=None if limits is None else limits.disk,
         )
-        # Never left half-way: who cancels meanwhile leaves a branch that is on the list.
-        await run_short(lambda: self._own(branch.__enter__()))
+        # Runs to its end even if the request is cancelled, so that the branch is registered.
+        await run_short(lambda: self.own(branch.__enter__()))
         return branch
 
-    def _own(self, branch: Branch) -> None:
+    def own(self, branch: Branch) -> None:
+        """Registers an open branch: it is aborted when the server ends. Blocks."""
         record = branch.inspect()
         self._made[record.id] = branch.name
         if not self.rules.propose:
@@ -137,22 +147,22 @@ class WorkspaceSession:
             _log.warning("branch %s stays if this server is killed: %s", record.name, error)
 
     def race_began(self, name: str) -> None:
-        """Says that a race tries something in a branch. Blocks, in the race's thread."""
-        with suppress(BranchError):  # it is over already
+        """Registers the branch of a race's candidate. Blocks; called in the race's thread."""
+        with suppress(BranchError):  # it has ended already
             record = self.workspace.reopen(name).inspect()
             self._racing[record.id] = record
             self._claim(record)
 
     def race_ended(self, names: Sequence[str]) -> None:
-        """Says that a race has dropped or committed these, or left them open for somebody."""
+        """Unregisters the branches of a race that has ended."""
         for record in [each for each in self._racing.values() if each.name in names]:
             del self._racing[record.id]
             self._leases.drop(record)
 
     async def adopt(self, name: str) -> None:
-        """Makes an open branch ours to end."""
+        """Registers an open branch: it is aborted when the server ends."""
         branch = await self.find(name)
-        await run_short(lambda: self._own(branch))
+        await run_short(lambda: self.own(branch))
 
     async def keep(self, name: str) -> None:
         """Leaves a branch open when the server ends."""
@@ -167,7 +177,7 @@ class WorkspaceSession:
             await run_short(partial(self._leases.drop, record))
 
     def is_kept(self, record: BranchRecord) -> bool:
-        """Whether the branch stays open when the server ends."""
+        """Returns whether the branch stays open when the server ends."""
         if record.id in self._racing:
             return False
         return self.rules.propose or record.id not in self._made
@@ -183,18 +193,22 @@ class WorkspaceSession:
         skip: bool = False,
         dry_run: bool = False,
     ) -> tuple[list[Change], int]:
-        """Applies a branch in which nothing runs to its parent. Returns what changed, and how many
-        changed paths stay in the branch.
+        """Commits a branch to its parent; see `Branch.commit` for the options.
 
-        Siblings stay open, and a stale branch is rebased first: disjoint work of several agents
-        in one directory is committed.
+        Siblings stay open, and a stale branch is rebased first. So several agents can commit
+        changes of different paths in one directory.
+
+        Returns:
+            The changes, and the number of changed paths that stay in the branch.
+
+        Raises:
+            BranchError: A command runs in the branch.
+            CommitError: The commit was refused.
         """
         branch = await self.find(name)
         if not dry_run:
             self._check_idle(name, "committed")
-        with self.running(
-            name, CancelScope()
-        ):  # nothing is started in it, nor committed, meanwhile
+        with self.running(name, CancelScope()):  # nothing starts in it meanwhile
             changes = await run_short(
                 lambda: branch.commit(
                     only=only,
@@ -210,9 +224,14 @@ class WorkspaceSession:
             return changes, branch.remaining
 
     async def rebase(self, name: str, *, force: bool = False) -> list[str]:
-        """Forks a branch anew from its parent's present state, and keeps its changes on top.
+        """Forks a branch again from its parent's present state, and keeps its changes.
 
-        Returns the conflicting paths of which `force` kept the branch's version.
+        Returns:
+            The conflicting paths of which `force` kept the branch's version.
+
+        Raises:
+            BranchError: A command runs in the branch.
+            ConflictError: Branch and parent changed the same paths, and `force` is not set.
         """
         branch = await self.find(name)
         self._check_idle(name, "rebased")
@@ -220,13 +239,13 @@ class WorkspaceSession:
             return await run_short(partial(branch.rebase, force=force))
 
     async def last_commit(self, name: str) -> int | None:
-        """Returns the id of the newest commit of a branch of this name to the workspace."""
+        """Returns the id of the last commit of a branch with this name, None if there is none."""
         records = await run_short(self.workspace.history)
         ids = [each.id for each in records if each.branch == name and each.undone is None]
         return ids[-1] if ids else None
 
     async def undo(self, commit: int | None, *, force: bool, dry_run: bool) -> Reversal:
-        """Reverts the last commit to the workspace; BranchError if that is not `commit`."""
+        """Undoes the last commit to the workspace. Raises BranchError if that is not `commit`."""
         if commit is not None:
             last = (await run_short(partial(self.workspace.undo, force=True, dry_run=True))).commit
             if last.id != commit:
@@ -242,26 +261,27 @@ class WorkspaceSession:
         if self._running.get(name):
             raise BranchError(
                 f"something still runs in branch {name!r}: it was not {what}",
-                hint="wait for its end, or branch_stop it if it runs in the background; "
+                hint="wait for its end, or end it: branch_stop for a command in the "
+                "background, session_end for a session; "
                 "branch_abort ends it and drops the branch",
                 branch=name,
             )
 
     async def abort(self, name: str) -> list[Change]:
-        """Ends what runs in a branch, and drops it with its children; returns its changes."""
+        """Ends the commands in a branch, and aborts it with its children. Returns its changes."""
         branch = await self.find(name)
         for run in list(self._running.get(name, ())):
             run.scope.cancel(STOP_GRACE_SECONDS)
             await run.ended.wait()
         changes: list[Change] = []
-        with suppress(BranchingError):  # they cannot be listed; it can still be dropped
+        with suppress(BranchingError):  # if they cannot be listed, it is aborted all the same
             changes = await run_short(branch.diff)
         await run_short(branch.abort)
         return changes
 
     @contextmanager
     def running(self, name: str, scope: CancelScope) -> Iterator[None]:
-        """Says for the length of the `with` that something runs in a branch."""
+        """Registers a command in a branch for the length of the `with`."""
         end = self.begin(name, scope)
         try:
             yield
@@ -269,7 +289,7 @@ class WorkspaceSession:
             end()
 
     def begin(self, name: str, scope: CancelScope) -> Callable[[], None]:
-        """Says that something runs in a branch; returns the function that says it has ended."""
+        """Registers a command in a branch. Returns the function to call at its end."""
         run = _Run(scope)
         self._running.setdefault(name, set()).add(run)
 
@@ -282,7 +302,7 @@ class WorkspaceSession:
         return end
 
     def background_of(self, name: str) -> list[str]:
-        """Returns the ids of the commands that run in a branch in the background."""
+        """Returns the ids of the background commands that run in a branch."""
         return [
             each.id for each in self.background.values() if each.branch == name and each.is_running
         ]
@@ -290,9 +310,15 @@ class WorkspaceSession:
     # Files.
 
     async def tree(self, name: str, path: str) -> ConfinedDir:
-        """Returns the files of a branch, or of the workspace, to do something at `path`.
+        """Returns access to the files of a branch or of the workspace.
 
-        PermissionError if the rules hide that: its name, or a file that it is another name of.
+        Args:
+            name: The branch, or "main".
+            path: The path that will be used.
+
+        Raises:
+            PermissionError: The rules hide the path, or a file of which it is a hard link.
+            OSError: The path is in the store.
         """
         if path.split("/", maxsplit=1)[0] == STORE_NAME:
             raise OSError(errno.EPERM, "the store of the branches is not part of a branch", path)
@@ -307,7 +333,7 @@ class WorkspaceSession:
             raise OSError(errno.EXDEV, "a path goes down only, where files are hidden", path)
         place = str(top.resolve())
         finder = self._finders.pop(place, None) or Finder(place, self.rules.hide)
-        self._finders[place] = finder  # the one that was used last is the last one
+        self._finders[place] = finder  # moved to the end: the most recently used
         for other in list(self._finders)[:-FINDERS_MAX]:
             self._finders.pop(other, None)
         if parts and finder.hides("/".join(parts)):
@@ -363,7 +389,7 @@ class WorkspaceSession:
 
 
 class _Run:
-    """Something under way in a branch."""
+    """A command that runs in a branch."""
 
     def __init__(self, scope: CancelScope) -> None:
         self.scope = scope
@@ -375,6 +401,6 @@ HOST_VARIABLE = "BRANCHING_HOST_WORKSPACE"
 
 
 def host_directories() -> tuple[Path, ...]:
-    """Returns what the workspace's directory is called on the host, where that was told."""
+    """Returns the workspace's path on the host, if the wrapper has passed it."""
     told = os.environ.get(HOST_VARIABLE)
     return (Path(told),) if told else ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -33,6 +34,8 @@ class Attempt:
         """Feedback on earlier attempts, as text for a command."""
         self.label = label
         """Display name of the candidate."""
+        self.predecessor: int | None = None
+        """Index of the attempt whose result it starts from, in a search by levels."""
         self.budget: CallLimits | None = None
         """Its resource limits; None for no limits."""
         self.state: State | None = None
@@ -43,6 +46,14 @@ class Attempt:
         """Whether the pattern has set `score`; otherwise it is the default from the answer."""
         self.changes: DiffSummary | None = None
         """Changes of its branch; None if not determined yet."""
+        self.evaluate: Callable[[Path], float] | None = None
+        """Returns the score of a success; a cluster calls it where the attempt ran."""
+        self.is_critiqued = False
+        """Whether its branch is read after a failure, too."""
+        self.is_elsewhere = False
+        """Whether it runs on another machine, and its branch does not exist here."""
+        self.node = ""
+        """Name of the node of the cluster that ran it."""
         self._started: float | None = None
         self._seconds = 0.0
 
@@ -78,7 +89,7 @@ class Attempt:
             score=self.score,
             return_value=self.answer.value,
             exception=self.answer.exception,
-            branch_path=None if self._started is None else self.path,
+            branch_path=None if self._started is None or self.is_elsewhere else self.path,
             exit_code=self.answer.exit_code,
             state=self.state or "cancelled",
             duration=self._seconds,
@@ -87,6 +98,7 @@ class Attempt:
             changes=self.changes,
             kept=self.branch.is_open,
             process=self.answer.ended,
+            node=self.node,
         )
 
 
@@ -113,7 +125,7 @@ class Task(CancelScope):
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls `function` in this scope. No process can commit the branch in the meantime."""
-        with self.attempt.branch.in_use():
+        with nullcontext() if self.attempt.is_elsewhere else self.attempt.branch.in_use():
             return super().run(function, *args, **kwargs)
 
     def say(self, block: str) -> None:

@@ -11,7 +11,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ForwardRef, TypedDict
+from typing import TYPE_CHECKING, Any, ForwardRef, TypedDict
 
 import branching
 from branching._cancellation import STOP_GRACE_SECONDS, CancelScope
@@ -19,7 +19,7 @@ from branching._threads import run_in_thread
 from branching.fs import Branch, Workspace
 from branching.patterns.process_isolation import IsolationOptions
 from branching.patterns.results import SpeculationOutcome
-from branching.patterns.runner import RunElsewhere, Runner
+from branching.patterns.runner import Cluster, RunElsewhere, Runner
 from branching.runlog.events import OnEvent
 
 if TYPE_CHECKING:
@@ -46,8 +46,13 @@ class Options(TypedDict, total=False):
     None raises SetupError. An exception ends the call."""
     keep_failed: bool
     """Leave the branches open if no candidate succeeds. The caller must end them."""
-    runner: RunElsewhere | None
-    """Runs a candidate elsewhere: `runner(candidate, arguments, *, timeout)`."""
+    keep_losers: bool
+    """Leave the branches of the other candidates open if there is a winner. With the policy
+    first-winner they are stale. The caller must end them. Not with `setup`, a disk limit of the
+    group, nor in a search by levels: these nest the branches."""
+    runner: RunElsewhere | Cluster | None
+    """Runs a candidate elsewhere: `runner(candidate, arguments, *, timeout)`, or the attempts on a
+    cluster: `branching.cluster.RayRunner`."""
     max_parallel: int | None
     """Maximum number of candidates that run concurrently. Default: no maximum."""
 
@@ -120,7 +125,8 @@ class Pattern:
         drop_rest: bool = False,
         setup: Callable[[Path], object] | None = None,
         keep_failed: bool = False,
-        runner: RunElsewhere | None = None,
+        keep_losers: bool = False,
+        runner: RunElsewhere | Cluster | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
         for option, limits in (
@@ -143,6 +149,9 @@ class Pattern:
                 clean_env=clean_env,
                 hide=hide,
             )
+        self._cluster: Cluster | None = None
+        if runner is not None and not callable(runner):
+            self._cluster, runner = runner, None
         if self._apart is not None and runner is not None:
             raise TypeError("runner runs candidates elsewhere: it cannot be had with isolation")
         check_seconds("timeout", timeout)
@@ -159,6 +168,13 @@ class Pattern:
         self._drop_rest = drop_rest
         self._setup = setup
         self._keep_failed = keep_failed
+        has_group_disk = group_limits is not None and group_limits.disk is not None
+        if keep_losers and (setup is not None or self._is_nested or has_group_disk):
+            raise TypeError(
+                "keep_losers cannot be combined with setup, a disk limit of the group, or a search "
+                "by levels"
+            )
+        self._keep_losers = keep_losers
         self._elsewhere = runner
         self._on_event = on_event
         self._limits = resource_limits
@@ -194,30 +210,101 @@ class Pattern:
         Returns:
             The outcome, with a result for each candidate.
         """
-        scope = CancelScope()
-        return await run_in_thread(
-            lambda: scope.run(self, workspace),
-            on_cancel=lambda again: scope.cancel(0.0 if again else STOP_GRACE_SECONDS),
-        )
+        return await run_cancellable(lambda: self(workspace))
 
     def _runner(self, parent: Workspace | Branch) -> Runner:
-        return Runner(
-            parent,
-            name=unique_names(self.label),
-            timeout=self._timeout,
-            max_parallel=self._max_parallel,
-            commit=self._commit,
-            only=self._only,
-            drop_rest=self._drop_rest,
-            setup=self._setup,
-            keep_failed=self._keep_failed,
-            is_nested=self._is_nested,
-            elsewhere=self._elsewhere,
-            on_event=self._on_event,
-            apart=self._apart,
-            limits=self._limits,
-            group_limits=self._group_limits,
-        )
+        options = self._runner_options()
+        if self._cluster is None:
+            return Runner(parent, elsewhere=self._elsewhere, **options)
+        return self._cluster.open_runner(parent, **options)
+
+    def _runner_options(self) -> dict[str, Any]:
+        return {
+            "name": unique_names(self.label),
+            "timeout": self._timeout,
+            "max_parallel": self._max_parallel,
+            "commit": self._commit,
+            "only": self._only,
+            "drop_rest": self._drop_rest,
+            "setup": self._setup,
+            "keep_failed": self._keep_failed,
+            "keep_losers": self._keep_losers,
+            "is_nested": self._is_nested,
+            "on_event": self._on_event,
+            "apart": self._apart,
+            "limits": self._limits,
+            "group_limits": self._group_limits,
+        }
+
+
+class SessionPattern(Pattern):
+    """A pattern whose candidates can start from the memory of a session."""
+
+    _session: branching.Session | None
+
+    def __call__(self, workspace: Workspace | Branch | None = None) -> SpeculationOutcome:
+        """Runs the candidates and commits the winner; see `Pattern.__call__`.
+
+        Args:
+            workspace: The workspace, or a branch in which to work; None with a session.
+
+        Raises:
+            TypeError: There is neither a workspace nor a session, or there are both.
+        """
+        if self._session is None:
+            if workspace is None:
+                raise TypeError("a workspace is needed: call the pattern with one")
+            return self._run(workspace)
+        if workspace is not None:
+            raise TypeError("the session has its workspace: call the pattern without one")
+        return self._run_in_session(self._session)
+
+    async def run_async(self, workspace: Workspace | Branch | None = None) -> SpeculationOutcome:
+        """Does the same as a call without blocking the event loop; see `Pattern.run_async`.
+
+        Args:
+            workspace: The workspace, or a branch in which to work; None with a session. Cancelling
+                the task kills the children of a session, and the session goes on as before.
+
+        Returns:
+            The outcome, with a result for each candidate.
+        """
+        return await run_cancellable(lambda: self(workspace))
+
+    def _run(self, workspace: Workspace | Branch) -> SpeculationOutcome:
+        raise NotImplementedError
+
+    def _run_in_session(self, session: branching.Session) -> SpeculationOutcome:
+        raise NotImplementedError
+
+    def _check_session(self) -> None:
+        """Raises TypeError if an option was given that a session has no use for."""
+        given = {
+            "commit=False": not self._commit,
+            "only": bool(self._only),
+            "setup": self._setup is not None,
+            "keep_failed": self._keep_failed,
+            "keep_losers": self._keep_losers,
+            "runner": self._elsewhere is not None or self._cluster is not None,
+            "on_event": self._on_event is not None,
+            "isolation, and limits of candidates,": self._apart is not None,
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise TypeError(f"{name} cannot be combined with session")
+
+
+async def run_cancellable(call: Callable[[], SpeculationOutcome]) -> SpeculationOutcome:
+    """Runs a call in a thread, under a scope that a cancellation of the task cancels.
+
+    Args:
+        call: The call of a pattern.
+    """
+    scope = CancelScope()
+    return await run_in_thread(
+        lambda: scope.run(call),
+        on_cancel=lambda again: scope.cancel(0.0 if again else STOP_GRACE_SECONDS),
+    )
 
 
 def check_seconds(name: str, seconds: float | None) -> None:
@@ -241,13 +328,14 @@ def unique_names(label: str) -> NameOf:
 
 
 def checked_candidates(
-    candidates: object, *, can_be_empty: bool = False
+    candidates: object, *, can_be_empty: bool = False, can_be_code: bool = False
 ) -> list[Callable[..., object]]:
     """Returns the candidates as a list.
 
     Args:
         candidates: A list or tuple of callables.
         can_be_empty: Accept an empty sequence.
+        can_be_code: Accept Python code, too.
 
     Raises:
         TypeError: It is not a list or tuple of callables.
@@ -258,13 +346,13 @@ def checked_candidates(
     if not candidates and not can_be_empty:
         raise ValueError("there are no candidates: at least one is needed")
     for index, candidate in enumerate(candidates):
-        if not callable(candidate):
+        if not callable(candidate) and not (can_be_code and isinstance(candidate, str)):
             raise TypeError(f"candidate {index} is not callable: {candidate!r}")
     return list(candidates)
 
 
 def expand_candidates(
-    candidates_or_task: object, n: int | None, default_n: int
+    candidates_or_task: object, n: int | None, default_n: int, *, can_be_code: bool = False
 ) -> list[tuple[Callable[..., object], tuple[int, ...]]]:
     """Returns the calls of a pattern: one task `n` times, or each candidate once.
 
@@ -272,6 +360,7 @@ def expand_candidates(
         candidates_or_task: A task `task(path, index)`, or a sequence of candidates.
         n: Number of calls of the task; None for a sequence.
         default_n: Number of calls of the task if `n` is None.
+        can_be_code: Accept Python code as a candidate.
 
     Returns:
         Pairs of a function and its arguments after the path.
@@ -287,4 +376,5 @@ def expand_candidates(
         return [(candidates_or_task, (index,)) for index in range(count)]
     if n is not None:
         raise TypeError("n is for a single task; a sequence of candidates has its own length")
-    return [(candidate, ()) for candidate in checked_candidates(candidates_or_task)]
+    candidates = checked_candidates(candidates_or_task, can_be_code=can_be_code)
+    return [(candidate, ()) for candidate in candidates]

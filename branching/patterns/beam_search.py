@@ -71,8 +71,8 @@ class BeamSearch(Pattern):
         with self._runner(workspace) as runner:
             parents: dict[Attempt, Attempt] = {}
             for strategy in self._strategies:
-                runner.start(strategy, read=read_scored)
-            beams = self._prune(runner, [], parents)
+                runner.start(strategy, read=read_scored, evaluate=self._rating.evaluate)
+            beams = self._prune(runner, [], parents, depth=1)
             for depth in range(1, self._max_depth):
                 if not beams or runner.is_over:
                     break
@@ -85,19 +85,32 @@ class BeamSearch(Pattern):
                     break
                 for beam, strategies in plan:
                     for strategy in strategies:
-                        child = runner.start(strategy, read=read_scored, parent=beam.branch)
+                        child = runner.start(
+                            strategy,
+                            read=read_scored,
+                            evaluate=self._rating.evaluate,
+                            parent=beam.branch,
+                            predecessor=beam,
+                        )
                         parents[child] = beam
-                beams = self._prune(runner, beams, parents)
+                beams = self._prune(runner, beams, parents, depth=depth + 1)
             if beams:
                 runner.stop()
                 runner.commit(beams[0], self._merged(runner, beams, parents))
         return runner.outcome()
 
     def _prune(
-        self, runner: Runner, beams: list[Attempt], parents: dict[Attempt, Attempt]
+        self,
+        runner: Runner,
+        beams: list[Attempt],
+        parents: dict[Attempt, Attempt],
+        *,
+        depth: int,
     ) -> list[Attempt]:
         """Returns the best successes of a level. Drops the others, and beams without successor."""
-        best = self._rating.best(runner, self._beam_width)
+        # Nothing continues from the last level: only its best success is needed.
+        width = self._beam_width if depth < self._max_depth else 1
+        best = self._rating.best(runner, width)
         continued = {parents.get(attempt) for attempt in best}
         for beam in beams:
             if beam not in continued:

@@ -43,6 +43,8 @@ class BranchSet:
         self._policy: Policy | None = policy
         self.forgotten: list[str] = []
         """Branch names of earlier commits that can no longer be undone."""
+        self.commit_id: int | None = None
+        """Id of the last commit in the history; None if it has no entry there."""
         self._parent = parent
         self._name = name
         self._disk_each = None if budget is None else budget.disk_each
@@ -74,6 +76,13 @@ class BranchSet:
         self._own(branch)
         return branch
 
+    def replace(self, planned: Branch, loaded: Branch) -> None:
+        """Takes a branch that was loaded from an archive in the place of one that was planned."""
+        self._branches[self._branches.index(planned)] = loaded
+        loaded.is_leased = planned.is_leased
+        if loaded.is_leased:
+            loaded.lease()
+
     def _own(self, branch: Branch) -> None:
         self._branches.append(branch)
         # In a controlled call, branches stay open if the process is killed; the run log lists them.
@@ -104,6 +113,7 @@ class BranchSet:
             if branch.remaining:
                 self._kept.add(branch)
             self.forgotten += branch.forgotten
+            self.commit_id = branch.commit_id
             return changes
         except CommitError as error:
             if not isinstance(error, ConflictError) or error.paths:

@@ -86,7 +86,7 @@ class Cascaded(Pattern):
             for _ in range(width)
         ]
         for attempt in runner.finished(within=self._wave_timeout):
-            if attempt.succeeded:
+            if attempt.succeeded and runner.bring(attempt):
                 runner.commit(attempt)
                 return wave
             runner.drop(attempt)

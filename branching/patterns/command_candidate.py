@@ -20,12 +20,13 @@ The command's environment describes the branch:
 from __future__ import annotations
 
 import codecs
+import copy
 import re
 import shlex
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,12 +44,11 @@ from branching.process import (
     Owner,
     Sandbox,
     Sink,
-    told,
     validate_isolation,
 )
-from branching.process.environment import inherited_environment
+from branching.process.bounded_output import OutputTail
+from branching.process.environment import inherited_environment, scratch_directory
 from branching.process.port_ranges import reserve_ports
-from branching.process.scratch import scratch_directory
 from branching.runlog.events import SETUP_INDEX
 from branching.runlog.run_controller import RunController
 
@@ -60,12 +60,13 @@ FEEDBACK_BYTES_MAX = 100_000
 feedback is kept, because compilers and test runners print their summary last."""
 EXPLAINED_LINES_MAX = 40
 """Number of output lines of a failure that the next attempt receives."""
-TIMEOUT_GRACE_SECONDS = 1.0
-"""Time between SIGTERM and SIGKILL when the time limit of a command expires."""
 ANSWER_BYTES_MAX = 8 << 20
 """Maximum output of a callback, which is held in memory."""
 LINE_CHARACTERS_MAX = 64 << 10
 """Longer lines are passed on in pieces, so that output without newlines needs bounded memory."""
+_LAST_OUTPUT = threading.local()
+"""`lines`: the output of the FeedbackCandidate that runs in this thread. The candidate itself has
+no state: it runs in several branches concurrently, and is pickled for a cluster."""
 _RETURNS = re.compile(r"\r+(?=\n|\Z)")
 """Carriage returns at the ends of lines."""
 
@@ -76,6 +77,8 @@ class BranchCommand:
     `hide` lists glob patterns of files that it cannot read. `network=False` leaves only the
     loopback interface. `clean_env` gives it an environment without keys and tokens, to which `env`
     adds. `port_base` is the first of ten ports that the caller has reserved (`reserve_ports`).
+    `caches` are directories outside of the branch that it can write, in a sandbox only. It starts
+    in `directory`, a path relative to the branch.
     """
 
     ends_when_cancelled = True
@@ -99,6 +102,8 @@ class BranchCommand:
         clean_env: bool = False,
         env: Mapping[str, str] | None = None,
         port_base: int | None = None,
+        caches: Sequence[Path] = (),
+        directory: str | None = None,
     ) -> None:
         validate_isolation(isolation, network=network, hide=hide)
         self._hide = tuple(hide)
@@ -106,6 +111,8 @@ class BranchCommand:
         self._clean_env = clean_env
         self._env = dict(env or {})
         self._port_base = port_base
+        self._caches = tuple(caches)
+        self._directory = directory
         self._isolation = isolation
         self.label = shlex.join(argv) if label is None else label
         self._argv = argv
@@ -118,6 +125,12 @@ class BranchCommand:
         self._terminal = terminal
         self._score = score
 
+    def placed(self, workspace: Path, owner: Owner | None) -> BranchCommand:
+        """Returns the same command for a workspace on another machine."""
+        placed = copy.copy(self)
+        placed._workspace, placed._owner = workspace, owner
+        return placed
+
     def _run(
         self,
         path: Path,
@@ -126,12 +139,16 @@ class BranchCommand:
         environment: Mapping[str, str] | None = None,
         beside: Sequence[tuple[Path, Path]] = (),
     ) -> Ended:
+        if self._directory is not None and not (path / self._directory).is_dir():
+            raise ProcessBranchError(
+                f"the directory {self._directory!r} does not exist in the branch; nothing ran",
+                hint="start from the root of the workspace",
+            )
         task = Task.of_caller()
         lines = None
         if task is not None and self._tells_output:
             lines = BlockSplitter(partial(self._say, task))
         teller = None if lines is None else lines.feed
-        budget = None if task is None else task.attempt.budget
         with ExitStack() as stack:
             port_base = self._port_base or stack.enter_context(reserve_ports())
             scratch = OWN_TMP
@@ -148,10 +165,10 @@ class BranchCommand:
             sandbox = self._sandbox(path, beside)
             if sandbox is None:
                 scratch = stack.enter_context(scratch_directory(self._owner))
-            limited = stack.enter_context(_limited(task, budget))
+            limits = {} if task is None else _limits_of(task, stack)
             command = Command(
                 self._argv,
-                cwd=path,
+                cwd=path if self._directory is None else path / self._directory,
                 sandbox=sandbox,
                 environment={
                     **inherited_environment(is_clean=self._clean_env),
@@ -168,7 +185,7 @@ class BranchCommand:
                 inherit_stdin=self._inherit_stdin,
                 terminal=self._terminal,
                 score=self._score,
-                scope=limited.scope,
+                **limits,
             )
             if task is not None:
                 task.on_cancel(command.kill)
@@ -176,9 +193,7 @@ class BranchCommand:
                     name = task.attempt.branch.name
                     stack.enter_context(controller.controlling(name, command, words))
             try:
-                with limited.watch(command):
-                    ended = command.run()
-                ended = limited.told(ended)
+                ended = command.run()
                 if task is not None:
                     task.ended = ended
                 return ended
@@ -198,6 +213,8 @@ class BranchCommand:
             network=self._network,
             home=Owner.home_of(self._owner),
             beside=beside,
+            caches=self._caches,
+            directory=self._directory,
         )
 
     def _say(self, task: Task, block: str) -> None:
@@ -244,20 +261,16 @@ class Program(BranchCommand):
 class FeedbackCandidate(Program):
     """A candidate that passes the end of its output as feedback to the next attempt."""
 
-    def __init__(self, argv: Sequence[str], **options: Any) -> None:
-        super().__init__(argv, **options)
-        self._told = threading.local()  # one object runs in several branches concurrently
-
     def __call__(self, path: Path, *_: object) -> CandidateResult:
-        self._told.lines = deque(maxlen=EXPLAINED_LINES_MAX)
+        _LAST_OUTPUT.lines = deque(maxlen=EXPLAINED_LINES_MAX)
         return super().__call__(path)
 
     def _say(self, task: Task, block: str) -> None:
-        self._told.lines.extend(block.split("\n"))
+        _LAST_OUTPUT.lines.extend(block.split("\n"))
         super()._say(task, block)
 
     def _error(self, ended: Ended) -> str:
-        return "\n".join([ended.reason, *self._told.lines])
+        return "\n".join([ended.reason, *_LAST_OUTPUT.lines])
 
 
 class Reader(BranchCommand):
@@ -271,72 +284,41 @@ class Reader(BranchCommand):
         Raises:
             ProcessBranchError: The command could not be run.
         """
-        printed = bytearray()
-
-        def keep(arrived: bytes) -> None:
-            printed.extend(arrived)
-            if len(printed) > 2 * ANSWER_BYTES_MAX:  # rarely, because it copies the rest
-                del printed[:-ANSWER_BYTES_MAX]
-
-        ended = self._run(path, keep, self._stderr)
+        printed = OutputTail(ANSWER_BYTES_MAX)
+        ended = self._run(path, printed.feed, self._stderr)
         if ended.how == "error":
             raise ProcessBranchError(ended.reason)
-        return printed[-ANSWER_BYTES_MAX:].decode("utf-8", "replace").strip()
+        return printed.text.strip()
 
 
-@contextmanager
-def _limited(task: Task | None, budget: CallLimits | None) -> Iterator[_Limited]:
-    limited = _Limited(task, budget)
-    try:
-        yield limited
-    finally:
-        if limited.scope is not None:
-            limited.scope.remove()
+def _limits_of(task: Task, stack: ExitStack) -> dict[str, Any]:
+    """Returns the options of a Command that apply the limits of its branch."""
+    budget = task.attempt.budget
+    if budget is None:
+        return {}
+    scope = budget.scope()
+    if scope is not None:
+        stack.callback(scope.remove)
+    return {
+        "scope": scope,
+        "wall_seconds": budget.wall_seconds,
+        "disk_refusals": refusals_from_now(task.attempt.branch, budget),
+    }
 
 
-class _Limited:
-    """Applies the limits of a branch, if any, to one command."""
-
-    def __init__(self, task: Task | None, budget: CallLimits | None) -> None:
-        self._branch = None if task is None else task.attempt.branch
-        self._budget = budget
-        self._is_over: threading.Event | None = None
-        self._refusals_before = self._refusals()
-        self.scope = None if budget is None else budget.scope()
-
-    @contextmanager
-    def watch(self, command: Command) -> Iterator[None]:
-        """Returns a context that ends the command when its time limit expires."""
-        if self._budget is None:
-            yield
-            return
-        with self._budget.watch(partial(command.kill, TIMEOUT_GRACE_SECONDS)) as self._is_over:
-            yield
-
-    def told(self, ended: Ended) -> Ended:
-        """Adds the limit that made the command fail, if any, to its end."""
-        if self._budget is None:
-            return ended
-        usage = None
-        if self.scope is not None:
-            self.scope.remove()
-            usage = self.scope.usage()
-        is_over = self._is_over is not None and self._is_over.is_set()
-        refusals = self._refusals() - self._refusals_before
-        return told(ended, usage=usage, disk_refusals=refusals, is_over=is_over)
-
-    def _refusals(self) -> int:
-        return 0 if self._branch is None else disk_refusals(self._branch, self._budget)
-
-
-def disk_refusals(branch: Branch, budget: CallLimits | None) -> int:
-    """Returns how many changes the disk limit of the branch refused; 0 if it has no limit."""
+def refusals_from_now(branch: Branch, budget: CallLimits | None) -> Callable[[], int]:
+    """Returns what counts the changes that the disk limit of the branch refuses from now on."""
     if budget is None or (budget.disk_each is None and budget.disk_together is None):
-        return 0
-    try:
-        return branch.inspect().disk_refusals or 0
-    except BranchingError:
-        return 0  # the branch no longer exists: another candidate won, and this result is not used
+        return lambda: 0
+
+    def count() -> int:
+        try:
+            return branch.inspect().disk_refusals or 0
+        except BranchingError:
+            return 0  # the branch is gone: another candidate won, and this result is not used
+
+    before = count()
+    return lambda: count() - before
 
 
 def shell(text: str) -> list[str]:

@@ -40,11 +40,23 @@ class EventDispatcher:
             attempt, "finished", said or (f"{type(error).__name__}: {error}" if error else "")
         )
 
+    def fail(self, error: BaseException) -> None:
+        """Ends the call with the exception of a callback that ran on another machine."""
+        with self._lock:
+            self.error = self.error or error
+        self._wake()
+
     def tell(
-        self, attempt: Attempt, kind: EventKind, text: str = "", score: float | None = None
+        self,
+        attempt: Attempt,
+        kind: EventKind,
+        text: str = "",
+        score: float | None = None,
+        loser: int | None = None,
     ) -> None:
         if self._listener is None:
             return
+        process = attempt.answer.ended
         event = Event(
             kind=kind,
             index=attempt.index,
@@ -55,6 +67,11 @@ class EventDispatcher:
             score=score,
             seconds=attempt.seconds,
             changes=attempt.changes,
+            cpu_seconds=None if process is None else process.cpu_seconds,
+            memory_peak_bytes=None if process is None else process.memory_peak,
+            predecessor=attempt.predecessor,
+            loser=loser,
+            node=attempt.node,
         )
         with self._lock:
             if self.error is not None:

@@ -63,8 +63,8 @@ def _call(
     task: Task,
     arguments: Sequence[object],
 ) -> Any:
-    from branching.patterns.command_candidate import BlockSplitter, disk_refusals
-    from branching.process import BranchContext, told
+    from branching.patterns.command_candidate import BlockSplitter, refusals_from_now
+    from branching.process import BranchContext
 
     budget = task.attempt.budget
     lines = BlockSplitter(task.say)
@@ -87,8 +87,8 @@ def _call(
         },
         stdout=lines.feed,
         stderr=lines.feed,
+        disk_refusals=refusals_from_now(task.attempt.branch, budget),
     )
-    refused_before = disk_refusals(task.attempt.branch, budget)
     task.on_cancel(context.kill)
     controller = RunController.current()
     name = task.attempt.branch.name
@@ -105,8 +105,7 @@ def _call(
     finally:
         task.forget(context.kill)
         lines.finish()
-    refused = disk_refusals(task.attempt.branch, budget) - refused_before
-    task.ended = told(result, usage=None, disk_refusals=refused, is_over=False)
+    task.ended = result
     if result.exception is not None:
         raise result.exception
     if not result.success:

@@ -66,20 +66,25 @@ class Reflexion(Pattern):
         with self._runner(workspace) as runner:
             feedback: str | None = None
             for number in range(self._max_retries):
+                is_last = number == self._max_retries - 1
                 attempt = runner.start(
-                    self._task, number, feedback, feedback=feedback or "", wins_at_once=True
+                    self._task,
+                    number,
+                    feedback,
+                    feedback=feedback or "",
+                    wins_at_once=True,
+                    is_critiqued=self._critique is not None and not is_last,
                 )
                 runner.finish(attempt)
-                if attempt.succeeded:
+                if attempt.succeeded and runner.bring(attempt):
                     runner.commit(attempt)
                     break
-                is_last = number == self._max_retries - 1
                 feedback = None if is_last else self._ask_critique(runner, attempt)
                 runner.drop(attempt)
         return runner.outcome()
 
     def _ask_critique(self, runner: Runner, attempt: Attempt) -> str | None:
-        if self._critique is None:
+        if self._critique is None or not runner.bring(attempt):
             return None
         try:
             said = runner.consult(attempt, self._critique, attempt.path)

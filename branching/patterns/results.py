@@ -56,6 +56,8 @@ class SpeculationResult:
     """Whether its branch is still open."""
     process: branching.process.Ended | None = None
     """Exit status and resource usage of its process; None if it had no separate process."""
+    node: str = ""
+    """Name of the node of the cluster that ran it; empty for this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,8 @@ class SpeculationOutcome:
     The caller must commit or abort it."""
     changes: list[Change] = field(default_factory=list)
     """The committed changes, sorted by path."""
+    commit_id: int | None = None
+    """Id of the commit in the history, for `Workspace.undo`; None if it cannot be undone."""
     remaining: int = 0
     """Number of paths changed by the winner that were not committed. `branch` is open with them."""
     timed_out: bool = False

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from branching._cancellation import STOP_GRACE_SECONDS, CancelScope
 from branching._signals import defer_sigint
@@ -54,6 +54,7 @@ from branching.runlog.events import SETUP_INDEX, EventKind, OnEvent
 
 if TYPE_CHECKING:
     from branching.fs.backend import Policy
+    from branching.patterns.scoring import Evaluate
     from branching.process import ResourceLimits
 
 LOSER_GRACE_SECONDS = 0.02
@@ -64,12 +65,22 @@ RunElsewhere = Callable[..., object]
 """`runner(candidate, arguments, *, timeout)` runs a candidate elsewhere and returns its value."""
 
 
+class Cluster(Protocol):
+    """Other machines that run candidates, such as a `branching.cluster.RayRunner`."""
+
+    def open_runner(self, parent: Workspace | Branch, **options: Any) -> Runner:
+        """Returns the runner of one call, with the options of `Runner`."""
+
+
 class Stopped(Exception):
     """The time limit expired, or the call was cancelled. Never propagates out of the runner."""
 
 
 class Runner:
     """Runs candidates in branches of `parent`. Leaves no process and no unneeded branch."""
+
+    is_remote = False
+    """Whether candidates run on other machines."""
 
     def __init__(
         self,
@@ -83,14 +94,17 @@ class Runner:
         drop_rest: bool = False,
         setup: Callable[..., object] | None = None,
         keep_failed: bool = False,
+        keep_losers: bool = False,
         elsewhere: RunElsewhere | None = None,
         on_event: OnEvent | None = None,
         apart: IsolationOptions | None = None,
         limits: ResourceLimits | None = None,
         group_limits: ResourceLimits | None = None,
         is_nested: bool = False,
+        is_between: bool = False,
         policy: Policy | None = None,
         ends_with_process: bool = True,
+        first_index: int = 0,
     ) -> None:
         self._budget = None
         if limits is not None or group_limits is not None:
@@ -108,12 +122,12 @@ class Runner:
         self._drop_rest = drop_rest
         self._setup = setup
         self._keeps_failed = keep_failed
-        is_between = setup is not None
+        self._keeps_losers = keep_losers
         self._branches = BranchSet(
             parent,
             name,
             self._budget,
-            is_between=is_between,
+            is_between=is_between or setup is not None,
             is_nested=is_nested,
             is_part=bool(only),
             policy=policy,
@@ -126,6 +140,8 @@ class Runner:
         self._events = EventDispatcher(on_event, wake=lambda: self._completions.post(lambda: None))
         self._outer = CancelScope.current()
         self._interrupts = ExitStack()
+        self._first_index = first_index
+        """Number of the first attempt: a part of a call can run in a runner of its own."""
         self._attempts: list[Attempt] = []
         self._waiting: deque[tuple[Attempt, Callable[[], CandidateResult], Task]] = deque()
         self._finished: deque[Attempt] = deque()
@@ -142,7 +158,10 @@ class Runner:
         read: Callable[[object], CandidateResult] = read_verdict,
         feedback: str = "",
         parent: Branch | None = None,
+        predecessor: Attempt | None = None,
         wins_at_once: bool = False,
+        evaluate: Evaluate | None = None,
+        is_critiqued: bool = False,
     ) -> Attempt:
         """Queues `candidate(path, *args)`, which runs as soon as `max_parallel` allows.
 
@@ -154,6 +173,9 @@ class Runner:
             read: Interprets its return value.
             feedback: Feedback on earlier attempts, as text for a command.
             parent: The parent of its branch. Default: the parent of the call.
+            predecessor: The attempt whose result it starts from, for the listener.
+            evaluate: Returns the score of a success. A cluster calls it where the attempt ran.
+            is_critiqued: Its branch is read after a failure, too. A cluster then keeps its changes.
             wins_at_once: Do not list the changes of a success; its commit will return them.
         """
         if self._apart not in (None, IsolationOptions()) and ends_when_cancelled(candidate):
@@ -161,18 +183,18 @@ class Runner:
                 "isolation, network, env, clean_env and hide are for functions: "
                 "a command is told its own"
             )
-        index = len(self._attempts)
+        index = self._first_index + len(self._attempts)
         attempt = Attempt(index, self._branch(index, parent), feedback, label_of(candidate))
         attempt.budget = self._budget
-        must_end = self._apart is not None or ends_when_cancelled(candidate)
+        attempt.predecessor = None if predecessor is None else predecessor.index
+        attempt.evaluate, attempt.is_critiqued = evaluate, is_critiqued
+        attempt.is_elsewhere = self.is_remote
+        must_end = self.is_remote or self._apart is not None or ends_when_cancelled(candidate)
         task = Task(attempt, self._events.say, must_end=must_end)
         self._attempts.append(attempt)
 
         def work() -> CandidateResult:
-            answer = with_end(read(reject_coroutines(self._call(candidate, task, args))), task)
-            if task.is_cancelled or (answer.success and wins_at_once):
-                return answer  # a cancelled candidate must not delay the winner
-            return replace(answer, changes=_summary(attempt.branch))
+            return self._answer(candidate, task, args, read, wins_at_once=wins_at_once)
 
         self._waiting.append((attempt, work, task))
         self._launch()
@@ -201,6 +223,7 @@ class Runner:
         while attempt.state is None:
             if not self._pump():
                 raise Stopped
+        self._finished.remove(attempt)
 
     def stop(self, *, timed_out_after: float | None = None) -> None:
         """Stops all attempts: kills those that can be killed, and waits for them.
@@ -252,17 +275,27 @@ class Runner:
             success=False, value=attempt.answer.value, exception=error, exit_code=1
         )
 
-    def tell(self, attempt: Attempt, kind: EventKind, text: str) -> None:
+    def tell(
+        self, attempt: Attempt, kind: EventKind, text: str, *, loser: Attempt | None = None
+    ) -> None:
         """Reports an event of the pattern itself to the listener."""
-        self._events.tell(attempt, kind, text)
+        self._events.tell(attempt, kind, text, loser=None if loser is None else loser.index)
 
     def drop(self, attempt: Attempt) -> None:
         """Aborts the attempt's branch now, if it is open.
 
-        With `keep_failed` this is delayed until the end, when it is known if there is a winner.
+        With `keep_failed` or `keep_losers` this is delayed until the end, when it is known if there
+        is a winner.
         """
-        if not self._keeps_failed:
+        if not (self._keeps_failed or self._keeps_losers):
             self._branches.drop(attempt.branch)
+
+    def bring(self, attempt: Attempt) -> bool:
+        """Makes the branch of an attempt available here. False if it was lost with its node.
+
+        The time limit does not apply: it has ended the wait for candidates, or does so later.
+        """
+        return not attempt.is_elsewhere
 
     def keep(self, attempt: Attempt) -> None:
         """Leaves the attempt's branch open after the call.
@@ -342,7 +375,7 @@ class Runner:
     def outcome(self) -> SpeculationOutcome:
         """Returns the outcome of the call. Call it after the `with`."""
         results = [attempt.result() for attempt in self._attempts]
-        winner = None if self._winner is None else results[self._winner.index]
+        winner = None if self._winner is None else results[self._winner.index - self._first_index]
         return SpeculationOutcome(
             committed=winner is not None and self._commits,
             winner=winner,
@@ -350,6 +383,7 @@ class Runner:
             branch=None if self._commits and not self.remaining else self._winning_branch,
             remaining=self.remaining,
             changes=self._changes,
+            commit_id=self._branches.commit_id if winner is not None and self._commits else None,
             timed_out=self._completions.is_out_of_time and winner is None,
         )
 
@@ -377,6 +411,25 @@ class Runner:
                 f"the setup failed ({answer.error or said!r}); nothing was tried or committed"
             )
 
+    def _answer(
+        self,
+        candidate: Callable[..., object],
+        task: Task,
+        args: tuple[object, ...],
+        read: Callable[[object], CandidateResult],
+        *,
+        wins_at_once: bool,
+    ) -> CandidateResult:
+        """Runs a candidate in the thread of its task."""
+        answer = with_end(read(reject_coroutines(self._call(candidate, task, args))), task)
+        if task.is_cancelled or (answer.success and wins_at_once):
+            return answer  # a cancelled candidate must not delay the winner
+        return replace(answer, changes=_summary(task.attempt.branch))
+
+    def _open(self, attempt: Attempt) -> None:
+        """Creates the branch of an attempt."""
+        attempt.branch.__enter__()
+
     def _call(
         self, candidate: Callable[..., object], task: Task, args: tuple[object, ...]
     ) -> object:
@@ -393,9 +446,13 @@ class Runner:
         return isolated(function, self._apart)
 
     def _launch(self) -> None:
-        while self._waiting and len(self._workers.running) < self._max_parallel:
+        # An attempt that has finished keeps its place until the pattern has seen it, so that the
+        # number of open branches is limited while the pattern rates another one.
+        while (
+            self._waiting and len(self._workers.running) + len(self._finished) < self._max_parallel
+        ):
             attempt, work, task = self._waiting.popleft()
-            attempt.branch.__enter__()
+            self._open(attempt)
             attempt.begin()
             self._events.tell(attempt, "started")
             self._workers.start(attempt, task, work)
@@ -447,7 +504,8 @@ class Runner:
                 self._outer.forget(self._cancel)
             try:
                 under_way = None if isinstance(error, Stopped) else error
-                if self._keeps_failed and not (self._winner or under_way or self.is_cancelled):
+                is_kept = self._keeps_losers if self._winner else self._keeps_failed
+                if is_kept and not (under_way or self.is_cancelled):
                     self._branches.keep_all()
                 self._branches.clear(under_way)
             finally:

@@ -22,7 +22,7 @@ class Rating:
     def __init__(
         self, evaluate: Evaluate | None = None, scores: Sequence[float] | None = None
     ) -> None:
-        self._evaluate = evaluate
+        self.evaluate = evaluate
         self._scores = None if scores is None else [checked_score(score) for score in scores]
 
     def best(self, runner: Runner, count: int) -> list[Attempt]:
@@ -30,9 +30,11 @@ class Rating:
 
         Attempts with equal scores are in candidate order. An attempt that can no longer be among
         the best is dropped immediately, which limits the number of open branches. If the time
-        limit ends the wait, the best attempts rated by then are returned.
+        limit ends the wait, the best attempts rated by then are returned. Their branches are here:
+        a remote attempt that was lost with its node is replaced by the next best.
         """
         best: list[Attempt] = []
+        is_limited = not runner.is_remote
         try:
             for attempt in runner.finished():
                 if attempt.succeeded:
@@ -42,16 +44,28 @@ class Rating:
                     continue
                 best.append(attempt)
                 best.sort(key=lambda attempt: (-attempt.score, attempt.index))
-                if len(best) > count:
+                if is_limited and len(best) > count:
                     runner.drop(best.pop())
         except Stopped:
             if runner.is_cancelled:
                 raise
-        return best
+        brought: list[Attempt] = []
+        for attempt in best:
+            if len(brought) < count and runner.bring(attempt):
+                brought.append(attempt)
+        return brought
+
+    def score(self, index: int, returned: float | None, path: Path) -> float:
+        """Returns the score of a success with its branch at `path`, which may have returned one."""
+        if self.evaluate is not None:
+            return checked_score(self.evaluate(path))
+        if returned is not None:
+            return returned
+        return 1.0 if self._scores is None else self._scores[index]
 
     def _rate(self, runner: Runner, attempt: Attempt) -> None:
-        if self._evaluate is not None:
-            value = runner.consult(attempt, self._evaluate, attempt.path)
+        if self.evaluate is not None and not runner.is_remote:
+            value = runner.consult(attempt, self.evaluate, attempt.path)
             try:
                 runner.rate(attempt, checked_score(value))
             except ValueError as error:

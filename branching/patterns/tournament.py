@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,9 +24,10 @@ Judge = Callable[[Path, Path], int]
 class Tournament(Pattern):
     """Runs candidates in parallel branches, then eliminates successes in pairs by a judge.
 
-    Each round pairs the remaining successes in candidate order, and drops the loser of each pair
-    immediately. The last of an odd number goes to the next round without a comparison. A sole
-    success wins without a comparison.
+    Each round pairs the remaining successes in candidate order. The loser of a pair is dropped as
+    soon as it is known, or with `parallel_judges` at the end of the round. Successes are compared
+    when all candidates have finished, so all of them stay open until then. The last of an odd
+    number goes to the next round without a comparison. A sole success wins without a comparison.
 
     All options of `branching.patterns.base.Options` are accepted as keyword arguments, too.
 
@@ -70,7 +71,7 @@ class Tournament(Pattern):
             for attempt in runner.finished():
                 if not attempt.succeeded:
                     runner.drop(attempt)
-            left = [attempt for attempt in attempts if attempt.succeeded]
+            left = [attempt for attempt in attempts if attempt.succeeded and runner.bring(attempt)]
             while len(left) > 1:
                 left = self._round(runner, left)
             if left:
@@ -82,13 +83,14 @@ class Tournament(Pattern):
         pairs = list(zip(left[::2], left[1::2], strict=False))
         matches = [(a, self._judge, (a.path, b.path)) for a, b in pairs]
         winners: list[Attempt] = []
+        verdicts: Iterable[object]
         if self._parallel_judges:
             verdicts = runner.consult_all(matches)
         else:
-            verdicts = [runner.consult(a, judge, *paths) for a, judge, paths in matches]
+            verdicts = (runner.consult(a, judge, *paths) for a, judge, paths in matches)
         for (a, b), verdict in zip(pairs, verdicts, strict=True):
             winner, loser = (b, a) if _is_second(verdict) else (a, b)
-            runner.tell(winner, "judged", f"better than {loser.index}")
+            runner.tell(winner, "judged", f"better than {loser.index}", loser=loser)
             runner.drop(loser)
             winners.append(winner)
         return [*winners, *left[2 * len(pairs) :]]

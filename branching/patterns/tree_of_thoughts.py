@@ -75,16 +75,24 @@ class TreeOfThoughts(Pattern):
         runner: Runner,
         strategies: Sequence[Callable[..., object]],
         parent: Branch | None = None,
+        predecessor: Attempt | None = None,
     ) -> Attempt | None:
         for strategy in strategies:
-            runner.start(strategy, read=read_scored, parent=parent)
+            runner.start(
+                strategy,
+                read=read_scored,
+                evaluate=self._rating.evaluate,
+                parent=parent,
+                predecessor=predecessor,
+            )
         return next(iter(self._rating.best(runner, 1)), None)
 
     def _go_deeper(self, runner: Runner, expand: Expand) -> None:
         root = runner.fork("root")
         strategies = self._strategies
+        best: Attempt | None = None
         for depth in range(1, self._max_depth + 1):
-            if (found := self._best(runner, strategies, root)) is None:
+            if (found := self._best(runner, strategies, root, best)) is None:
                 return
             best = found
             runner.stop()
@@ -95,4 +103,5 @@ class TreeOfThoughts(Pattern):
             strategies = checked_candidates(said, can_be_empty=True)
             if not strategies:
                 break
+        assert best is not None, "max_depth is 1 or more"
         runner.commit(best, root)

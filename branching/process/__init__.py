@@ -9,7 +9,7 @@ from branching._lazy import lazy_exports
 # Type checkers know this name; it need not be imported.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from branching.process.call_limits import CallLimits, told
+    from branching.process.call_limits import CallLimits
     from branching.process.command import Command
     from branching.process.context import BranchContext, Result
     from branching.process.limits import ResourceLimits, parse_memory_size
@@ -31,7 +31,6 @@ __all__ = [
     "Sandbox",
     "Sink",
     "parse_memory_size",
-    "told",
     "validate_isolation",
 ]
 
@@ -49,7 +48,6 @@ _HOME = {
     "Sink": ".pipes",
     "validate_isolation": ".sandbox",
     "parse_memory_size": ".limits",
-    "told": ".call_limits",
 }
 """Which module of this package has the name."""
 

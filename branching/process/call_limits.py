@@ -8,19 +8,13 @@ that cannot be enforced raises an error before anything runs. Each command then 
     └── branch-77aa
 
 Control groups do not limit disk space: the code that creates the branches applies `disk_each` and
-`disk_together`. `told` determines which limit caused the end of a command.
+`disk_together`. `process_result.ended_by` determines which limit caused the end of a command.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-
-from branching.process.cgroup import Cgroup, Usage
+from branching.process.cgroup import Cgroup
 from branching.process.limits import ResourceLimits
-from branching.process.process_result import Ended
 
 _NONE = ResourceLimits()
 
@@ -91,66 +85,6 @@ class CallLimits:
             The group, which the caller must remove; None if no limit needs one.
         """
         return None if self._group is None else Cgroup.create(self._each, parent=self._group)
-
-    @contextmanager
-    def watch(self, kill: Callable[[], None]) -> Iterator[threading.Event]:
-        """Returns a context that calls `kill` when the time limit of one command expires.
-
-        Args:
-            kill: Called from another thread.
-
-        Yields:
-            An event that is set before `kill` is called.
-        """
-        is_over = threading.Event()
-        seconds = self.wall_seconds
-        if seconds is None:
-            yield is_over
-            return
-
-        def end() -> None:
-            is_over.set()
-            kill()
-
-        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), end)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield is_over
-        finally:
-            timer.cancel()
-            timer.join()
-
-
-def told(ended: Ended, *, usage: Usage | None, disk_refusals: int, is_over: bool) -> Ended:
-    """Adds resource usage, and the limit that made the command fail, to the end of a command.
-
-    Args:
-        ended: How the command ended.
-        usage: Counters of its control group, if it had one.
-        disk_refusals: Number of changes that the disk limit refused while it ran.
-        is_over: Whether it was killed because its time limit expired.
-
-    Returns:
-        A copy of `ended` with these facts.
-    """
-    if usage is not None:
-        ended = replace(
-            ended,
-            memory_peak=ended.memory_peak if usage.memory_peak is None else usage.memory_peak,
-            cpu_seconds=ended.cpu_seconds if usage.cpu_seconds is None else usage.cpu_seconds,
-        )
-    if is_over:
-        return replace(ended, how="timeout", reason=f"its time was over ({ended.reason})")
-    if ended.success or ended.how not in ("exit", "signal"):
-        return ended
-    if usage is not None and usage.oom_kills:
-        return replace(ended, how="oom", reason=f"out of memory ({ended.reason})")
-    if disk_refusals:
-        return replace(ended, how="disk", reason=f"disk limit reached ({ended.reason})")
-    if usage is not None and usage.forks_refused:
-        return replace(ended, how="pids", reason=f"too many processes ({ended.reason})")
-    return ended
 
 
 def _shorter(one: float | None, other: float | None) -> float | None:

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from branching.errors import ForkError
 from branching.process.cgroup import Cgroup
 from branching.process.job_control import JobControl
 from branching.process.pipes import Pipes, Sink
-from branching.process.process_result import Ended
+from branching.process.process_result import Ended, ended_by
 from branching.process.run_as import Owner
 from branching.process.sandbox import Sandbox
 from branching.process.sandbox.launcher import LaunchRefused
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from branching.process.pty_proxy import PtyProxy
 
 SCORE_FD = 3
+TIMEOUT_GRACE_SECONDS = 1.0
+"""Time between SIGTERM and SIGKILL when the time limit of a command expires."""
 
 
 class Command:
@@ -55,6 +58,8 @@ class Command:
         inherit_stdin: bool = False,
         score: bool | Callable[[bytes], None] = False,
         scope: Cgroup | None = None,
+        wall_seconds: float | None = None,
+        disk_refusals: Callable[[], int] = lambda: 0,
         terminal: PtyProxy | None = None,
     ) -> None:
         """Prepares the command. Nothing is started.
@@ -70,7 +75,11 @@ class Command:
             inherit_stdin: Give the program the standard input and the terminal of this process.
             score: Open descriptor 3 in the program. Its data goes to `Ended.score`, or to this
                 function as it arrives.
-            scope: The control group in which the program runs from its first instruction.
+            scope: The control group in which the program runs from its first instruction. It is
+                removed when the program has ended.
+            wall_seconds: Time after which it is ended, with `TIMEOUT_GRACE_SECONDS` between SIGTERM
+                and SIGKILL. Default: no limit.
+            disk_refusals: Returns how many changes the disk limit has refused since the start.
             terminal: A separate terminal for the program, connected to that of this process.
 
         Raises:
@@ -82,12 +91,15 @@ class Command:
         self._cwd = cwd if sandbox is None else sandbox.at
         self._sandbox = sandbox
         self._environment = {**environment, **(owner.environment() if owner else {})}
-        self._environment["PWD"] = str(self._cwd)
+        directory = "" if sandbox is None else sandbox.directory or ""
+        self._environment["PWD"] = str(self._cwd / directory)
         self._owner = owner
         self._sinks = {1: stdout, 2: stderr}
         self._inherit_stdin = inherit_stdin
         self._score = score
         self._scope = scope
+        self._wall_seconds = wall_seconds
+        self._disk_refusals = disk_refusals
         self._pty_proxy = terminal
         self._terminal = terminal or (JobControl.ours() if inherit_stdin else None)
 
@@ -145,16 +157,32 @@ class Command:
             if self._pty_proxy is not None:
                 self._pty_proxy.begin()
             pipes.close_child_ends()
+            is_cancelled = timed_out = False
             try:
-                self._supervisor.supervise(process, pipes)
+                has_ended = self._supervisor.supervise(process, pipes, self._left(started))
+                is_cancelled = self._supervisor.is_kill_asked
+                if not has_ended:
+                    timed_out = not is_cancelled
+                    self._supervisor.kill(TIMEOUT_GRACE_SECONDS)
+                    self._supervisor.supervise(process, pipes)
             finally:
-                end = process.finish()
+                status = process.finish()
             pipes.drain()
-            return end.told(
-                is_cancelled=self._supervisor.is_kill_asked,
+            if self._scope is not None:
+                self._scope.remove()
+            return ended_by(
+                replace(status, timed_out=timed_out),
+                is_cancelled=is_cancelled,
                 score=pipes.score_text(),
                 wall_seconds=time.monotonic() - started,
+                usage=None if self._scope is None else self._scope.usage(),
+                disk_refusals=self._disk_refusals(),
             )
+
+    def _left(self, started: float) -> float | None:
+        if self._wall_seconds is None:
+            return None
+        return max(0.0, started + self._wall_seconds - time.monotonic())
 
     def _start(self, pipes: Pipes) -> Process | Ended:
         if self._sandbox is not None:

@@ -1,12 +1,15 @@
 """Runs a function or a command in a separate process that sees one branch as the workspace.
 
-    with BranchContext(target, branch.path) as context:
+    with BranchContext(target, branch) as context:
         context.wait()
 
 Entering the `with` starts the process. Leaving it ends the process and all its descendants. The
 process is not forked from this program, which may have threads, but by the fork server. The target
 is sent there with copies of all objects it refers to (`function_pickle`). Its return value or
 exception is sent back (`result_channel`).
+
+The lock of a Branch is held while the process runs, so that its unfinished work is not committed. A
+plain directory has no lock.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, fields
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -31,7 +34,7 @@ from branching.process.environment import environment_for
 from branching.process.functions import function_pickle, result_channel
 from branching.process.limits import ResourceLimits
 from branching.process.pipes import Pipes, Sink
-from branching.process.process_result import Ended
+from branching.process.process_result import Ended, ended_by
 from branching.process.run_as import Owner
 from branching.process.sandbox import Isolation, Sandbox, validate_isolation
 from branching.process.sandbox.launcher import LaunchRefused
@@ -71,7 +74,8 @@ class BranchContext:
         target: A function, or a command as a sequence of strings. A function is called with the
             path at which it sees the workspace, which is also its working directory. Returning is
             success, raising is failure, and SystemExit sets the exit code.
-        workspace: A Branch, or the directory of a branch.
+        workspace: A Branch, or the directory of a branch. No process can commit or rebase a Branch
+            while the process runs (`Branch.in_use`); for a directory nothing prevents that.
         isolate: Has no effect: the process is always isolated.
         close_fds: Refuse targets that refer to pipes. A function still has one open file for its
             result, which programs that it starts do not inherit.
@@ -87,6 +91,8 @@ class BranchContext:
         hide: Glob patterns of files that the process cannot read.
         stdout: A descriptor, or a function that is called with the output while `wait()` runs.
         stderr: The same for standard error.
+        disk_refusals: Returns how many changes the disk limit of the branch has refused since the
+            process started.
         accept: Classes whose instances may be part of the result even though they belong to
             installed packages or define their own unpickling (`__reduce__`, `__setstate__`).
         arguments: Further arguments for the target, after the path.
@@ -114,6 +120,7 @@ class BranchContext:
         hide: Sequence[str] = (),
         stdout: Sink = None,
         stderr: Sink = None,
+        disk_refusals: Callable[[], int] = lambda: 0,
         accept: Sequence[type] = (),
         arguments: Sequence[object] = (),
     ) -> None:
@@ -124,6 +131,8 @@ class BranchContext:
         validate_isolation(isolation, network=network, hide=hide)
         self._target = target
         self._workspace = Path(getattr(workspace, "path", workspace))
+        self._in_use = getattr(workspace, "in_use", nullcontext)
+        self._lock = ExitStack()
         self._close_fds = close_fds
         self._limits = limits
         self._parent_group = parent_cgroup
@@ -134,6 +143,7 @@ class BranchContext:
         self._clean_env = clean_env
         self._hide = tuple(hide)
         self._sinks = {1: stdout, 2: stderr}
+        self._disk_refusals = disk_refusals
         self._accept = tuple(accept)
         self._arguments = tuple(arguments)
 
@@ -332,6 +342,7 @@ class BranchContext:
             raise NamespaceError(
                 f"the workspace cannot be used: {error}; nothing ran", path=str(self._workspace)
             ) from error
+        stack.enter_context(self._lock).enter_context(self._in_use())
         self._pipes = stack.enter_context(Pipes(self._sinks, owner, score=False))
         stack.enter_context(self._supervisor)
         self._result_file = result_channel.new_file()
@@ -402,7 +413,7 @@ class BranchContext:
         if self._result is not None or self._process is None:
             return
         try:
-            end = self._process.finish()
+            status = self._process.finish()
         except BaseException:
             self._process = None  # killed, but it did not die in time; do not retry
             raise
@@ -410,17 +421,21 @@ class BranchContext:
         home = result_channel.read(self._result_file, self._originals, self._accept)
         if self._scope is not None:
             self._scope.remove()
-            end = enforce.with_usage(end, self._scope.usage())
-        told = end.told(
+        error, reason = home.exception, ""
+        if error is not None and status.returncode >= 0:
+            reason = f"{type(error).__name__}: {error}"
+            status = replace(status, returncode=status.returncode or EXIT_CANNOT_EXECUTE)
+        told = ended_by(
+            status,
             is_cancelled=self._supervisor.is_kill_asked,
             wall_seconds=time.monotonic() - self._started_at,
+            usage=None if self._scope is None else self._scope.usage(),
+            disk_refusals=self._disk_refusals(),
+            reason=reason,
         )
         facts = {field.name: getattr(told, field.name) for field in fields(told)}
-        if home.exception is not None and told.how == "exit":
-            facts["exit_code"] = told.exit_code or EXIT_CANNOT_EXECUTE
-            error = home.exception
-            facts["reason"] = f"{type(error).__name__}: {error}"
-        self._result = Result(**facts, value=home.value, exception=home.exception)
+        self._result = Result(**facts, value=home.value, exception=error)
+        self._lock.close()
 
 
 class Contexts:

@@ -1,17 +1,15 @@
-"""Limits as a process meets them: the control group it is put in, and what it met."""
+"""Limits as a process meets them: the control group it is put in."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from branching.process.cgroup import Cgroup, Usage
+from branching.process.cgroup import Cgroup
 from branching.process.cgroup.cgroup_dir import CgroupDir
 from branching.process.cgroup.interface import cannot_limit
 from branching.process.cgroup.v2 import V2Group
 from branching.process.limits import ResourceLimits
-from branching.process.process_result import ExitStatus
 
 
 def cgroup_for(limits: ResourceLimits | None, group: Any = None) -> Cgroup | None:
@@ -32,14 +30,3 @@ def cgroup_for(limits: ResourceLimits | None, group: Any = None) -> Cgroup | Non
     if not isinstance(group, Cgroup):
         group = Cgroup(V2Group(CgroupDir.open(Path(group))))
     return Cgroup.create(limits, parent=group)
-
-
-def with_usage(end: ExitStatus, usage: Usage) -> ExitStatus:
-    """Adds what the control group has counted."""
-    return replace(
-        end,
-        memory_peak=end.memory_peak if usage.memory_peak is None else usage.memory_peak,
-        cpu_seconds=end.cpu_seconds if usage.cpu_seconds is None else usage.cpu_seconds,
-        oom_kills=usage.oom_kills,
-        forks_refused=usage.forks_refused,
-    )

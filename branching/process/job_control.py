@@ -1,8 +1,9 @@
-"""Lending the terminal to a command, as a shell does.
+"""Job control for a command on this process's terminal, as in a shell.
 
-A command that shares our terminal runs in a process group of its own in our session. The terminal
-is given to that group, so Ctrl-C and Ctrl-Z reach the command and not us, and taken back when it
-ends. Stopped by Ctrl-Z it takes us along, and `fg` wakes both.
+The command runs in its own process group in our session. That group becomes the foreground group of
+the terminal, so Ctrl-C and Ctrl-Z reach the command only. When the command ends, our group becomes
+the foreground group again. If Ctrl-Z stops the command, our group stops too, and `fg` continues
+both.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ _STOP_SECONDS = 0.005
 
 
 class JobControl:
-    """The terminal on standard input, while our process group is the one in front."""
+    """The terminal on standard input, while our process group is its foreground group."""
 
     is_own = False
 
     def __init__(self, descriptor: int) -> None:
         self.number = descriptor
-        """The descriptor of the command's that is this terminal."""
+        """The command's descriptor of the terminal."""
         self._group = os.getpgrp()
 
     @staticmethod
     def ours() -> JobControl | None:
-        """Returns the terminal on standard input, or None: no terminal, or we are in the back."""
+        """Returns the terminal on standard input, None without one or in the background."""
         try:
             in_front = os.tcgetpgrp(0) == os.getpgrp()
         except OSError:
@@ -39,23 +40,23 @@ class JobControl:
 
     @staticmethod
     def popen_options() -> dict[str, Any]:
-        """Returns what makes subprocess start a group of its own in our session."""
+        """Returns the options of subprocess.Popen that start a new process group in our session."""
         if sys.version_info >= (3, 11):
             return {"process_group": 0}
         # The one place for a preexec_fn: 3.10 has no other way, and setpgrp is a bare system call.
         return {"preexec_fn": os.setpgrp}
 
     def give(self, group: int) -> None:
-        """Puts the group in front, and wakes it in case it asked for the terminal too early."""
+        """Makes `group` the foreground group, and continues it if it was stopped before."""
         self._set_front(group)
         os.killpg(group, signal.SIGCONT)  # it exists at least as a zombie: we have not reaped it
 
     def take_back(self) -> None:
-        """Puts our own group in front again."""
+        """Makes our own group the foreground group again."""
         self._set_front(self._group)
 
     def follow_stop(self, leader: int) -> None:
-        """If the leader of the group was stopped: stop with it, and go on with it."""
+        """If the leader of the group was stopped, stops our group; then continues the leader."""
         stopped = os.waitid(os.P_PID, leader, os.WSTOPPED | os.WNOHANG)
         if stopped is None:
             return
@@ -63,7 +64,7 @@ class JobControl:
         os.killpg(leader, signal.SIGCONT)
 
     def stop_along(self, leader: int) -> None:
-        """Stops our own group, for the group of `leader` was; once woken, puts that in front."""
+        """Stops our own group. When continued, makes the group of `leader` the foreground group."""
         self.take_back()
         stop_own_group()
         if os.tcgetpgrp(self.number) == self._group:
@@ -78,10 +79,12 @@ class JobControl:
 
 
 def stop_own_group() -> None:
-    """Stops our process group, and returns when it goes on; at once in a session without a shell
-    above us: nobody could wake us there, and the kernel drops the signal.
+    """Stops our process group, and returns when it is continued.
+
+    Returns immediately if the group is orphaned (no shell could continue it): the kernel then
+    ignores the signal.
     """
-    # Held off this thread it goes to the main one, and we see when that has taken it.
+    # Blocked in this thread, the signal goes to another one. It is pending until it is delivered.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
     try:
         os.killpg(os.getpgrp(), signal.SIGTSTP)
@@ -94,7 +97,7 @@ def stop_own_group() -> None:
 
 @contextmanager
 def without_stops() -> Iterator[None]:
-    """Who is not in front is stopped for using the terminal, unless these are blocked."""
+    """Blocks SIGTTIN and SIGTTOU, which stop a background process that uses the terminal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTIN, signal.SIGTTOU})
     try:
         yield

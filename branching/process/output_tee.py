@@ -1,12 +1,12 @@
-"""Our outputs, lent to commands in such a way that what they print can also be kept.
+"""Forwards the output of a command to this process's outputs, and keeps a copy.
 
-    with OutputTee(keep, owner=owner) as relay:
-        Command(argv, stdout=relay.stdout, stderr=relay.stderr, terminal=relay.terminal, …).run()
-        relay.finish()
+    with OutputTee(keep, owner=owner) as tee:
+        Command(argv, stdout=tee.stdout, stderr=tee.stderr, terminal=tee.terminal, …).run()
+        tee.finish()
 
-Every byte goes where it would have gone, and a copy is kept. Where ours is a terminal the command
-gets one of its own; where it is not, a pipe; outputs that are one and the same stay one, in the
-order of what was printed. Each has a thread: one that is not read does not hold up the other.
+For an output that is a terminal the command gets a pseudo-terminal, otherwise a pipe. If standard
+output and standard error are the same file, the command gets one pipe for both, which preserves the
+order. Each output has its own thread, so an output that is not read does not block the other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Keep = Callable[[bytes], None]
 
 
 class OutputTee:
-    """The outputs of one command and of what prepares it."""
+    """The outputs of one command, and of its setup command."""
 
     def __init__(
         self,
@@ -37,8 +37,14 @@ class OutputTee:
         stdout: int = 1,
         stderr: int = 2,
     ) -> None:
-        """`keep()` returns what is handed a copy of one output; `stdout` and `stderr` are where
-        the outputs go.
+        """Creates the pipes and the pseudo-terminal.
+
+        Args:
+            keep: Called for each output. Returns a function that receives a copy of the bytes, and
+                empty bytes at the end.
+            owner: The user of the command.
+            stdout: The descriptor to forward standard output to.
+            stderr: The descriptor to forward standard error to.
         """
         self._new_keep = keep
         self._owner = owner
@@ -57,10 +63,10 @@ class OutputTee:
         self.stderr = self.stdout if _is_same(stdout, stderr) else self._output(stderr)
 
     def pipe(self, to: int) -> int:
-        """Returns a new pipe's end; what is written to it goes `to` that descriptor."""
+        """Returns the write end of a new pipe that is forwarded to the descriptor `to`."""
         source, end = os.pipe2(os.O_CLOEXEC)
         if self._owner is not None:
-            # /dev/stdout and /proc/self/fd/N open the pipe anew, as the program's own user.
+            # Opening /dev/stdout or /proc/self/fd/N checks the permissions of the pipe.
             os.fchown(end, self._owner.uid, self._owner.gid)
         self._ends.append(end)
         thread = threading.Thread(
@@ -71,8 +77,10 @@ class OutputTee:
         return end
 
     def finish(self) -> None:
-        """Waits until everything is where it belongs. ProcessBranchError if it could not be
-        written there; that who reads it went away is no failure.
+        """Closes the pipes and waits until all data is forwarded.
+
+        Raises:
+            ProcessBranchError: The data could not be written. A closed pipe (EPIPE) is no error.
         """
         while self._ends:
             os.close(self._ends.pop())
@@ -84,7 +92,7 @@ class OutputTee:
             ) from self._failure
 
     def resize(self) -> None:
-        """Takes notice that our terminal may have another size."""
+        """Copies the size of this process's terminal to the pseudo-terminal."""
         if self.terminal is not None:
             self.terminal.resize()
 
@@ -112,7 +120,7 @@ class OutputTee:
         return self.pipe(to)
 
     def _carry(self, source: int, to: int, keep: Keep) -> None:
-        with open(source, "rb", buffering=0) as pipe:  # closed, it ends who goes on writing
+        with open(source, "rb", buffering=0) as pipe:  # writers get SIGPIPE after it is closed
             while arrived := pipe.read(_READ_BYTES):
                 try:
                     write_all(to, arrived)

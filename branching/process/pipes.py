@@ -1,7 +1,7 @@
-"""The pipes between us and one process: what it prints, and its score.
+"""The pipes for the output and the score of one process.
 
-Functions are handed what arrives, by the thread that attends the process. Nothing here waits: a
-pipe is read when it has something, and what the ended process left in it is taken at the end.
+The thread that supervises the process reads the pipes and passes the data to functions. All reads
+are non-blocking. After the end of the process, `drain` reads the data that is left.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
+from branching.process.bounded_output import OutputTail
 from branching.process.run_as import Owner
 
 Sink = Callable[[bytes], None] | int | None
-"""Where an output goes: a function that is handed the bytes, a descriptor, or None for ours."""
+"""Target of an output: a function that receives the bytes, a descriptor, or None to inherit."""
 
 SCORE_BYTES_MAX = 4096
-"""Of what is written to the score descriptor the end is kept."""
+"""Only the last bytes written to the score descriptor are kept."""
 
 _READ_BYTES = 65536
 _DRAIN_BYTES_MAX = 1 << 20
-"""Above what a pipe holds: an escaped process that goes on writing does not keep us reading."""
+"""Limit for `drain`, above a pipe's capacity, in case another process goes on writing."""
 
 
 class Pipes:
-    """The pipes between us and one process: its outputs that a function reads, and its score."""
+    """The pipes of one process. Closed at the end of the `with`."""
 
     def __init__(
         self,
@@ -35,17 +36,17 @@ class Pipes:
         self._owner = owner
         self._readers: dict[int, Callable[[bytes], None]] = {}
         self._child_ends: dict[int, int] = {}
-        self._score = b""
+        self._score = OutputTail(SCORE_BYTES_MAX)
         self.score: int | None = None
-        """The child's end of the score pipe."""
+        """The write end of the score pipe."""
         try:
             for number, sink in sinks.items():
                 if callable(sink):
-                    # One function for both outputs gets one pipe: lines keep their order.
+                    # One function for both outputs gets one pipe, which preserves the order.
                     shared = number == 2 and sink == sinks[1]
                     self._child_ends[number] = self._child_ends[1] if shared else self._open(sink)
             if score:
-                self.score = self._open(score if callable(score) else self._keep_score)
+                self.score = self._open(score if callable(score) else self._score.feed)
         except BaseException:
             self.__exit__()
             raise
@@ -58,7 +59,7 @@ class Pipes:
         return list(self._readers)
 
     def read(self, descriptor: int) -> bool:
-        """Hands on what has arrived. False at the end of the stream."""
+        """Reads the available data. Returns False at the end of the stream."""
         try:
             arrived = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -68,7 +69,7 @@ class Pipes:
         return bool(arrived)
 
     def drain(self) -> None:
-        """Hands on what the ended process left in its pipes."""
+        """Reads the data that is left after the process has ended."""
         for descriptor, reader in self._readers.items():
             taken = 0
             while taken < _DRAIN_BYTES_MAX:
@@ -82,7 +83,7 @@ class Pipes:
                 taken += len(arrived)
 
     def score_text(self) -> str:
-        return self._score.decode("utf-8", "replace").strip()
+        return self._score.text.strip()
 
     def close_readable(self, descriptor: int) -> None:
         del self._readers[descriptor]
@@ -110,9 +111,6 @@ class Pipes:
         os.set_blocking(ours, False)
         self._readers[ours] = reader
         if self._owner is not None:
-            # /dev/stdout and /proc/self/fd/N open the pipe anew, as the program's own user.
+            # Opening /dev/stdout or /proc/self/fd/N checks the permissions of the pipe.
             os.fchown(childs, self._owner.uid, self._owner.gid)
         return childs
-
-    def _keep_score(self, arrived: bytes) -> None:
-        self._score = (self._score + arrived)[-SCORE_BYTES_MAX:]

@@ -1,12 +1,12 @@
 """A range of port numbers for each command that runs in a branch.
 
-Ten servers of one project, each in a branch of its own, want the same port. So each command is
-lent `PORTS_EACH` numbers that no other command of ours in the same network has meanwhile, on this
-machine, whoever started it. What holds a range is a Unix socket with an abstract name: the kernel
-keeps such names per network namespace, as it keeps ports, and frees them when their process dies.
+Several copies of a server, each in its own branch, would use the same port. So each command gets
+`PORTS_EACH` port numbers that no other command in a branch has in the same network namespace. A
+range is reserved by a Unix socket with an abstract name. Like ports, abstract names belong to a
+network namespace, and the kernel frees them when their process dies.
 
-The numbers lie below those the kernel gives to clients. A range in which a stranger listens is
-passed over; one who comes later is not kept away.
+The ranges are below the kernel's range for outgoing connections. A range with a port in use is
+skipped. Other programs can bind a reserved port later.
 """
 
 from __future__ import annotations
@@ -22,18 +22,22 @@ from branching.errors import ProcessBranchError
 PORTS_EACH = 10
 FIRST_PORT = 20_000
 PAST_LAST_PORT = 32_760
-"""The kernel's own ports for clients begin at 32768."""
+"""The kernel's range for outgoing connections starts at 32768."""
 
 _RANGES = (PAST_LAST_PORT - FIRST_PORT) // PORTS_EACH
 _turn = itertools.count()
-"""Where to look first: a range just given back may still have connections that linger."""
+"""The first range to try. A range that was just released may have connections in TIME_WAIT."""
 
 
 @contextmanager
 def reserve_ports() -> Iterator[int]:
-    """Yields the first of `PORTS_EACH` ports that are the caller's for the length of the `with`.
+    """Reserves a range of `PORTS_EACH` ports for the length of the `with`.
 
-    Raises ProcessBranchError when every range is lent.
+    Yields:
+        The first port of the range.
+
+    Raises:
+        ProcessBranchError: All ranges are in use.
     """
     start = next(_turn)
     for step in range(_RANGES):
@@ -57,10 +61,10 @@ def reserve_ports() -> Iterator[int]:
 
 
 def _is_free(base: int) -> bool:
-    """Tells whether nobody listens on any port of the range."""
+    """Returns whether no program listens on a port of the range."""
     for port in range(base, base + PORTS_EACH):
         with socket.socket() as probe, suppress(OSError):
-            # A connection that lingers from a server before does not count.
+            # Connections in TIME_WAIT do not count.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("", port))
             continue

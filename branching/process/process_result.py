@@ -1,4 +1,4 @@
-"""How a process ended: as it is told to users, and as the two kinds of process tell it."""
+"""How a process ended: the result for users, and the results of both kinds of processes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 from branching._exit_codes import EXIT_SIGNAL_BASE
+from branching.process.cgroup.interface import Usage
 
 REAP_SECONDS_MAX = 10.0
-"""SIGKILL works at once unless the kernel itself is stuck; then waiting longer does not help."""
+"""A killed process ends within milliseconds, unless it is blocked in the kernel."""
 
 How = Literal["exit", "signal", "oom", "timeout", "disk", "pids", "cancelled", "error"]
 """What ended a process.
 
-exit        itself, with an exit code
-signal      a signal that was not ours
-oom         it, or a process of its, was killed for want of memory
-timeout     its time was over
-disk        it failed, having met its limit on disk space
-pids        it failed, having met its limit on processes
-cancelled   we did: a lost race, an abort, an interrupt
-error       it could not be started, or a file that it must not read could not be kept hidden
+exit        it exited with an exit code
+signal      a signal that we did not send
+oom         the kernel killed it, or one of its processes, because of its memory limit
+timeout     its time limit
+disk        it failed after it had reached its limit on disk space
+pids        it failed after it had reached its limit on processes
+cancelled   we ended it: a lost race, an abort, an interrupt
+error       it could not be started, or a hidden file could not be kept hidden
 """
 
 
@@ -47,24 +48,22 @@ class Ended:
 
     @property
     def success(self) -> bool:
-        """It ended by itself, with exit code 0."""
+        """Whether it exited with exit code 0."""
         return self.how == "exit" and self.exit_code == 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExitStatus:
-    """What the operating system says of an end."""
+    """How the operating system, or init, reports an end."""
 
     returncode: int
-    """As Python counts: the exit code, or a signal's number below zero."""
+    """The exit code, or the negative number of a signal."""
     cpu_seconds: float | None = None
     memory_peak: int | None = None
     timed_out: bool = False
+    """Its time limit expired before anything else ended it."""
     is_uncovered: bool = False
-    """It was killed because the cover of a hidden file was gone."""
-    oom_kills: int = 0
-    """Of its processes, killed for want of memory."""
-    forks_refused: int = 0
+    """It was killed because a hidden file was no longer hidden."""
 
     @property
     def exit_code(self) -> int:
@@ -82,28 +81,56 @@ class ExitStatus:
             name = f"signal {-self.returncode}"
         return f"killed by {name}"
 
-    def told(self, *, is_cancelled: bool, wall_seconds: float, score: str = "") -> Ended:
-        """Tells it to users."""
-        how: How = "exit" if self.returncode >= 0 else "signal"
-        reason = self.reason
-        if self.is_uncovered:
-            how, reason = "error", "killed: a hidden file was no longer hidden"
-        elif is_cancelled:
-            # What took our SIGTERM as a wish and exited in order was cancelled all the same.
-            how = "cancelled"
-        elif self.timed_out:
-            how, reason = "timeout", f"its time was over ({reason})"
-        elif self.returncode != 0 and self.oom_kills:
-            how, reason = "oom", f"out of memory ({reason})"
-        elif self.returncode != 0 and self.forks_refused:
-            how, reason = "pids", f"too many processes ({reason})"
-        return Ended(
-            exit_code=self.exit_code,
-            how=how,
-            reason=reason,
-            score=score,
-            memory_peak=self.memory_peak,
-            cpu_seconds=self.cpu_seconds,
-            wall_seconds=wall_seconds,
-            oom_kills=self.oom_kills,
-        )
+
+def ended_by(
+    status: ExitStatus,
+    *,
+    is_cancelled: bool,
+    wall_seconds: float,
+    usage: Usage | None = None,
+    disk_refusals: int = 0,
+    score: str = "",
+    reason: str = "",
+) -> Ended:
+    """Determines what ended a process. The only place that does.
+
+    Args:
+        status: What the operating system reports.
+        is_cancelled: Whether its end was requested before it came.
+        wall_seconds: How long it ran.
+        usage: Counters of its control group, if it had one.
+        disk_refusals: Number of changes that the disk limit refused while it ran.
+        score: What it wrote to descriptor 3.
+        reason: Why it failed, where that says more than its exit code.
+
+    Returns:
+        The result for users. A limit is its cause only if the process failed.
+    """
+    counted = usage or Usage(memory_peak=None, cpu_seconds=None, oom_kills=0, forks_refused=0)
+    has_failed = status.returncode != 0
+    how: How = "exit" if status.returncode >= 0 else "signal"
+    reason = reason or status.reason
+    if status.is_uncovered:
+        how, reason = "error", "killed: a hidden file was no longer hidden"
+    elif is_cancelled:
+        # A process that handled our SIGTERM and exited was cancelled, too.
+        how = "cancelled"
+    elif status.timed_out:
+        how, reason = "timeout", f"its time was over ({reason})"
+    elif has_failed and counted.oom_kills:
+        how, reason = "oom", f"out of memory ({reason})"
+    elif has_failed and disk_refusals:
+        how, reason = "disk", f"disk limit reached ({reason})"
+    elif has_failed and counted.forks_refused:
+        how, reason = "pids", f"too many processes ({reason})"
+    peak, cpu = counted.memory_peak, counted.cpu_seconds
+    return Ended(
+        exit_code=status.exit_code,
+        how=how,
+        reason=reason,
+        score=score,
+        memory_peak=status.memory_peak if peak is None else peak,
+        cpu_seconds=status.cpu_seconds if cpu is None else cpu,
+        wall_seconds=wall_seconds,
+        oom_kills=counted.oom_kills,
+    )

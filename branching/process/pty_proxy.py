@@ -1,16 +1,15 @@
-"""A terminal of the command's own, so that what it prints there can be kept.
+"""A pseudo-terminal for a command, so that a copy of its output can be kept.
 
     our terminal <-> us <-> master | slave <-> the command, in a session of its own
 
-The command finds what it would find on ours: the same settings and size, keys, Ctrl-C and Ctrl-Z
-that reach it and not us. While we are in front our terminal is raw: every key goes through as it
-is, and the command's terminal makes of it what the command wants. In the background (`&`, `bg`)
-keys are not ours to take; brought in front we take them.
+The pseudo-terminal has the settings and the size of our terminal. While we are in the foreground,
+our terminal is in raw mode: all input, including Ctrl-C and Ctrl-Z, is forwarded, and the line
+discipline of the pseudo-terminal interprets it. In the background (`&`, `bg`) no input is read.
 
-Until the command runs our terminal stays as it is: Ctrl-C is a signal for us, which ends the call.
-Carried on, it would reach a terminal that no process is in front of yet, and be lost.
+Until the command runs, our terminal keeps its mode, and Ctrl-C is a signal for us, which ends the
+call. If it were forwarded, it would be lost: the pseudo-terminal has no foreground group yet.
 
-What was typed and the command has not read when it ends is lost, as it is behind ssh.
+Input that the command has not read when it ends is lost, as with ssh.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from branching.process.job_control import stop_own_group, without_stops
 from branching.process.run_as import Owner
 
 FRONT_POLL_SECONDS = 0.1
-"""How often we look whether we were brought in front; nobody tells."""
+"""Poll interval for becoming the foreground group, for which there is no notification."""
 DELIVER_SECONDS_MAX = 10.0
-"""How long the end waits for a terminal that takes nothing more."""
+"""How long to wait at the end for a terminal that accepts no output."""
 _QUIET_SECONDS = 0.02
 _QUIET_SECONDS_MAX = 1.0
-"""Before all is stopped, what the command has printed until then is shown."""
+"""How long to forward pending output before our group is stopped."""
 _READ_BYTES = 65536
 _OUTPUT = 1
 """Index of the output settings in what tcgetattr returns."""
 
 
 class PtyProxy:
-    """A terminal for one command. Use it by `lent()`, which ends it."""
+    """The pseudo-terminal of one command. Use it in `with proxy.lent():`."""
 
     is_own = True
 
@@ -54,11 +53,14 @@ class PtyProxy:
         number: int,
         takes_keys: bool,
     ) -> None:
-        """`ours` is a descriptor of our terminal; `keep` is handed a copy of what is printed, and
-        nothing at its end.
+        """Opens the pseudo-terminal.
 
-        `number` is the command's own descriptor for it. Without `takes_keys` the command's input
-        is something else, and the keys are not for it.
+        Args:
+            ours: A descriptor of our terminal.
+            keep: Receives a copy of the output, and empty bytes at its end.
+            owner: The user of the command.
+            number: The command's descriptor for the pseudo-terminal.
+            takes_keys: Whether to forward input. False if the command's input is not a terminal.
         """
         self._ours = ours
         self.number = number
@@ -67,10 +69,10 @@ class PtyProxy:
         self._settings = termios.tcgetattr(ours)
         self._is_raw = False
         self._keys_lock = threading.Lock()  # guards _is_raw, and our terminal's settings
-        self._showing = threading.Lock()  # held while something is on its way to our terminal
+        self._showing = threading.Lock()  # held while output is forwarded to our terminal
         self._has_begun = False  # the command runs; written before the next
         self._is_decided = threading.Event()  # whether the command runs
-        self._is_settled = threading.Event()  # our terminal is as the command's output wants it
+        self._is_settled = threading.Event()  # our terminal is in the mode for the command's output
         self._ended = os.eventfd(0, os.EFD_CLOEXEC)
         self._master, self.slave = os.openpty()
         """`slave` is the command's end."""
@@ -79,30 +81,30 @@ class PtyProxy:
         self._starts_in_front = takes_keys and self._is_in_front()
         settings = termios.tcgetattr(ours)
         if not self._starts_in_front:
-            settings[_OUTPUT] &= ~termios.OPOST  # ours does that
+            settings[_OUTPUT] &= ~termios.OPOST  # our terminal does the output processing
         termios.tcsetattr(self.slave, termios.TCSANOW, settings)
         if owner is not None:
-            os.fchown(self.slave, owner.uid, owner.gid)  # it may open it by name
+            os.fchown(self.slave, owner.uid, owner.gid)  # the command may open it by path
         self.resize()
 
     def resize(self) -> None:
-        """Gives the command's terminal the size of ours; the kernel tells the command."""
+        """Copies the size of our terminal; the kernel sends SIGWINCH to the command."""
         if self._master not in self._open:
             return
         try:
             size = fcntl.ioctl(self._ours, termios.TIOCGWINSZ, bytes(8))
             fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
         except OSError:
-            pass  # ours is gone, or the command's: nobody looks at it any more
+            pass  # one of the terminals was hung up
 
     def begin(self) -> None:
-        """Begins to carry keys and output: the command runs, in front on its terminal."""
+        """Starts forwarding. The command runs and is in the foreground of the pseudo-terminal."""
         self._has_begun = True
         self._is_decided.set()
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Carries keys and output from `begin` to the end of the `with`, when all was shown."""
+        """Forwards input and output from `begin` until the end of the `with`."""
         shower = threading.Thread(target=self._show, name="terminal output", daemon=True)
         typist = threading.Thread(target=self._type, name="keys", daemon=True)
         shower.start()
@@ -111,7 +113,7 @@ class PtyProxy:
             yield
         finally:
             self._is_decided.set()
-            self._close(self.slave)  # ours was the last: then its output has an end
+            self._close(self.slave)  # the last descriptor: the output ends
             shower.join(DELIVER_SECONDS_MAX)
             os.eventfd_write(self._ended, 1)
             typist.join()
@@ -121,7 +123,7 @@ class PtyProxy:
                 self.close()
 
     def close(self) -> None:
-        """Closes it, whether it was lent or not."""
+        """Closes the pseudo-terminal."""
         for descriptor in tuple(self._open):
             self._close(descriptor)
 
@@ -131,10 +133,10 @@ class PtyProxy:
             os.close(descriptor)
 
     def take_back(self) -> None:
-        """Does nothing: ours was never given away."""
+        """Does nothing: our group has stayed the foreground group."""
 
     def stop_along(self, leader: int) -> None:  # noqa: ARG002  (as of a terminal that is lent)
-        """Stops our own group, for the command was stopped; woken in front, goes on as before."""
+        """Stops our own group after the command was stopped; returns when it is continued."""
         until = time.monotonic() + _QUIET_SECONDS_MAX
         while self._has_more() and time.monotonic() < until:
             time.sleep(_QUIET_SECONDS)
@@ -156,12 +158,12 @@ class PtyProxy:
         with self._showing:
             try:
                 arrived = os.read(self._master, _READ_BYTES)
-            except OSError:  # EIO: nobody has the other end any more
+            except OSError:  # EIO: all descriptors of the other end are closed
                 return False
             try:
                 write_all(self._ours, arrived)
             except OSError:
-                pass  # hung up: we are told by a signal; what is printed is still kept
+                pass  # hung up: we get SIGHUP; the output is still kept
         self._keep(arrived)
         return bool(arrived)
 
@@ -183,7 +185,7 @@ class PtyProxy:
                     return
 
     def _carry_keys(self) -> bool:
-        """Waits for keys, or the end, and hands them on. False when there will be no more."""
+        """Waits for input and forwards it. Returns False at the end of the input."""
         select.select([self._ours, self._ended], [], [], FRONT_POLL_SECONDS)
         with self._keys_lock:
             if not self._is_raw or not select.select([self._ours], [], [], 0)[0]:
@@ -193,7 +195,7 @@ class PtyProxy:
             except OSError:
                 return self._is_in_front()
         while keys:
-            # Who does not read its keys must not keep us from hearing of its end.
+            # A command that does not read its input must not block us at its end.
             if not select.select([self._ended], [self._master], [])[1]:
                 return False
             keys = keys[os.write(self._master, keys) :]
@@ -206,12 +208,12 @@ class PtyProxy:
             return False
 
     def _enter_raw(self) -> bool:
-        """Makes our terminal raw if it is ours just now."""
+        """Sets our terminal to raw mode if we are in the foreground."""
         with self._keys_lock:
             if not self._is_raw and self._is_in_front():
                 self._settings = termios.tcgetattr(self._ours)
                 if not self._starts_in_front:
-                    # Until now it was as the shell has it while it waits for a line.
+                    # The settings read before were the shell's, while it was reading a line.
                     termios.tcsetattr(self._master, termios.TCSANOW, self._settings)
                     self._starts_in_front = True
                 tty.setraw(self._ours, termios.TCSADRAIN)
@@ -231,10 +233,10 @@ class PtyProxy:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Writes all of it, waiting as long as it takes."""
+    """Writes all data; waits as long as the descriptor is not writable."""
     view = memoryview(data)
     while view:
         try:
             view = view[os.write(descriptor, view) :]
         except BlockingIOError:
-            select.select([], [descriptor], [])  # somebody has made it non-blocking
+            select.select([], [descriptor], [])  # another process has set O_NONBLOCK

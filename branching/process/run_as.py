@@ -1,10 +1,10 @@
-"""Whom a command runs as.
+"""The user that commands run as.
 
-In a container everything starts as root, and a file made by root in the user's own directory is
-a file the user cannot remove. So a command runs as the owner of the workspace whenever we are
-root and the owner is not; in all other cases as ourselves. The owner often has no entry in the
-container's password file and so no home: programs then find `/` and fail, thus a private home is
-lent for as long as the commands run. Who asks for root (`branching-docker --root`) gets root.
+In a container all processes start as root. The user could not remove files that root creates in
+their directory. So if this process is root and the workspace's owner is not, commands run as the
+owner; otherwise as this process's user. The owner often has no entry in the container's password
+file, and so no home directory. Programs would then use `/` and fail, so they get a temporary home.
+`branching-docker --root` runs commands as root.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT_VARIABLE = "BRANCHING_ROOT"
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """An identity that commands take on, with a home of its own."""
+    """The user and group that commands run as, and their home directory."""
 
     uid: int
     gid: int
@@ -34,7 +34,7 @@ class Owner:
     @staticmethod
     @contextmanager
     def of(uid: int, gid: int) -> Iterator[Owner | None]:
-        """Yields who commands shall run as for files of uid:gid, None for ourselves."""
+        """Yields the owner to run commands as for files of uid:gid, None to keep our own user."""
         if os.geteuid() != 0 or uid == 0 or os.environ.get(ROOT_VARIABLE) == "1":
             yield None
             return
@@ -51,19 +51,19 @@ class Owner:
             yield Owner(uid=uid, gid=gid, name=entry.pw_name if entry else str(uid), home=home)
         finally:
             # What a dying process still writes there may make rmtree miss a file: nothing of
-            # value is in it, and nobody could be told.
+            # value, and there is no caller to report the error to.
             shutil.rmtree(home, ignore_errors=True)
 
     @staticmethod
     def home_of(owner: Owner | None) -> Path | None:
-        """Returns the home that commands will have: the owner's; without one, ours."""
+        """Returns the home directory of commands: the owner's, or that of this process's user."""
         if owner is not None:
             return owner.home
         ours = os.environ.get("HOME")
         return Path(ours) if ours else None
 
     def environment(self) -> Mapping[str, str]:
-        """Returns the variables that tell a program who it is."""
+        """Returns the environment variables that name the user."""
         return {"HOME": str(self.home), "USER": self.name, "LOGNAME": self.name}
 
 

@@ -37,6 +37,7 @@ class SandboxedProcess:
         call: bytes = b"",
         result: int = -1,
         path: Sequence[str] = (),
+        mounter: int = -1,
     ) -> None:
         self._terminal = terminal
         caller = ParentState.read()
@@ -58,6 +59,7 @@ class SandboxedProcess:
             call=call,
             result=result,
             path=tuple(path),
+            mounter=mounter,
         )
         try:
             self._started = launcher.start(request, list(descriptors.values()), admit)

@@ -1,6 +1,6 @@
-"""Attending a running process: its outputs, its end, and whoever asks for its end meanwhile.
+"""Supervises a running process: reads its output, waits for its end, and handles kill requests.
 
-One thread attends; any other may call `kill()`, which only rings a bell.
+One thread supervises. Other threads may call `kill()`, which only wakes that thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from branching.process.pipes import Pipes
 from branching.process.process_result import ExitStatus
 
 POLL_MILLISECONDS_MAX = 1 << 30
-"""The kernel takes a wait as 32 bits. This is 12 days; whoever waits longer, waits again."""
+"""The kernel's timeout has 32 bits. This is 12 days; a longer wait is repeated."""
 
 
 class Process(Protocol):
@@ -29,10 +29,10 @@ class Process(Protocol):
         """Returns the descriptors that `handle_events` has to do with."""
 
     def poll_seconds(self) -> float | None:
-        """How often `handle_events` is to be called although nothing happened."""
+        """The polling interval of `handle_events` in seconds, None if no polling is needed."""
 
     def handle_events(self) -> None:
-        """Looks after what is not the end."""
+        """Handles events other than the end of the process."""
 
     def terminate(self) -> None:
         """Sends SIGTERM to all of it."""
@@ -44,7 +44,7 @@ class Process(Protocol):
         """Sends SIGCONT to all of it."""
 
     def finish(self) -> ExitStatus:
-        """Kills what is left, waits for its end, and tells how it ended."""
+        """Kills the remaining processes, waits until they have ended, and returns the result."""
 
 
 class Supervisor:
@@ -81,8 +81,9 @@ class Supervisor:
                 os.eventfd_write(self._bell, 1)
 
     def pause(self, *, is_on: bool) -> None:
-        """Stops all of it until asked to let it go on. Does not wait. Its end can be asked for
-        meanwhile, and its time goes on to run.
+        """Suspends all processes until resumed. Does not wait.
+
+        They can be killed meanwhile, and the time limit continues to run.
         """
         with self._lock:
             self._is_pause_asked = is_on
@@ -90,8 +91,10 @@ class Supervisor:
                 os.eventfd_write(self._bell, 1)
 
     def supervise(self, process: Process, pipes: Pipes, timeout: float | None = None) -> bool:
-        """Returns True when the process has ended, or is to be killed now; False if it goes on
-        after `timeout` seconds.
+        """Waits at most `timeout` seconds.
+
+        Returns:
+            True if the process has ended or must be killed now, False if it is still running.
         """
         assert self._bell is not None, "it is attended inside the `with` only"
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -1,9 +1,9 @@
-"""A process without a sandbox: a program in a process group of its own.
+"""A process without a sandbox: a program in its own session and process group.
 
-It leads a session of its own, hence a group, and is reaped last: as long as it is not, its number
-cannot be given to another group, so a signal never reaches a stranger. When it ends, what it left
-behind in its group is killed with it. What leaves the group (a daemon with a session of its own)
-is not caught: that takes a sandbox.
+The process is the leader of its group and is reaped last. Until then the kernel does not reuse its
+pid for another group, so a signal never reaches an unrelated process. When it ends, the remaining
+processes of its group are killed. Processes that leave the group (daemons with their own session)
+are not killed; that requires a sandbox.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class UnsandboxedProcess:
         return []
 
     def poll_seconds(self) -> float | None:
-        """How often `handle_events` is to be called although nothing happened."""
+        """The polling interval of `handle_events` in seconds, None if no polling is needed."""
         return STOP_POLL_SECONDS if self._terminal is not None else None
 
     def handle_events(self) -> None:
-        """Looks after what is not the end."""
+        """Handles events other than the end of the process."""
         if self._terminal is not None:
             self._terminal.follow_stop(self.pid)
 
@@ -103,7 +103,7 @@ class UnsandboxedProcess:
         _signal_group(self.pid, signal.SIGCONT)
 
     def finish(self) -> ExitStatus:
-        """Kills what is left, waits for its end, and tells how it ended."""
+        """Kills the remaining processes, waits until they have ended, and returns the result."""
         try:
             # Not reaped yet, so the group still is the group of this process.
             _signal_group(self.pid, signal.SIGKILL)
@@ -133,13 +133,13 @@ def _signal_group(group: int, number: int) -> None:
     except ProcessLookupError:
         pass  # a command on the terminal may have moved itself to another group
     except PermissionError:
-        pass  # every process in it has become another user's (a setuid program): not ours to end
+        pass  # all its processes belong to another user (setuid): they cannot be killed
 
 
 def _await_group(group: int) -> None:
-    """Waits until the rest of a group, sent SIGKILL before, has let go of its files.
+    """Waits until the killed processes of a group have ended and closed their files.
 
-    Its leader is reaped, yet the number is not given to another group while it has members.
+    The leader is reaped, but the kernel does not reuse the id while the group has members.
     """
     started = time.monotonic()
     while (waited := time.monotonic() - started) < REAP_SECONDS_MAX:
@@ -153,7 +153,7 @@ def _await_group(group: int) -> None:
 
 
 def _has_living_members(group: int) -> bool:
-    # Where nobody reaps orphans (a container without an init) a group never gets empty.
+    # In a container without an init, orphans are not reaped, and the group never gets empty.
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             # 77 (a name with any bytes) S parent group ...

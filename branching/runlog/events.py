@@ -14,6 +14,7 @@ SETUP_INDEX = -1
 EventKind = Literal[
     "started",
     "resumed",  # only for agents: the candidate's process had died, and its log is continued
+    "placed",  # only on a cluster: a node has begun to run the candidate
     "output",
     "finished",
     "scored",
@@ -47,6 +48,16 @@ class Event:
     """With "finished": how long the candidate ran."""
     changes: DiffSummary | None = None
     """With "finished" and "committed": the changes of the branch; None if unknown."""
+    cpu_seconds: float | None = None
+    """With "finished": CPU time of the candidate's processes, in seconds; None if unknown."""
+    memory_peak_bytes: int | None = None
+    """With "finished": peak memory of the candidate's processes; None if unknown."""
+    predecessor: int | None = None
+    """Index of the candidate whose result this one started from, in a search by levels."""
+    node: str = ""
+    """Name of the node of the cluster that runs the candidate; empty if it is not known."""
+    loser: int | None = None
+    """With "judged": the index of the candidate that this one was judged better than."""
 
 
 OnEvent = Callable[[Event], None]

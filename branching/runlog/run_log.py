@@ -26,7 +26,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from branching.errors import BranchingError
-from branching.fs.store_files import is_name, open_directory, open_file, read
+from branching.fs.store_files import KEPT, is_name, open_directory, open_file, read
 from branching.runlog.control_socket import SUFFIX, ControlServer, is_alive, remove_stale
 from branching.runlog.events import takes_blocks, taking_blocks
 from branching.runlog.patches import PATCH_BYTES_MAX, patch_of
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 ENTRIES_MAX = 200
 UNDER_WAY = ("running", "paused")
 """States of candidates that have not ended."""
-KEPT = "kept"
 LOG_BYTES_MAX = 10 << 20
 """Maximum size of one candidate's log. Output beyond it is displayed but not logged, and the last
 line of the log says so."""
@@ -80,6 +79,16 @@ class Entry:
     changes: str = ""
     cost_usd: float | None = None
     """Cost of its model calls in US dollars; None if unknown."""
+    cpu_seconds: float | None = None
+    """CPU time of its processes, in seconds; None if unknown."""
+    memory_peak_bytes: int | None = None
+    """Peak memory of its processes; None if unknown."""
+    predecessor: int | None = None
+    """Index of the candidate whose result it started from, in a search by levels."""
+    node: str = ""
+    """Name of the node of the cluster that ran it."""
+    beaten: Sequence[int] = ()
+    """Indexes of the candidates that a judge found worse, in the order of the rounds."""
     door: str = ""
     """File name of the control socket beside the log, or "" if there is none."""
 
@@ -165,6 +174,11 @@ class RunLog:
     def is_open(self) -> bool:
         """Whether events are logged: the store is accessible, and no write has failed."""
         return self._directory is not None
+
+    @property
+    def branches(self) -> list[str]:
+        """The branches of the candidates that the call has logged, in the order of their start."""
+        return list(self._entries)
 
     def controlled(self) -> AbstractContextManager[None]:
         """Returns a context in which other processes can control the candidates of the call."""
@@ -293,7 +307,11 @@ class RunLog:
             facts |= {"seconds": round(event.seconds, 3)} if event.seconds else {}
             facts |= {"score": event.score} if event.score is not None else {}
             facts |= {"cost_usd": event.cost_usd} if event.cost_usd is not None else {}
+            facts |= {"node": event.node} if event.node else {}
             facts |= {"changes": str(event.changes)} if event.changes is not None else {}
+            for name in ("cpu_seconds", "memory_peak_bytes"):
+                facts |= {name: value} if (value := getattr(event, name)) is not None else {}
+            facts |= {"beaten": [*facts["beaten"], event.loser]} if event.loser is not None else {}
             self._note(directory, Entry(**facts))
 
     def _begin(self, directory: int, event: Event) -> None:
@@ -323,6 +341,7 @@ class RunLog:
             state="running",
             started=time.time(),
             door=control_server,
+            predecessor=event.predecessor,
         )
         self._note(directory, entry)
 

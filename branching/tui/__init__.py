@@ -6,7 +6,7 @@
     actions     what a person can do to a branch
     dialogs     questions in a window of their own
 
-What reads files, or asks the daemon or another process, runs in `background_calls`: never in the
-event loop. Only the applications import Textual; all else can be used, and is tested, without
+What reads files, or asks the daemon or another process, runs in a `QueueThread`: never in the event
+loop. Only the applications import Textual; all else can be used, and is tested, without
 it.
 """

@@ -112,7 +112,9 @@ class BranchActions:
         return PatchSource(view.name, patch)
 
     def changes(self, view: BranchView) -> list[Change]:
-        """Lists what the branch changed."""
+        """Lists what the branch changed, or what its kept patch changes."""
+        if view.has_patch:
+            return self.patch(view).changes()
         self._check_open(view)
         return self._space.reopen(view.name).diff(count_lines=True)
 

@@ -1,8 +1,7 @@
-"""Small windows in front of the others: a question with keys as answers, and a line to type.
+"""Dialogs: a question that is answered by a key, and an input line.
 
-A window that opens by itself may open while a person types. Such a window takes no answer until no
-key has been pressed for QUIET_SECONDS; what is typed until then goes to the line that it was meant
-for.
+A dialog that opens automatically may open while a person is typing. It accepts no answer until no
+key was pressed for QUIET_SECONDS. The keys until then go to the input line.
 """
 
 from __future__ import annotations
@@ -18,14 +17,17 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.timer import Timer
 from textual.widget import Widget
-from textual.widgets import Input, Static
+from textual.widgets import Input, OptionList, Static
 
 from branching.tui.formatting import plain
 
 LINES_MAX = 200
-"""Of what a question is about; of the rest is told how much it is."""
+"""Maximum number of lines in a question; the number of further lines is shown."""
 QUIET_SECONDS = 1.0
-"""Without a key, before a window that opened by itself takes an answer."""
+"""Time without a key before a dialog that opened automatically accepts an answer."""
+
+SCROLLED_LINES_MAX = 16
+"""Maximum height of the part of a dialog that scrolls."""
 
 WAITING = "What you type goes to the prompt. Pause to answer."
 
@@ -64,6 +66,14 @@ class AnswerScreen(ModalScreen[R]):
         """Returns the widget that gets the focus when answers count."""
         return None
 
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._fit)
+
+    def _fit(self) -> None:
+        """Gives the part that scrolls the lines that the others leave: the keys stay in sight."""
+        if self.is_attached:
+            fit_scrolled(self, self.answers)
+
     async def on_event(self, event: events.Event) -> None:
         is_escape = isinstance(event, events.Key) and event.key == "escape"
         if self._typed is None or self._quiet is None or is_escape:
@@ -82,6 +92,23 @@ class AnswerScreen(ModalScreen[R]):
         self._quiet = None
         self.answers.update(Text(self.KEYS))
         self.set_focus(self.answer_widget())
+        self.call_after_refresh(self._fit)
+
+
+def fit_scrolled(screen: ModalScreen[R], below: Widget) -> None:
+    """Limits the height of the part of a dialog that scrolls, so that the dialog fits.
+
+    Args:
+        screen: The screen of the dialog.
+        below: A widget beside that part.
+    """
+    box = below.parent
+    if not isinstance(box, Widget):
+        return
+    scrolled = next(each for each in box.children if isinstance(each, (VerticalScroll, OptionList)))
+    others = sum(each.outer_size.height for each in box.children if each is not scrolled)
+    room = screen.size.height - box.gutter.height - others
+    scrolled.styles.max_height = max(1, min(SCROLLED_LINES_MAX, room))
 
 
 class Question(AnswerScreen[str]):
@@ -92,10 +119,10 @@ class Question(AnswerScreen[str]):
     DEFAULT_CSS = """
     Question { align: center middle; }
     Question > Vertical {
-        width: 90%; max-width: 100; height: auto; max-height: 90%; border: solid $foreground;
+        width: 90%; max-width: 100; height: auto; max-height: 100%; border: solid $foreground;
         padding: 0 1; background: $background;
     }
-    Question VerticalScroll { height: auto; max-height: 12; }
+    Question VerticalScroll { height: auto; }
     Question .title { text-style: bold; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "answer('')", "back")]

@@ -19,9 +19,12 @@ from branching.agent.types import BranchSpec
 from branching.tui.chat.command_parser import NotUnderstood
 from branching.tui.chat.fork_settings import parse_usd, spec_of
 from branching.tui.chat.settings import Settings
+from branching.tui.dialogs import fit_scrolled
 
 FIELDS = ("label", "told", "model", "usd")
 ROWS_AT_FIRST = 2
+NARROW_WIDTH = 64
+"""Below this width the fields of a branch are on several lines."""
 _WIDTHS = {"label": "10", "told": "1fr", "model": "16", "usd": "6"}
 
 
@@ -42,8 +45,15 @@ class ForkPicker(ModalScreen[Fork | None]):
         width: 100%; height: auto; max-height: 100%; border: solid $foreground;
         background: $background;
     }
-    ForkPicker VerticalScroll { height: auto; max-height: 14; }
+    ForkPicker VerticalScroll { height: auto; }
     ForkPicker Horizontal { height: 1; }
+    /* In a narrow terminal a branch has three lines: label; what it is told; model, budget. */
+    ForkPicker.-narrow .branch { layout: grid; grid-size: 12 3; height: 3; }
+    ForkPicker.-narrow .branch .number { column-span: 1; width: 1fr; }
+    ForkPicker.-narrow .branch .label { column-span: 11; width: 1fr; }
+    ForkPicker.-narrow .branch .told { column-span: 12; width: 1fr; }
+    ForkPicker.-narrow .branch .model { column-span: 8; width: 1fr; }
+    ForkPicker.-narrow .branch .usd { column-span: 4; width: 1fr; }
     ForkPicker Input { height: 1; margin-right: 1; }
     ForkPicker Input:focus { text-style: reverse; }
     ForkPicker .number { width: 3; }
@@ -51,6 +61,10 @@ class ForkPicker(ModalScreen[Fork | None]):
     ForkPicker #aggregate { width: 12; }
     ForkPicker #complaint { height: auto; text-style: bold; }
     """ + "".join(f"ForkPicker .{name} {{ width: {width}; }}\n" for name, width in _WIDTHS.items())
+    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012  (Textual declares no class variable)
+        (0, "-narrow"),
+        (NARROW_WIDTH, "-wide"),
+    ]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "back"),
         Binding("down", "app.focus_next", show=False),
@@ -62,6 +76,7 @@ class ForkPicker(ModalScreen[Fork | None]):
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self._settings = settings
+        self._keys = Static(Text("[enter] fork   [tab] next field   [escape] back"))
 
     def compose(self) -> ComposeResult:
         settings = self._settings
@@ -72,7 +87,7 @@ class ForkPicker(ModalScreen[Fork | None]):
             with VerticalScroll():
                 for row in range(1, settings.branches + 1):
                     values = ("", "", settings.models.get(row, ""), each)
-                    with Horizontal(id=f"row-{row}") as line:
+                    with Horizontal(id=f"row-{row}", classes="branch") as line:
                         line.display = row <= ROWS_AT_FIRST
                         yield Static(f"{row}", classes="number")
                         for name, value in zip(FIELDS, values, strict=True):
@@ -87,10 +102,13 @@ class ForkPicker(ModalScreen[Fork | None]):
                 yield Static("all together, at most $ ", classes="aggregate")
                 yield Input(total, placeholder="no limit", compact=True, id="aggregate")
             yield Static(id="complaint")
-            yield Static(Text("[enter] fork   [tab] next field   [escape] back"))
+            yield self._keys
 
     def on_mount(self) -> None:
         self.query_one("#label-1", Input).focus()
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(lambda: fit_scrolled(self, self._keys))
 
     def on_input_changed(self) -> None:
         """Shows the row below the last that has a label or a text."""

@@ -1,14 +1,20 @@
-"""How things look in text: marks of states, and what others wrote, made harmless.
+"""Text formatting: marks and colours of states, and sanitized output of other programs.
 
-Every state has a mark and a word, so that nothing is told by colour alone. Widths are those of the
-terminal's cells: a wide character has two.
+Every state has a mark and a word, so that no information depends on colour. Widths are in terminal
+cells: a wide character has two.
 """
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
+
+from branching._caller import for_caller
+
+if TYPE_CHECKING:
+    from branching.agent.types import BranchCost, ForkCostSummary
 
 LETTERS = {"added": "A", "modified": "M", "deleted": "D", "renamed": "R", "type": "T"}
 MARKS = {
@@ -56,7 +62,7 @@ _CONTROLS = re.compile(
     r"\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # these turn the direction of what follows
 )
 _NO_TEXT = re.compile(r"[\ud800-\udfff]")
-"""Bytes of a name that is no UTF-8."""
+"""Matches bytes of a name that is not UTF-8."""
 
 
 def mark(state: str) -> str:
@@ -65,7 +71,7 @@ def mark(state: str) -> str:
 
 
 def style(state: str) -> str:
-    """Returns the colour of a state, for those who see it."""
+    """Returns the colour of a state."""
     return _STYLES.get(state, "dim" if state in MARKS and state != "open" else "")
 
 
@@ -81,9 +87,9 @@ def plain(text: str) -> str:
 
 
 def coloured(line: str) -> str:
-    """Does the same with a line of output, and leaves its colours in.
+    """Returns a sanitized line of output with its colours.
 
-    Of a line that was drawn over and over (a progress bar) the last state is what is seen.
+    For a line that was overwritten (a progress bar), only the last state is returned.
     """
     last = line.rstrip("\r").rpartition("\r")[2]
 
@@ -114,7 +120,7 @@ def filled(text: str, width: int) -> str:
 
 
 def _head(text: str, width: int) -> str:
-    return set_cell_size(text[: 4 * width], width)  # what is far behind need not be measured
+    return set_cell_size(text[: 4 * width], width)  # the rest need not be measured
 
 
 def duration(seconds: float) -> str:
@@ -128,7 +134,7 @@ def duration(seconds: float) -> str:
 
 
 def money(usd: float | None) -> str:
-    """`$0.03`; of very little more digits; "" of what is not known."""
+    """Returns a cost as `$0.03`, with more digits if it is small; "" if it is unknown."""
     if usd is None:
         return ""
     return f"${usd:.4f}" if 0 < usd < 0.01 else f"${usd:.2f}"
@@ -143,4 +149,26 @@ def failure(error: BaseException) -> str:
     """Returns what an error says, and what to do about it."""
     text = getattr(error, "message", "") or str(error) or type(error).__name__
     hint = getattr(error, "hint", None)
-    return f"{text} ({hint})" if hint else text
+    return for_caller(f"{text} ({hint})" if hint else text)
+
+
+def costs_text(cost: ForkCostSummary) -> str:
+    """Returns a line for each branch, and one for all: dollars, and the budgets."""
+    lines = [f"{each.branch_label}: {_cost_text(each)} ({each.state})" for each in cost.per_branch]
+    budget = cost.aggregate_budget_usd
+    total = money(cost.aggregate_usd) or "unknown"
+    return "\n".join([*lines, f"together: {total}" + (f" of {money(budget)}" if budget else "")])
+
+
+def usage_text(cost: ForkCostSummary) -> str:
+    """Returns the same for tokens and requests."""
+    lines = [
+        f"{each.branch_label}: {each.tokens} tokens, {each.requests} requests ({each.state})"
+        for each in cost.per_branch
+    ]
+    return "\n".join([*lines, f"together: {sum(each.tokens for each in cost.per_branch)} tokens"])
+
+
+def _cost_text(cost: BranchCost) -> str:
+    budget = "" if cost.budget_usd is None else f" of {money(cost.budget_usd)}"
+    return (money(cost.cumulative_usd) or "price unknown") + budget

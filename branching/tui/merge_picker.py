@@ -44,10 +44,10 @@ class MergePicker(AnswerScreen[Picked | None]):
     DEFAULT_CSS = """
     MergePicker { align: center middle; }
     MergePicker > Vertical {
-        width: 95%; height: auto; max-height: 90%; border: solid $foreground;
+        width: 95%; height: auto; max-height: 100%; border: solid $foreground;
         background: $background; padding: 0 1;
     }
-    MergePicker OptionList { height: auto; max-height: 12; padding: 0; }
+    MergePicker OptionList { height: auto; padding: 0; }
     MergePicker OptionList, MergePicker OptionList:focus { border: none; }
     MergePicker .option-list--option-highlighted { text-style: reverse; }
     MergePicker #why { height: auto; max-height: 4; }
@@ -113,10 +113,10 @@ class Acceptance(AnswerScreen[str]):
     DEFAULT_CSS = """
     Acceptance { align: center middle; }
     Acceptance > Vertical {
-        width: 90%; height: auto; max-height: 90%; border: solid $foreground;
+        width: 90%; height: auto; max-height: 100%; border: solid $foreground;
         background: $background; padding: 0 1;
     }
-    Acceptance VerticalScroll { height: auto; max-height: 10; }
+    Acceptance VerticalScroll { height: auto; }
     """
     KEYS = "[enter] accept   [d] diff   [o] override   [escape] back"
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -39,6 +39,17 @@ def test_the_version_is_told() -> None:
     assert (told.returncode, told.stdout) == (0, f"branching-docker {__version__}\n")
 
 
+def test_root_in_a_directory_of_another_owner_is_warned_of(tmp_path: Path) -> None:
+    """In a branch root has no capabilities, so that owner's files are closed to it."""
+    warning = "they can write only where everyone may"
+    assert warning not in wrapper("-w", tmp_path, "--root", "--dry-run", "run", "true").stderr
+    os.chown(tmp_path, 12345, 12345)
+    words = ("--dry-run", "run", "true")
+    assert f"{tmp_path} belongs to user 12345: {warning}" in wrapper("-w", tmp_path, "--root", *words).stderr
+    assert warning not in wrapper("-w", tmp_path, *words).stderr
+    assert "it writes only where everyone may" in " ".join(wrapper("--help").stdout.split())
+
+
 @pytest.mark.parametrize(("kind", "chosen"), [("an environment", "python3"), ("a directory of many", "pip's own")])
 def test_the_python_beside_the_command_counts_in_an_environment_alone(tmp_path: Path, kind: str, chosen: str) -> None:
     """In ~/.local/bin and /usr/local/bin there may be one that knows nothing of us."""
@@ -109,30 +120,35 @@ def test_the_tab_key_completes_the_options_of_the_images_commands(line: str, tol
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["run"],
         ["-w"],
         ["-w", "", "run", "true"],
         ["-w", ".", "Frobnicate!"],
         ["--nonsense", "-w", ".", "run"],
-        ["up"],
-        ["down"],
-        ["exec", "x"],
     ],
     ids=[
-        "no -w",
         "-w without a value",
         "-w of a variable that was not set",
         "no command's name",
         "no such option",
-        "up where",
-        "down where",
-        "exec where",
     ],
 )
 def test_a_usage_error_is_2_on_standard_error(arguments: list[str]) -> None:
     told = wrapper(*arguments)
     assert (told.returncode, told.stdout) == (2, "")
     assert told.stderr
+
+
+@pytest.mark.parametrize("command", [["run", "true"], ["up"]])
+def test_without_w_the_directory_is_the_current_one(command: list[str], tmp_path: Path) -> None:
+    told = subprocess.run(
+        [WRAPPER, "--dry-run", *command],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": str(WRAPPER.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0, told.stderr
+    assert f"type=bind,src={tmp_path.resolve()},dst=/src" in shlex.split(told.stdout)
 
 
 @pytest.mark.parametrize("command", [*sorted(set(FORWARDED_COMMANDS) - set(HOST_FILES)), "one-that-is-newer-than-us"])

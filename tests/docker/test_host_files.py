@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from typer.main import get_command
 
 from branching.cli.app import app as branching
 from branching_docker.errors import WorkspaceError
-from branching_docker.fast_path import NAMES_HOST_FILES
+from branching_docker.fast_path import HOST_FILE_OPTIONS, NAMES_HOST_FILES
 from branching_docker.host_files import HOST_FILES, extract_host_file
 from conftest import WRAPPER
 
@@ -39,7 +40,9 @@ def test_every_parameter_of_the_commands_that_names_a_file_is_known() -> None:
                 is_argument = each.param_type_name == "argument"
                 found[name] = arguments.index(each) if is_argument else tuple(each.opts)
     assert found == HOST_FILES
-    assert set(NAMES_HOST_FILES) == set(HOST_FILES)
+    by_option = {name for name, where in HOST_FILES.items() if where == ("--report",)}
+    assert set(NAMES_HOST_FILES) == set(HOST_FILES) - by_option
+    assert "--report" in HOST_FILE_OPTIONS
 
 
 @pytest.mark.parametrize(
@@ -72,6 +75,46 @@ def test_the_file_is_taken_out_of_the_containers_words(words: str, inside: str, 
         "variables": {},
         **streams,
     }
+
+
+def test_a_report_and_caches_are_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("home/.cargo", "home/.ssh", "link"):
+        (tmp_path / name).mkdir(parents=True)
+    call = extract_host_file(["speculate", "--report", "race.html", "--cache", "link", "-c", "true"])
+    assert (call.report, call.caches) == ("race.html", (str(tmp_path / "link"),))
+    assert call.words == ["speculate", "--report", "race.html", "--cache", str(tmp_path / "link"), "-c", "true"]
+    assert call.report_words[-1] == call.variables["BRANCHING_REPORT"]
+    call = extract_host_file(["run", "--cache=~/.cargo", "--", "x", "--cache", "y"])
+    assert call.words == ["run", f"--cache={tmp_path}/home/.cargo", "--", "x", "--cache", "y"]
+    for cache, why in (("~", "home"), ("/", "home"), ("~/.ssh", "keys"), ("none", "no such directory")):
+        with pytest.raises(WorkspaceError, match=why):
+            extract_host_file(["run", "--cache", cache, "--", "true"])
+    for report in ("link", "none/race.html"):
+        with pytest.raises(WorkspaceError, match="--report"):
+            extract_host_file(["best-of-n", "--report", report, "--", "true"])
+
+
+def test_the_document_of_an_export_is_printed_beside_the_archive(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The container's standard output is the archive. A failure has no document here, and leaves no file."""
+    archive = tmp_path / "fix.tar"
+    call = extract_host_file(["export", "--json", "fix", "-o", str(archive)])
+    assert call.words == ["export", "--json", "fix"]
+    assert call.run(lambda: 0 * os.write(1, b"archive")) == 0
+    assert archive.read_bytes() == b"archive"
+    assert json.loads(capfd.readouterr().out) == {
+        "version": 1,
+        "command": "export",
+        "branch": "fix",
+        "output": str(archive),
+        "bytes": 7,
+    }
+    archive.unlink()
+    assert call.run(lambda: 125) == 125
+    assert (capfd.readouterr().out, archive.exists()) == ("", False)
 
 
 def test_a_token_is_read_here_and_only_if_nobody_else_can_read_it(tmp_path: Path) -> None:
@@ -112,6 +155,42 @@ def run(request: pytest.FixtureRequest, image: str, project: Project, tmp_path: 
     for branch in ("fix", "again"):
         call("abort", branch)
     call("down")
+
+
+@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
+def test_a_report_a_cache_and_the_callers_directory_are_those_of_the_host(
+    image: str, project: Project, tmp_path: Path, is_warm: bool
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    os.chown(cache, project.owner, project.owner)
+    report = tmp_path / "race.html"
+    report.write_text("an older one")
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(WRAPPER), "--image", image, "-w", str(project.root), *words]
+        return subprocess.run(command, cwd=project.root / "sub", capture_output=True, text=True, timeout=RUN_SECONDS)
+
+    if is_warm:
+        assert call("-v", f"{cache}:{cache}", "up").returncode == 0
+    try:
+        race = ("-c", f"touch {cache}/filled; exit 3", "-c", "pwd; exit 4")
+        done = call("speculate", "--report", str(report), "--cache", str(cache), *race)
+        assert done.returncode == 1, done.stderr
+        assert "/workspace/sub" in done.stdout + done.stderr
+        page = report.read_text()
+        assert "exit 4" in page
+        assert "an older one" not in page
+        assert (cache / "filled").exists()
+        assert [path.name for path in tmp_path.glob("race.html*")] == ["race.html"]
+        assert not list(project.root.rglob("report-*"))
+        if is_warm:
+            refused = call("run", "--cache", str(report.parent / "project"), "--", "true")
+            assert refused.returncode != 0
+            assert "was made without the cache" in refused.stderr
+        call("prune")
+    finally:
+        call("down")
 
 
 def test_an_archive_goes_to_a_file_of_the_host_and_comes_from_one(run: Run, project: Project, tmp_path: Path) -> None:

@@ -80,11 +80,11 @@ def of_image() -> set[str]:
 
 def of_commands() -> set[str]:
     """Returns the sources of the command and of BranchFS, each as one text."""
-    paths = [*(ROOT / "branching").rglob("*.py"), *(ROOT / "branchfs" / "src").rglob("*.rs")]
-    return {path.read_text() for path in paths}
+    sources = ("branching/**/*.py", "branchfs/src/**/*.rs", "branchfs/crates/**/*.rs")
+    return {path.read_text() for pattern in sources for path in ROOT.glob(pattern)}
 
 
-OWN = [("Of `branching-docker`", of_wrapper), ("Of the image", of_image)]
+OWN = [("Messages of `branching-docker`", of_wrapper), ("Messages of the image", of_image)]
 
 
 @pytest.mark.parametrize(("title", "messages"), OWN, ids=["wrapper", "image"])
@@ -97,7 +97,9 @@ def test_every_message_of_ours_is_explained(title: str, messages: object) -> Non
 
 
 @pytest.mark.parametrize(
-    ("title", "messages"), [*OWN, ("Of a command", of_commands)], ids=["wrapper", "image", "command"]
+    ("title", "messages"),
+    [*OWN, ("Messages of `branching` and BranchFS", of_commands)],
+    ids=["wrapper", "image", "command"],
 )
 def test_every_message_that_is_explained_is_said(title: str, messages: object) -> None:
     assert callable(messages)

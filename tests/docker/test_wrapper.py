@@ -357,9 +357,9 @@ def test_messages_name_the_directory_and_the_command_of_the_host(
     try:
         refused = wrapper(project, "commit", "none")
         assert refused.stderr == f"error: no branch 'none' is open in {project.root}\nHint: {name} ls lists them\n"
-        done = wrapper(project, "run", "--", "sh", "-c", "pwd; echo branching ls /src")
+        done = wrapper(project, "run", "--", "sh", "-c", "touch made; pwd; echo branching ls /src")
         assert done.stdout == "/workspace\nbranching ls /src\n"
-        assert done.stderr.endswith(f", workspace: {project.root}\n")
+        assert done.stderr.endswith(f"committed 1 path (+1) · undo: {name} undo\n")
         assert wrapper(project, "commit").stderr.startswith(f"Usage: {name} commit ")
     finally:
         if is_warm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,14 +11,14 @@ from conftest import Mounted
 from support.branchfs import find_program
 from support.command import branching
 
-from branching.cli.hints import READ_ONLY_HINT, advice
+from branching.cli.hints import READ_ONLY_HINT, RefusedWrites, advice
 
 
 def test_a_program_that_is_not_in_the_image_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hints(*command: str, code: int = 127) -> list[str]:
-        return advice(command, code, tmp_path, was_read_only=False)
+        return advice(command, code, tmp_path, refused=RefusedWrites())
 
     monkeypatch.delenv("BRANCHING_BRANCH", raising=False)
     assert hints("no-such-program") == []  # there is no image
@@ -40,6 +41,84 @@ def test_a_refused_write_outside_of_the_directory_is_explained(real: Mounted, sc
     assert done.err.endswith(f"Hint: {READ_ONLY_HINT}\n")
     done = branching(real.root, "run", "--", "sh", "-c", f"({script}); exit 0")
     assert "Hint:" not in done.err
+
+
+def test_a_race_explains_refused_writes_when_none_succeeds(real: Mounted) -> None:
+    refused = "mkdir /opt/x-of-a-tool"
+    done = branching(real.root, "speculate", "-c", refused, "-c", "exit 3")
+    assert (done.code, done.err.endswith(f"Hint: {READ_ONLY_HINT}\n")) == (1, True), done.err
+    full = "echo 'write: No space left on device'; exit 1"
+    done = branching(real.root, "best-of-n", "-n", "2", "--", "sh", "-c", full)
+    assert (done.code, "Hint: the disk is full; free space on it" in done.err) == (1, True)
+    done = branching(real.root, "speculate", "-c", refused, "-c", "sleep 0.3; touch made")
+    assert (done.code, "Hint:" in done.err) == (0, False), done.err
+
+
+def test_a_program_that_the_owner_cannot_reach_is_named(
+    outside: Path, as_user: tuple[int, int]
+) -> None:
+    """As with the tools in a home directory, where the directory belongs to another user."""
+    tools, project = outside / "tools", outside / "project"
+    for made in (tools, project):
+        made.mkdir()
+    (tools / "sometool").write_text("#!/bin/sh\n")
+    (tools / "sometool").chmod(0o755)
+    tools.chmod(0o700)
+    os.chown(project, *as_user)
+    environment = {"BRANCHFS": str(find_program()), "PATH": f"{tools}:{os.environ['PATH']}"}
+    done = branching(project, "run", "--", "sometool", **environment)
+    assert done.code in (126, 127)
+    assert f"Hint: outside of the branch 'sometool' is {tools}/sometool; in a branch " in done.err
+    assert f"owner (user {as_user[0]})" in done.err
+    for words in (["no-such-tool"], ["sh", "-c", "exit 127"], ["./no-such-file"]):
+        done = branching(project, "run", "--", *words, **environment)
+        assert (done.code in (126, 127), "Hint" in done.err) == (True, False), done.err
+
+
+@pytest.mark.parametrize("is_submodule", [False, True], ids=["worktree", "submodule"])
+def test_git_reads_in_a_directory_whose_repository_is_elsewhere(
+    outside: Path, is_submodule: bool
+) -> None:
+    """The state of the files is that of the branch; `git add` would have to write."""
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@x", "-c", "protocol.file.allow=always"]
+    main, tree = outside / "main", outside / "tree"
+    first = outside / "first"
+    at = first / "library" if is_submodule else tree
+    steps = [
+        ["init", "-q", str(main)],
+        ["-C", str(main), "commit", "-q", "--allow-empty", "-m", "first"],
+        ["init", "-q", str(first)],
+        ["-C", str(first), "submodule", "--quiet", "add", str(main), "library"]
+        if is_submodule
+        else ["-C", str(main), "worktree", "add", "-q", str(tree)],
+    ]
+    for words in steps:
+        subprocess.run([*git, *words], check=True, capture_output=True)
+    environment = {"BRANCHFS": str(find_program())}
+    script = "echo new >made && git log --format=%s && git status --short && git diff --stat"
+    done = branching(at, "run", "--", "sh", "-c", script, **environment)
+    assert (done.code, done.out) == (0, "first\n?? made\n"), done.err
+    done = branching(at, "run", "--", "git", "add", "made", **environment)
+    assert (done.code, "git worktree or submodule" in done.err) == (128, True), done.err
+
+
+def test_a_submodule_is_committed_to_from_the_directory_around_it(outside: Path) -> None:
+    """Its repository is in the branch then."""
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@x", "-c", "protocol.file.allow=always"]
+    main, around = outside / "main", outside / "around"
+    for words in (
+        ["init", "-q", str(main)],
+        ["-C", str(main), "commit", "-q", "--allow-empty", "-m", "first"],
+        ["init", "-q", str(around)],
+        ["-C", str(around), "submodule", "--quiet", "add", str(main), "library"],
+    ):
+        subprocess.run([*git, *words], check=True, capture_output=True)
+    commit = [*git, "-C", "library", "commit", "-q", "--allow-empty", "-m", "second"]
+    done = branching(around, "run", "--", *commit, BRANCHFS=str(find_program()))
+    assert done.code == 0, done.err
+    log = ["git", "-C", str(around / "library"), "log", "--format=%s"]
+    said = subprocess.run(log, check=True, capture_output=True, text=True)
+    assert said.stdout == "second\nfirst\n"
 
 
 def test_a_commit_to_git_in_a_worktree_says_where_the_repository_is(outside: Path) -> None:

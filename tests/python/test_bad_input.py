@@ -107,7 +107,7 @@ WRONG_CALLS = {
     "abort": "Missing argument",
     "commit --force --skip x": "--force and --skip say opposite things",
     "status extra": "unexpected extra argument",
-    "undo extra": "unexpected extra argument",
+    "undo one two": "unexpected extra argument",
     "run --ask true": "--ask needs a terminal",
     # names
     "run -b a/b true": "'a/b' cannot be the name of a branch: it has a `/`",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from xml.etree import ElementTree
 import pytest
 from support.branchfs import find_program
 
+from benchmarks import headline
 from benchmarks.__main__ import main
+from benchmarks.cluster import Costs, simulate
 from benchmarks.field.contestant import Cannot, Contestant
 from benchmarks.field.figures import Spread, TooFewRuns, ratios
 from benchmarks.field.page import BEGIN, END, NoPlace, figures, fill
@@ -180,9 +183,23 @@ def test_a_page_keeps_what_is_around_its_figures(tmp_path: Path) -> None:
     assert refused.value.code == 2
 
 
+def test_the_headline_chart_is_that_of_the_tables_and_none_of_its_bars_is_cut() -> None:
+    drawn = headline.chart(headline.TABLES.read_text())
+    assert headline.CHART.read_text() == drawn, "python -m benchmarks.headline draws it"
+    box = float(re.findall(r'viewBox="0 0 (\d+)', drawn)[0])
+    bars = [
+        (float(width), float(at) + float(width))
+        for at, width in re.findall(r'<rect class="\w" x="(\d+)" y="\d+" width="([\d.]+)"', drawn)
+    ]
+    assert len(bars) == 3 * len(headline.ROWS) + 3
+    assert len(set(bars)) > len(headline.ROWS)
+    assert max(end for _, end in bars) < box
+    assert min(width for width, _ in bars) > 0
+
+
 def test_the_page_of_the_documents_has_a_place_for_figures(tmp_path: Path) -> None:
     page = tmp_path / "benchmarks.md"
-    page.write_text((REPOSITORY / "docs/benchmarks.md").read_text())
+    page.write_text((REPOSITORY / "docs/benchmarks-full.md").read_text())
     fill(page, _measured(("walk, warm", "ours, fuse", 1.0, 2.0)))
     assert "at commit" in page.read_text()
 
@@ -217,3 +234,20 @@ def test_the_benchmark_runs_and_leaves_nothing(place: Path) -> None:
     assert main(["--read", f"{place}/figures.json", "--svg", str(again), "--page", str(page)]) == 0
     assert again.read_text() == (place / "bars.svg").read_text()
     assert done.stdout in page.read_text()
+
+
+def test_a_simulated_call_waits_for_its_bottleneck() -> None:
+    """Cases whose time is known: the program alone, the slots alone, the base alone."""
+    free = Costs(driver_seconds=0.0, attempt_seconds=0.0, base_bytes=0.0, unpack_seconds=0.0)
+    program = simulate(replace(free, driver_seconds=0.01), attempts=100, nodes=10, slots=1)
+    assert program.bottleneck == "the calling program"
+    assert program.seconds == pytest.approx(1.0)
+    assert program.driver_busy == pytest.approx(1.0)
+    slots = simulate(replace(free, work_seconds=2.0), attempts=100, nodes=5, slots=2)
+    assert slots.bottleneck == "the slots of the nodes"
+    assert slots.seconds == pytest.approx(20.0)
+    assert slots.slots_busy == pytest.approx(1.0)
+    costs = replace(free, base_bytes=1e6, network_bytes_per_second=1e6)
+    base = simulate(costs, attempts=3, nodes=3, slots=1)
+    assert base.bottleneck == "the base's way to the nodes"
+    assert base.seconds <= 3.0

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from conftest import Mounted
 from support.command import branching
+from support.tools import served
 
+from branching import BranchError, MountError, Workspace
+from branching._caller import COMMANDS, command_name, for_caller
 from branching.cli.app import app
-from branching.cli.caller import COMMANDS, command_name, for_caller
+from branching.mcp.errors import error_words, words
+from branching.mcp.models import user_commits
+from branching.tui.formatting import failure
+from branching.tui.watch.branch_text import facts_text
 
 OUTSIDE = {
     "BRANCHING_COMMAND_NAME": "branching-docker -w '/home/me/a b'",
@@ -59,3 +67,34 @@ def test_hints_and_usage_can_be_typed_outside(real: Mounted) -> None:
     assert done.err.startswith("Usage: branching-docker -w '/home/me/a b' commit ")
     done = branching(real.root, "run", "--", "echo", "branching ls /workspace", **OUTSIDE)
     assert done.out == "branching ls /workspace\n"
+
+
+HOST = "branching-docker -w '/home/me/a b'"
+
+
+@pytest.mark.usefixtures("outside")
+def test_errors_for_a_model_have_the_callers_names() -> None:
+    error = MountError("/workspace cannot be mounted", hint="branching doctor looks for the cause")
+    assert words(error) == (
+        f"/home/me/a b cannot be mounted\nNext: tell the user: {HOST} doctor looks for the cause"
+    )
+    refused = error_words(OSError(errno.EACCES, "Permission denied", "/src/file"))
+    assert refused == (
+        "/home/me/a b/file: Permission denied. Nothing was changed.\n"
+        "Next: use another path, or ask the user for access"
+    )
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_model_is_told_the_command_that_its_user_can_type(faked: Mounted) -> None:
+    assert f"run `{HOST} commit b` or `{HOST} abort b`" in user_commits("b")
+    with Workspace(faked.root) as workspace:
+        server = served(workspace, propose=True)
+        assert f"run `{HOST} diff NAME` and `{HOST} commit NAME`" in (server.instructions or "")
+
+
+@pytest.mark.usefixtures("outside")
+def test_terminal_applications_have_the_callers_names() -> None:
+    assert facts_text(None).plain == f"No branch is open. Try: {HOST} run -- COMMAND"
+    error = BranchError("no branch in /workspace", hint="branching ls lists them")
+    assert failure(error) == f"no branch in /home/me/a b ({HOST} ls lists them)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -36,6 +37,12 @@ def open_branches(root: Path) -> list[str]:
     found = [record.name for record in space.branches()]
     space.close()
     return found
+
+
+def committed(root: Path) -> list[str]:
+    """The names of the branches that were committed."""
+    commits = branching(root, "history", "--json").document["commits"]
+    return [commit["branch"] for commit in commits]
 
 
 class TestCommon:
@@ -163,9 +170,8 @@ class TestRun:
         assert (done.code, done.out) == (0, "said\n")
         own, outcome = done.err.splitlines()
         assert own == "e"
-        branch, rest = outcome[: len("command: run, branch: run-") + 8], outcome[34:]
-        assert branch.startswith("command: run, branch: run-")
-        assert rest == f", exit_code: 0, action: committed, workspace: {root}"
+        assert outcome == "✓ committed 1 path (+1) · undo: branching undo"
+        assert re.fullmatch(r"run-[0-9a-f]{8}", committed(root)[0])
         assert names(root) == ["made", NAME_FROM]
 
     @pytest.mark.contract("6.10", "6.11")
@@ -198,6 +204,7 @@ class TestRun:
             "version": 1,
             "command": "run",
             "branch": "mine",
+            "commit": None,
             "exit_code": 0,
             "action": "committed",
             "ended": "exit",
@@ -274,7 +281,7 @@ class TestRun:
     def test_the_timeout_exits_with_124_and_aborts(self, root: Path) -> None:
         done = branching(root, "run", "--timeout", "0.3s", "--", "sh", "-c", "echo x > m; sleep 60")
         assert done.code == 124
-        assert "action: aborted" in done.err
+        assert done.err == "✗ timed out (exit code 124) · aborted, nothing was changed\n"
         assert names(root) == [NAME_FROM]
 
     def test_the_timeout_is_a_failure_like_others(self, root: Path) -> None:
@@ -366,7 +373,10 @@ class TestOnATerminal:
     @pytest.mark.contract("6.14")
     def test_ask_commits_on_yes_only(self, root: Path) -> None:
         """Whatever the exit code; any other answer asks again; the end of input means no."""
-        for keys, code, action in (("maybe\ny\n", 3, "committed"), ("no\n", 0, "aborted")):
+        for keys, code, mark, said in (
+            ("maybe\ny\n", 3, "✗", "exit code 3 · committed 1 path (+1)"),
+            ("no\n", 0, "✓", "aborted, nothing was changed"),
+        ):
             script = f"echo {code} > made; exit {code}"
             run = OnTerminal(root, ["run", "--ask", "--", "sh", "-c", script])
             for key in keys.splitlines(keepends=True):
@@ -374,13 +384,13 @@ class TestOnATerminal:
                 run.seen = ""
                 run.type(key)
             done = run.done()
-            assert (done.code, f"action: {action}" in done.out) == (code, True), done.out
+            assert (done.code, mark in done.out and said in done.out) == (code, True), done.out
         assert (root / "made").read_text() == "3\n"
         run = OnTerminal(root, ["run", "--ask", "--", "touch", "other"])
         run.wait_for("A other")
         run.wait_for("[y/n] ")
         run.type("\x04")
-        assert "action: aborted" in run.done().out
+        assert "aborted, nothing was changed" in run.done().out
 
     def test_ctrl_c_at_the_question_aborts(self, root: Path) -> None:
         run = OnTerminal(root, ["run", "--ask", "--", "touch", "made"])
@@ -395,7 +405,7 @@ class TestOnATerminal:
         run.wait_for("up")
         run.type("\x03")
         done = run.done()
-        assert (done.code, "action: aborted" in done.out) == (130, True)
+        assert (done.code, "exit code 130 · aborted" in done.out) == (130, True)
         assert names(root) == [NAME_FROM]
 
     def test_a_command_that_handles_ctrl_c_decides_itself(self, root: Path) -> None:
@@ -410,7 +420,7 @@ class TestOnATerminal:
         run.wait_for("up")
         run.type("\x03")
         done = run.done()
-        assert (done.code, "action: committed" in done.out) == (0, True), done.out
+        assert (done.code, "committed 1 path (+1)" in done.out) == (0, True), done.out
         assert names(root) == ["made", NAME_FROM]
 
     def test_the_command_has_the_terminal(self, root: Path) -> None:
@@ -444,7 +454,7 @@ class TestOnATerminal:
         run.type("fg\n")
         with Workspace(root) as space:
             (space.branches()[0].path / "go").touch()
-        run.wait_for("action: committed")
+        run.wait_for("committed 1 path")
         run.type("exit 5\n")
         assert run.done().code == 5
 
@@ -455,7 +465,8 @@ class TestOnATerminal:
         assert done.code == 0
         for text in ("candidate", "last output", "running", "trying", "failed", "won"):
             assert text in done.out, text
-        assert "winner: candidate 0\n" in done.out
+        assert "candidate 0 won · nothing to commit" in done.out
+        assert "[1] fail" not in done.out, "the table has shown it"
 
     def test_no_color_has_no_colours(self, root: Path) -> None:
         done = OnTerminal(root, ["speculate", "-c", "echo x"], NO_COLOR="1").done()
@@ -477,12 +488,13 @@ class TestSpeculate:
         )
         assert done.code == 0
         assert done.out == (
-            "winner: candidate 1\n"
             "  [0] fail: echo bad; exit 3 (exit 3)\n"
             "  [1] ok: sleep 3; echo good > made; echo done >&2\n"
             "  [2] cancelled: sleep 60\n"
         )
-        assert sorted(done.err.splitlines()) == ["[0] bad", "[1] done"]
+        *heard, result = done.err.splitlines()
+        assert sorted(heard) == ["[0] bad", "[1] done"]
+        assert result == "✓ candidate 1 won · committed 1 path (+1) · undo: branching undo"
         assert (root / "made").read_text() == "good\n"
         assert open_branches(root) == []
 
@@ -516,7 +528,7 @@ class TestSpeculate:
     def test_no_success_exits_with_1(self, root: Path) -> None:
         done = branching(root, "speculate", "-c", "touch made; false", "-c", "kill -SEGV $$")
         assert done.code == 1
-        assert done.out.startswith("no candidate succeeded\n")
+        assert done.err.endswith("✗ no candidate succeeded · nothing was changed\n")
         assert "(killed by SIGSEGV)" in done.out
         assert names(root) == [NAME_FROM]
         facts = branching(root, "speculate", "--json", "-c", "false").document
@@ -546,12 +558,9 @@ class TestBestOfN:
         done = branching(root, "best-of-n", "-n", "4", "--", "sh", "-c", script)
         assert done.code == 0
         assert done.out == (
-            "winner: attempt 2 (score: 0.20)\n"
-            "  [0] ok   (0.00)\n"
-            "  [1] ok   (0.10)\n"
-            "  [2] ok   (0.20)\n"
-            "  [3] fail (0.00) (exit 1)\n"
+            "  [0] ok   (0.00)\n  [1] ok   (0.10)\n  [2] ok   (0.20)\n  [3] fail (0.00) (exit 1)\n"
         )
+        assert "✓ attempt 2 won (0.20) · committed 1 path (+1)" in done.err
         assert (root / "made").read_text() == "2\n"
 
     @pytest.mark.contract("6.31", "6.33")
@@ -568,7 +577,8 @@ class TestBestOfN:
 
     @pytest.mark.contract("6.34")
     def test_no_success_is_said(self, root: Path) -> None:
-        assert branching(root, "best-of-n", "false").out.startswith("no attempt succeeded\n")
+        done = branching(root, "best-of-n", "false")
+        assert done.err.endswith("✗ no attempt succeeded · nothing was changed\n")
 
 
 class TestReflexion:
@@ -599,7 +609,7 @@ class TestReflexion:
     def test_all_failed_is_said(self, root: Path) -> None:
         done = branching(root, "reflexion", "false")
         assert done.code == 1
-        assert done.out.endswith("all attempts failed\n")
+        assert done.err.endswith("✗ no attempt succeeded · nothing was changed\n")
 
 
 class TestStatus:
@@ -654,7 +664,8 @@ class TestKeptBranches:
 
     def test_it_is_committed_later(self, root: Path, kept: str) -> None:
         done = branching(root, "commit", kept)
-        assert (done.code, done.out) == (0, "branch: kept\naction: committed\n")
+        said = "✓ committed 2 paths (+1 -1) · undo: branching undo\n"
+        assert (done.code, done.out, done.err) == (0, "", said)
         assert names(root) == ["made"]
         assert open_branches(root) == []
 

@@ -619,6 +619,27 @@ class TestLimits:
         assert 0.2 <= result.cpu_seconds < 20
         assert result.wall_seconds >= 0.2
 
+    def test_what_children_used_counts_also_if_the_target_succeeds(self, place: Path) -> None:
+        def target(path: Path) -> None:
+            ready, hold = os.pipe(), os.pipe()
+            for _ in range(2):
+                if os.fork() == 0:
+                    os.close(hold[1])
+                    held = bytearray(b"x") * (60 * MIB)
+                    os.write(ready[1], held[:1])
+                    os.read(hold[0], 1)  # until both hold their memory
+                    os._exit(0)
+            for _ in range(2):
+                assert os.read(ready[0], 1)
+            os.close(hold[1])
+            assert [os.wait()[1] for _ in range(2)] == [0, 0]
+
+        with BranchContext(target, place, limits=ResourceLimits(memory=512 * MIB)) as context:
+            context.wait()
+            result = context.result
+        assert result.memory_peak is not None
+        assert result.memory_peak > 120 * MIB
+
     def test_a_limit_that_cannot_be_enforced_is_an_error_before_anything_runs(
         self, place: Path
     ) -> None:

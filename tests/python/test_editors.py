@@ -144,6 +144,7 @@ SHOW = (
 )
 
 
+@pytest.mark.contract("L12")
 def test_the_files_of_a_branch_are_opened_pair_by_pair(
     real_workspace: Workspace, programs: Path
 ) -> None:

@@ -114,8 +114,8 @@ if libc.syscall(0x40000000 + 165, b"/", b"/tmp", None, 4096, None) >= 0:
     print("ESCAPED x32")
 """,
     "typing into a terminal": """
-import fcntl, os, pty
-master, slave = pty.openpty()
+import fcntl, os
+master, slave = os.openpty()
 try:
     fcntl.ioctl(slave, 0x5412, b"x")
     print("ESCAPED")

@@ -7,6 +7,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from conftest import Mounted
@@ -54,6 +56,11 @@ def test_it_waits_until_others_have_received_theirs(as_user: tuple[int, int]) ->
     assert done.stdout == "b'hello' 1 3\n", done.stderr
 
 
+def wait_for_go(path: Path) -> None:
+    while not (path / "go").exists():
+        time.sleep(0.02)
+
+
 def test_where_there_is_never_room_nothing_runs_and_others_run_on(
     real: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,14 +70,13 @@ def test_where_there_is_never_room_nothing_runs_and_others_run_on(
         raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
 
     with Workspace(real.root) as space, space.branch("b", on_success=None) as branch:
-        waits = ["sh", "-c", "until [ -e go ]; do sleep 0.02; done"]
-        with BranchContext(waits, branch) as context:
+        with BranchContext(wait_for_go, branch) as context:
             monkeypatch.setattr(socket, "send_fds", refuse)
             monkeypatch.setattr(fd_passing, "WAIT_SECONDS_MAX", 0.0)
             before = fork_server_client._server
             with (
                 pytest.raises(ForkError, match="on their way from one program to another"),
-                BranchContext(["touch", "ran"], branch),
+                BranchContext(lambda path: (path / "ran").touch(), branch),
             ):
                 pass
             assert fork_server_client._server is before

@@ -95,10 +95,11 @@ class TestCommands:
         assert (done.code, done.document["action"]) == (0, "none")
         assert (root / "made").exists()
         done = branching(root, "undo")
-        assert (done.code, done.out) == (0, "branch: mine\naction: undone\n  D made\n")
+        assert (done.code, done.out) == (0, "  D made\n")
+        assert done.err == "✓ undid the commit of mine · 1 path (-1) · redo: branching redo\n"
         assert sorted(path.name for path in root.iterdir()) == [NAME_FROM]
         [listed] = branching(root, "history").out.splitlines()
-        assert (listed.split()[3], listed.split()[-1]) == ("undone", "mine")
+        assert (listed.split()[2], listed.split()[-1]) == ("undone", "mine")
         done = branching(root, "redo", "--json")
         assert done.document["action"] == "redone"
         assert [change["path"] for change in done.document["changes"]] == ["made"]
@@ -110,6 +111,96 @@ class TestCommands:
         done = branching(root, "prune", "--json")
         assert (done.code, done.document["removed"]) == (0, 1)
         assert branching(root, "history").out == ""
+
+    def test_a_commit_is_shown_and_undone_by_its_id(self, root: Path) -> None:
+        for name in ("one", "two"):
+            done = branching(root, "run", "--json", "-b", name, "--", "touch", name)
+            assert done.document["commit"] > 0
+        first, second = branching(root, "history", "--json").document["commits"]
+        assert second["id"] == done.document["commit"]
+        shown = branching(root, "show", str(first["id"]))
+        assert shown.code == 0
+        assert [line.split()[0] for line in shown.out.splitlines()] == [
+            *("commit", "branch", "committed", "changed", "A")
+        ]
+        done = branching(root, "show", "-p", "two")  # a run keeps no patch, a race does
+        assert (done.code, done.out, "no patch is kept" in done.err) == (0, "", True)
+        document = branching(root, "show", "two", "--json").document
+        assert (document["commit"]["id"], document["changes"][0]["path"]) == (second["id"], "two")
+        assert branching(root, "show", "three").code == 2
+        refused = branching(root, "undo", str(first["id"]))
+        assert (refused.code, (root / "two").exists()) == (2, True)
+        assert f"branching undo {first['id']} --through" in refused.err
+        dry = branching(root, "undo", "one", "--through", "--dry-run")
+        assert [line.split()[-1] for line in dry.out.splitlines()] == ["two", "one"]
+        assert (root / "two").exists()
+        done = branching(root, "undo", "two")
+        assert (done.code, (root / "two").exists(), (root / "one").exists()) == (0, False, True)
+        assert branching(root, "undo", "two").code == 2
+        assert branching(root, "redo").code == 0
+        done = branching(root, "undo", str(first["id"]), "--through", "--json")
+        assert [each["branch"] for each in done.document["commits"]] == ["two", "one"]
+        assert not (root / "one").exists()
+
+    def test_the_undo_of_many_paths_lists_the_first_and_counts_the_others(self, root: Path) -> None:
+        many = "for i in $(seq 10 34); do touch $i; done"
+        assert branching(root, "run", "--", "sh", "-c", many).code == 0
+        lines = branching(root, "undo").out.splitlines()
+        assert (len(lines), lines[19]) == (21, "  D 29")
+        assert lines[-1] == "  ... and 5 more (--json lists all)"
+
+    def test_a_checkpoint_is_restored(self, root: Path) -> None:
+        def run(name: str) -> None:
+            assert branching(root, "run", "--", "touch", name).code == 0
+
+        def names() -> set[str]:
+            return {path.name for path in root.iterdir()} - {NAME_FROM}
+
+        assert branching(root, "save", "empty").code == 0
+        run("one")
+        saved = branching(root, "save", "after-one")
+        assert saved.err == (
+            "✓ saved checkpoint after-one · restore: branching restore after-one\n"
+        )
+        run("two")
+        run("three")
+        dry = branching(root, "restore", "after-one", "--dry-run")
+        assert (dry.code, names()) == (0, {"one", "two", "three"})
+        done = branching(root, "restore", "after-one", "--json")
+        assert [each["changes"] for each in done.document["commits"]] == [1, 1]
+        assert names() == {"one"}
+        assert "nothing to restore" in branching(root, "restore", "after-one").err
+        assert branching(root, "restore", "empty").code == 0
+        assert names() == set()
+        forward = branching(root, "restore", "after-one", "--json").document
+        assert (forward["action"], names()) == ("redone", {"one"})
+        listed = branching(root, "save", "--json").document["checkpoints"]
+        assert [each["name"] for each in listed] == ["empty", "after-one"]
+        assert branching(root, "restore", "none").code == 125
+
+    def test_a_checkpoint_that_the_history_does_not_reach_is_refused(self, root: Path) -> None:
+        for name in ("one", "two", "three"):
+            assert branching(root, "save", f"before-{name}").code == 0
+            assert branching(root, "run", "--", "touch", name).code == 0
+        assert branching(root, "prune", "--keep", "2").code == 0
+        done = branching(root, "restore", "before-one")
+        assert (done.code, "older than the history" in done.err) == (125, True)
+        assert branching(root, "undo").code == 0
+        assert branching(root, "run", "--", "touch", "other").code == 0
+        assert branching(root, "restore", "before-two").code == 0
+        assert (root / "one").exists()
+        assert not (root / "other").exists()
+        assert branching(root, "prune").code == 0
+        assert "there is no checkpoint" in branching(root, "restore", "before-two").err
+
+    def test_a_restore_that_meets_a_conflict_says_what_was_undone(self, root: Path) -> None:
+        assert branching(root, "save", "start").code == 0
+        for name in ("one", "two"):
+            assert branching(root, "run", "--", "touch", name).code == 0
+        (root / "one").write_text("mine")
+        done = branching(root, "restore", "start")
+        assert (done.code, (root / "two").exists(), (root / "one").exists()) == (125, False, True)
+        assert "before that, 1 commit was undone" in done.err
 
     @pytest.mark.parametrize("command", ["undo", "redo"])
     def test_nothing_to_take_back_is_our_failure(self, root: Path, command: str) -> None:

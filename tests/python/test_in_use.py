@@ -6,6 +6,7 @@ another process tries to commit the branch.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -22,7 +23,13 @@ from support.branchfs import find_program
 from support.command import branching, branching_argv
 from support.waiting import until
 
-from branching import BranchError, CommitError, Workspace
+from branching import (
+    BranchContext,
+    BranchError,
+    CommitError,
+    ProcessBranchError,
+    Workspace,
+)
 
 SECONDS_MAX = 60
 HALF = "echo 1 >half1; echo 2 >other; exec sleep 600"
@@ -137,6 +144,68 @@ def test_branches_of_branches_are_locked_each_for_itself(project: Path) -> None:
                 inner.commit()
         assert (outer.path / "made").read_text() == "made\n"
     assert (project / "made").read_text() == "made\n"
+
+
+@pytest.mark.parametrize(("verb", "what"), [("commit", "committed"), ("rebase", "rebased")])
+def test_branchfs_itself_neither_commits_nor_rebases_it(
+    project: Path, verb: str, what: str
+) -> None:
+    """A program without the library asks the daemon by the command `branchfs`."""
+    with Workspace.open(project) as space, space.branch("b", on_success=None) as branch:
+
+        def branchfs(*options: str) -> subprocess.CompletedProcess[str]:
+            words = [find_program(), verb, *options, "b", str(space.path)]
+            return subprocess.run(words, capture_output=True, text=True, check=False)
+
+        (branch.path / "made").write_text("made\n")
+        with branch.in_use():
+            refused = branchfs()
+            assert refused.returncode == 1
+            said = f'branch "b" was not {what}: process {os.getpid()} runs something in it'
+            assert said in refused.stderr
+            assert "Nothing was changed\nHint: wait for its end" in refused.stderr
+            assert branchfs("--dry-run").returncode == 0
+            assert not (project / "made").exists()
+        assert branchfs().returncode == 0
+        assert (project / "made").exists() == (verb == "commit")
+        assert space.store is not None
+        assert not (space.store / "agents").exists()
+        if verb == "rebase":
+            branch.abort()
+
+
+def test_a_process_of_a_context_keeps_its_branch_from_being_committed(project: Path) -> None:
+    """The end of the process ends that, not the end of the `with`."""
+    sleeping = ["sleep", "600"]
+    with (
+        Workspace.open(project) as space,
+        space.branch("b", on_success=None) as branch,
+        BranchContext(sleeping, branch) as context,
+    ):
+        with pytest.raises(CommitError, match="'b' was not committed: this program"):
+            branch.commit()
+        context.kill()
+        with pytest.raises(ProcessBranchError):
+            context.wait()
+        assert space.store is not None
+        assert not (space.store / "agents").exists()
+        branch.commit()
+
+
+def test_a_lock_that_cannot_be_made_is_a_warning(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk, where no file can be made, and a command that frees room must run."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Workspace.open(project) as space, space.branch("b", on_success=None) as branch:
+        monkeypatch.setattr("branching.fs.in_use.open_file", full)
+        said = "other processes can commit branch 'b'"
+        with pytest.warns(UserWarning, match=said), branch.in_use():
+            pass
+        branch.commit()
 
 
 def test_a_lock_that_a_killed_process_left_is_removed(project: Path) -> None:

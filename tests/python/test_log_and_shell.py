@@ -183,7 +183,7 @@ class TestShell:
         run.wait_for("in> ")
         run.type("touch made; exit\n")
         done = run.done()
-        assert (done.code, "branch: shell-" in done.out) == (0, True)
+        assert (done.code, " kept branch shell-" in done.out) == (0, True)
         [entry] = branching(root, "ls", "--json").document["branches"]
         assert branching(root, "commit", entry["name"]).code == 0
         assert (root / "made").exists()

@@ -8,6 +8,7 @@ from typing import Any
 
 import mcp_types
 import pytest
+from mcp.shared.exceptions import MCPError
 from support.tools import Agent, connected, served
 
 from branching import ResourceLimits, Workspace
@@ -209,6 +210,29 @@ async def test_answers_stay_within_what_a_client_accepts(real_workspace: Workspa
                 assert len(form) < CHARACTERS_MAX, (tool, arguments, len(form))
 
 
+async def test_long_commands_and_many_branches_stay_within_it_too(
+    real_workspace: Workspace,
+) -> None:
+    async with connected(served(real_workspace)) as agent:
+        long = f"exit 1 # {'long ' * 5000}end"
+        for number in range(102):
+            await agent.call("branch_create", name=f"{number:03}{'n' * 60}")
+        for tool, arguments in (
+            ("branch_speculate", {"candidates": [long] * 64}),
+            ("branch_best_of_n", {"candidates": [long] * 64}),
+            ("branch_start", {"branch": f"000{'n' * 60}", "command": long}),
+            ("branch_list", {}),
+        ):
+            for form in await answer_of(agent, tool, **arguments):
+                assert len(form) < CHARACTERS_MAX, (tool, len(form))
+        raced = await agent.call("branch_speculate", candidates=[long])
+        assert raced["candidates"][0]["command"].startswith("exit 1 # long")
+        assert raced["candidates"][0]["command"].endswith("long end")
+        listed = await agent.call("branch_list")
+        assert listed["left_out"] == 2
+        assert listed["branches"][-1]["name"].startswith("101")
+
+
 async def test_a_long_listing_can_be_continued(real_workspace: Workspace) -> None:
     names = {f"{number:04}{'n' * 60}" for number in range(700)} | {"seed.txt"}
     for name in names:
@@ -364,6 +388,32 @@ async def test_an_abort_lists_what_it_dropped(real_workspace: Workspace) -> None
         ("branch_run", {"command": "true", "timeout_seconds": 9.0}, "at most 5"),
         ("branch_write", {"path": ".branching/x", "content": ""}, "store of the branches"),
         ("branch_read", {"path": "../x"}, "leads out of the workspace"),
+        ("branch_write", {"path": "../x", "content": ""}, "not the name of a file"),
+        ("branch_read", {"path": "seed.txt/x"}, "Not a directory"),
+        ("branch_files", {"path": "seed.txt"}, "Not a directory"),
+        ("branch_read", {"path": "pipe"}, "not an ordinary file"),
+        ("branch_read", {"path": "n" * 300}, "File name too long"),
+        ("branch_read", {"path": "a\0b"}, "not a path"),
+        ("branch_write", {"path": "f", "content": "!", "is_base64": True}, "base64"),
+        ("branch_run", {"command": "true\0"}, "NUL"),
+        ("branch_speculate", {"candidates": ["true"], "setup": "a\0"}, "NUL"),
+        ("branch_best_of_n", {"candidates": ["true", "true"], "n": 2}, "single command"),
+        ("branch_create", {"name": "a/b"}, "cannot be the name"),
+        ("branch_commit", {"force": True, "skip": True}, "give one"),
+        ("branch_commit", {"only": ["none"]}, "matches 'none'"),
+        ("branch_commit", {"only": ["[z"]}, "not a pattern"),
+        ("branch_undo", {}, "was undone"),
+        ("branch_redo", {}, "was redone"),
+        ("branch_committ", {}, "no tool"),
+        ("session_end", {}, "no session"),
+        *[
+            (tool, {"branch": "gone"}, "no branch 'gone'")
+            for tool in ("branch_diff", "branch_keep")
+        ],
+        *[
+            (tool, {"branch": "main"}, "workspace itself")
+            for tool in ("branch_diff", "branch_abort")
+        ],
     ],
 )
 async def test_refusals_say_what_is_wrong(
@@ -371,4 +421,28 @@ async def test_refusals_say_what_is_wrong(
 ) -> None:
     async with connected(served(real_workspace, seconds_max=5.0)) as agent:
         await agent.call("branch_create", name="b")
-        assert words in await agent.refused(tool, branch="b", **arguments)
+        await agent.call("branch_run", branch="b", command="mkfifo pipe")
+        of_branch = {"branch": "b"} if "branch" in registered(tool) else {}
+        text = await agent.refused(tool, **{**of_branch, **arguments})
+        said, found, advice = text.partition("\nNext: ")
+        assert words in said
+        assert found, text
+        assert advice.strip() not in ("", "tell the user")
+
+
+async def test_a_prompt_that_is_refused_says_what_to_give(real_workspace: Workspace) -> None:
+    async with connected(served(real_workspace)) as agent:
+        for name, arguments, words in (
+            ("try_three_way", {}, "similar: try_three_ways"),
+            ("try_three_ways", {"task": "x"}, "the argument 'check' is missing"),
+            ("try_three_ways", {"task": "x", "check": "y", "n": "1"}, "no argument 'n'"),
+        ):
+            with pytest.raises(MCPError, match=r"Nothing was done\.\nNext: ") as caught:
+                await agent.client.get_prompt(name, arguments)
+            assert words in str(caught.value)
+
+
+def registered(tool: str) -> dict[str, Any]:
+    """Returns the parameters of a tool; none if it does not exist."""
+    found = [each for each in make_tools() if each.name == tool]
+    return found[0].parameters["properties"] if found else {}

@@ -37,10 +37,10 @@ READS = {"branch_list", "branch_read", "branch_files", "branch_diff"}
 READS |= {"branch_output", "branch_history"}
 RACES = {"branch_speculate", "branch_best_of_n"}
 COMMITS = {"branch_commit", "branch_undo", "branch_redo"}
-DESTROYS = {"branch_abort", *RACES, *COMMITS}
-RUNS = {"branch_run", "branch_start"}
+DESTROYS = {"branch_abort", "session_pick", "session_end", *RACES, *COMMITS}
+RUNS = {"branch_run", "branch_start", "session_run"}
 ADDS = {"branch_create", "branch_rebase", "branch_write", "branch_edit", "branch_keep"}
-ADDS |= {"branch_stop", *RUNS}
+ADDS |= {"branch_stop", "session_fork", *RUNS}
 
 
 async def test_the_tools_say_what_they_do(real_workspace: Workspace, mode: str) -> None:
@@ -57,7 +57,7 @@ async def test_the_tools_say_what_they_do(real_workspace: Workspace, mode: str) 
         if name not in READS:
             assert hints.destructive_hint is (name in DESTROYS)
         assert bool(hints.open_world_hint) is (name in RUNS | RACES)
-        assert name.startswith("branch_")
+        assert name.startswith(("branch_", "session_"))
         for parameter, schema in tool.input_schema["properties"].items():
             assert "description" in schema, (name, parameter)
 
@@ -239,7 +239,7 @@ async def test_a_race_in_a_branch_is_committed_into_it(real_workspace: Workspace
         ("branch_read", {"branch": "b", "path": "./sub//key.pem"}, "hidden by the rules"),
         ("branch_write", {"branch": "b", "path": "sub/key.pem", "content": ""}, "hidden"),
         ("branch_write", {"branch": "b", "path": "x", "content": "?", "is_base64": True}, "base64"),
-        ("branch_undo", {}, "Next: tell the user"),
+        ("branch_undo", {}, "Next: branch_history lists"),
         ("branch_best_of_n", {"candidates": ["a", "b"], "n": 2}, "n is for a single command"),
         ("branch_speculate", {"candidates": []}, "at least 1 item"),
         ("branch_run", {"branch": "b", "command": ""}, "at least 1 character"),

@@ -46,7 +46,7 @@ def test_it_has_every_command_that_takes_json() -> None:
         return "json" in names or any("JsonOption" in str(each) for each in names.values())
 
     found = {each.name for each in app.registered_commands if takes_json(each.callback)}
-    assert found - {"shell", "export"} == set(SCHEMA["properties"]["command"]["enum"])
+    assert found - {"shell"} == set(SCHEMA["properties"]["command"]["enum"])
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def test_every_document_is_as_it_says(root: Path, place: Path) -> None:
     used: set[str] = set()
     check("doctor", code=None)  # whatever is missing on this machine
     check("status")
-    check("run", "--", "sh", "-c", "echo a > a; echo b > b")
-    check("run", "--", "sh", "-c", "rm a; mv b c; mkdir d; ln -s c link")
+    for script in ("echo a > a; echo b > b", "rm a; mv b c; mkdir d; ln -s c link"):
+        check("run", "--", "sh", "-c", script)
     check("run", "--on-error", "keep", "-b", "kept", "--", "sh", "-c", "echo z > c; exit 3", code=3)
     check("run", "--timeout", "0.2", "--", "sleep", "60", code=124)
     check("run", "--", "no-such-program", code=127)
@@ -95,23 +95,35 @@ def test_every_document_is_as_it_says(root: Path, place: Path) -> None:
     forked = check("fork", *candidates, "--test-command", "test -e forked")
     assert [each["state"] for each in forked["results"]] == ["failed", "won", "succeeded"]
     check("fork", "-c", "false", code=1)
-    check("history")
-    check("undo", "--force")
-    check("redo")
+    newest = str(check("history")["commits"][0]["id"])
+    steps = "save a, save, show ID, undo --force, redo, restore a --force".replace("ID", newest)
+    for step in steps.split(", "):
+        check(*step.split())
     log = check("log")
     check("log", log["candidates"][0]["branch"])
     exported = place / "kept.tar"
-    assert branching(root, "export", "kept", "-o", str(exported)).code == 0
+    archive = check("export", "kept", "-o", str(exported))
+    assert (archive["output"], archive["bytes"]) == (str(exported), exported.stat().st_size)
+    for script, code in (("touch made", 0), ("exit 3", 3)):
+        words = ["--base", str(root), "--out", str(place / f"{code}.tar"), "--", "sh", "-c", script]
+        check("attempt", *words, code=code)
     check("abort", "kept")
     check("load", "loaded", str(exported))
-    check("rebase", "loaded")
-    check("commit", "--dry-run", "loaded")
-    check("commit", "--force", "loaded")
-    check("prune")
+    ends = "rebase loaded, commit --dry-run loaded, commit --force loaded, prune, create by-path"
+    for step in ends.split(", "):
+        check(*step.split())
     for each in check("ls")["branches"]:
         check("abort", each["name"])
     exported.unlink()
-    assert used == set(SCHEMA["properties"]["command"]["enum"])
+    assert used | {"close"} == set(SCHEMA["properties"]["command"]["enum"])
+
+
+def test_close_on_a_mount_that_create_made(place: Path) -> None:
+    base = place / "project"
+    base.mkdir()
+    assert branching(base, "create", "by-path").code == 0
+    VALIDATOR.validate(branching(base, "close", "--json").document)
+    assert branching(base, "abort", "by-path").code == 0
 
 
 def check_uniform_fields(document: dict[str, Any]) -> None:

@@ -23,33 +23,50 @@ PACKAGE = Path(branching.__file__).parent
 
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
+    "_caller": set(),
     "_cancellation": set(),
     "_difftool": set(),
     "_exit_codes": set(),
     "_lazy": set(),
     "_linux": set(),
+    "_programs": {"errors"},
     "_sanitize": set(),
     "_signals": set(),
     "_standard_streams": set(),
     "_threads": set(),
-    "fs": {"_linux", "_signals", "_standard_streams", "_threads", "errors"},
-    "process": {"_exit_codes", "_lazy", "_linux", "_standard_streams", "_threads", "errors"},
+    "fs": {"_linux", "_programs", "_signals", "_standard_streams", "_threads", "errors"},
+    "process": {
+        *("_exit_codes", "_lazy", "_linux", "_programs", "_standard_streams", "_threads"),
+        "errors",
+    },
     "runlog": {"errors", "fs"},
     "patterns": {
         *("_cancellation", "_lazy", "_signals", "_threads"),
-        *("errors", "fs", "process", "runlog"),
+        *("errors", "fs", "process", "runlog", "session"),
+    },
+    "session": {
+        *("_lazy", "_linux", "_standard_streams", "_threads"),
+        *("errors", "fs", "process"),
+    },
+    "cluster": {
+        *("_cancellation", "_lazy", "_linux"),
+        *("errors", "fs", "process", "runlog", "patterns"),
     },
     "agent": {
         *("_exit_codes", "_lazy", "_standard_streams", "_threads"),
         *("errors", "fs", "process", "runlog", "patterns"),
     },
-    "mcp": {"_cancellation", "errors", "fs", "process", "runlog", "patterns"},
+    "mcp": {
+        *("_caller", "_cancellation", "errors", "fs", "process", "runlog", "patterns", "session"),
+    },
     "tui": {
-        *("_exit_codes", "_difftool", "_threads"),
+        *("_caller", "_exit_codes", "_difftool", "_linux", "_threads"),
         *("errors", "fs", "process", "runlog", "patterns", "agent"),
     },
     "cli": {
         *(
+            "_caller",
+            "_programs",
             "_exit_codes",
             "_cancellation",
             "_difftool",
@@ -58,12 +75,14 @@ ARROWS: dict[str, set[str]] = {
             "_standard_streams",
             "_threads",
         ),
-        *("errors", "fs", "process", "runlog", "patterns", "agent", "mcp", "tui"),
+        *("errors", "fs", "process", "runlog", "patterns", "session"),
+        *("cluster", "agent", "mcp", "tui"),
     },
+    "jupyter": {"_threads", "cli", "errors", "session"},
 }
 """Which layer may import which. `branching` itself (its version) may be named by the command."""
 
-WITH_EXTRAS = {"cli", "mcp", "tui"}
+WITH_EXTRAS = {"cli", "jupyter", "mcp", "tui"}
 """Layers that need packages of others, each an extra of ours."""
 
 
@@ -129,7 +148,7 @@ def test_the_version_is_the_distributions() -> None:
         (
             "from branching import BranchContext",
             {
-                *("_exit_codes", "_lazy", "_linux", "_standard_streams", "_threads"),
+                *("_exit_codes", "_lazy", "_linux", "_programs", "_standard_streams", "_threads"),
                 *("errors", "process"),
             },
         ),
@@ -243,7 +262,9 @@ FRAMEWORKS = (
 
 def _needs_an_extra(file: Path) -> bool:
     place = file.relative_to(PACKAGE).parts[:2]
-    return place[0] == "agent" and place[1] in FRAMEWORKS
+    return place in (("cluster", "dask_runner.py"), ("cluster", "ray_runner.py")) or (
+        place[0] == "agent" and place[1] in FRAMEWORKS
+    )
 
 
 def test_the_core_of_agents_imports_no_face_of_its_own() -> None:
@@ -365,5 +386,5 @@ def test_a_key_struck_while_the_command_loads_ends_it_without_a_traceback() -> N
 def test_the_command_line_loads_no_layer_before_a_command_runs() -> None:
     """What is not needed for `--help` costs everybody who waits for it."""
     assert layers_after("from branching.cli.app import app") <= {
-        *("_cancellation", "_exit_codes", "_sanitize", "cli", "errors"),
+        *("_caller", "_cancellation", "_exit_codes", "_sanitize", "cli", "errors"),
     }

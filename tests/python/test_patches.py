@@ -46,7 +46,7 @@ def test_a_candidate_that_changed_nothing_has_no_patch(real: Mounted) -> None:
     assert branching(real.root, "speculate", "--quiet", "-c", "exit 1").code == 1
     done = branching(real.root, "log", entry_of(real, "exit 1"), "--patch")
     assert (done.code, done.out) == (0, "")
-    assert "no patch is kept: it changed nothing, or is open" in done.err
+    assert "no patch is kept: no change, or still open" in done.err
 
 
 def test_a_long_patch_is_cut_and_says_so(real: Mounted) -> None:
@@ -65,7 +65,7 @@ def test_the_winners_patch_of_a_fork_is_whole_where_its_version_is_in_no_other_p
     (real.base / "zz").write_text("1\n")
     script = "seq 100000 > much; echo 2 > zz; touch begun; while [ ! -e go ]; do sleep 0.1; done"
     run = Running(real.root, ["fork", "-q", "-c", script])
-    branch = branch_with(real.root, "begun")
+    branch = branch_with(real.root, "begun", run)
     (real.base / "zz").write_text("theirs\n")
     (branch / "go").touch()
     done = run.done()

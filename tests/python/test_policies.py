@@ -145,10 +145,10 @@ class TestCommit:
                 assert done.code == 125
                 assert f"\n  {NAME_FROM}\n" in done.err
                 done = branching(root, "commit", "--dry-run", f"--{side}", "mine")
-                assert (done.code, "action: none" in done.out) == (0, True)
+                assert (done.code, "✓ would commit " in done.err) == (0, True)
                 done = branching(root, "commit", f"--{side}", "mine")
                 assert done.code == 0
-                assert ("remaining: 1\n" in done.out) == (side == "skip")
+                assert ("1 changed path was not committed" in done.err) == (side == "skip")
                 assert (base / f"made-{side}").exists()
                 found = (base / NAME_FROM).read_text()
                 assert ("mine" in found) == (side == "force"), found

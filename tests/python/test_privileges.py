@@ -56,6 +56,18 @@ def test_races_warn_of_what_they_commit(real: Mounted, words: list[str]) -> None
     assert marked == ["bin/tool"]
 
 
+@pytest.mark.parametrize("more", [[], ["--select", "bin"]], ids=["all", "a part"])
+def test_a_fork_warns_of_what_it_merges(real: Mounted, more: list[str]) -> None:
+    """A part is copied on top of the parent's branch, which is committed then."""
+    words = ["fork", "-w", str(real.root), *more, "-c", MAKE.format("u+s") + "; : >other"]
+    done = branching(real.base.parent, *words)
+    assert done.code == 0
+    assert (WARNING.format("set-user-ID") in done.err, "warning" in done.out) == (True, False)
+    (real.base / "bin" / "tool").unlink()
+    done = branching(real.base.parent, *words, "--json")
+    assert [each.partition(":")[0] for each in done.document["warnings"]] == ["warning"]
+
+
 def test_a_commit_and_its_dry_run_warn_once_for_each_file(real: Mounted) -> None:
     script = "for n in $(seq 12); do : >$n; chmod 4755 $n; done; : >plain"
     words = ["-w", str(real.root)]

@@ -58,6 +58,7 @@ def environment() -> dict[str, str]:
     }
 
 
+@pytest.mark.contract("7.11")
 @pytest.mark.parametrize("document", ["README.md", "docs/environment.md", "docs/uninstall.md"])
 def test_the_shown_output_is_what_the_commands_print(document: str, place: Path) -> None:
     directory = place / "race"
@@ -162,7 +163,12 @@ TEST_VARIABLES = {"BRANCHFS_SEED", "BRANCHFS_SOAK"}
 
 
 def variables_of_source() -> set[str]:
-    roots = [("branching", "*.py"), ("branchfs/src", "*.rs"), ("branching-docker/src", "*.py")]
+    roots = [
+        ("branching", "*.py"),
+        ("branchfs/src", "*.rs"),
+        ("branchfs/crates/core/src", "*.rs"),
+        ("branching-docker/src", "*.py"),
+    ]
     files = [file for root, kind in roots for file in (REPOSITORY / root).rglob(kind)]
     files += [file for file in (REPOSITORY / "docker").iterdir() if file.is_file()]
     return {name for file in files for name in VARIABLE.findall(file.read_text())} - TEST_VARIABLES

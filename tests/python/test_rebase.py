@@ -56,7 +56,7 @@ def test_the_commands_rebase_and_commit_with_rebase(real: Mounted) -> None:
     assert refused.code == 125
     assert "--rebase" in refused.err
     done = branching(real.root, "rebase", "kept")
-    assert (done.code, done.out) == (0, "branch: kept\naction: rebased\n")
+    assert (done.code, done.out, done.err) == (0, "", "✓ rebased branch kept\n")
     assert branching(real.root, "commit", "--rebase", "kept").code == 0
     assert (real.root / "kept").read_text() == "2"
 

@@ -20,7 +20,7 @@ from conftest import Mounted
 from support.command import branching_argv
 from support.sandbox import Said, run_in
 
-from branching import NamespaceError, Workspace
+from branching import BranchContext, NamespaceError, Workspace
 from branching._linux import syscalls
 from branching.process.sandbox import Sandbox, errors, fork_server_client, launcher, parent_state
 from branching.process.sandbox import seccomp as call_filter
@@ -203,7 +203,7 @@ class TestFailures:
 
 
 def test_many_at_once_from_many_threads(place: Path) -> None:
-    """Nothing forks from a program that has threads: one server forks for all of them."""
+    """Nothing forks from a program that has threads."""
     codes: list[int] = []
 
     def work(number: int) -> None:
@@ -218,11 +218,17 @@ def test_many_at_once_from_many_threads(place: Path) -> None:
 
 
 def test_a_server_that_was_killed_is_started_anew(place: Path) -> None:
-    assert run_in(place, "exit 3").code == 3
-    server = fork_server_client._server
-    assert server is not None
-    server._process.kill()
-    assert run_in(place, "exit 4").code == 4
+    for _ in range(2):
+        with BranchContext(lambda _: 3, place) as context:
+            context.wait()
+            assert context.result.value == 3
+        server = fork_server_client._server
+        assert server is not None
+        server._process.kill()
+
+
+INIT_BLOCKS = f"/proc/1/status:SigBlk:\t{1 << (signal.SIGCHLD - 1):016x}\n"
+"""Init reads that signal from a descriptor."""
 
 
 def test_a_caller_may_have_blocked_all_signals(place: Path) -> None:
@@ -231,16 +237,19 @@ def test_a_caller_may_have_blocked_all_signals(place: Path) -> None:
     if server is not None:
         server._process.kill()
         server._process.wait()
-    codes = []
+    codes: list[object] = []
 
     def work() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        codes.append(run_in(place, "exit 3").code)
+        with BranchContext(lambda _: 3, place) as context:
+            context.wait()
+            codes.append(context.result.value)
+        codes.append(run_in(place, "grep SigBlk /proc/self/status /proc/1/status; exit 4").out)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(60)
-    assert codes == [3]
+    assert codes == [3, "/proc/self/status:SigBlk:\t0000000000000000\n" + INIT_BLOCKS]
     server = fork_server_client._server
     assert server is not None
     status = Path(f"/proc/{server._process.pid}/status").read_text()
@@ -334,10 +343,10 @@ def test_nothing_of_the_server_is_open_at_the_end_of_the_process(place: Path) ->
 import atexit, os, sys
 from pathlib import Path
 atexit.register(lambda: print(fork_server_client._server))  # called last: it was registered first
-from branching.process import Command, Sandbox
+from branching import BranchContext
 from branching.process.sandbox import fork_server_client
-here = Path(sys.argv[1])
-Command(["true"], cwd=here, environment=dict(os.environ), sandbox=Sandbox.of(here, at=here)).run()
+with BranchContext(lambda _: None, Path(sys.argv[1])) as context:
+    context.wait()
 assert fork_server_client._server is not None
 """
     done = subprocess.run(

@@ -39,7 +39,6 @@ class TestCascaded:
         done = branching(root, "cascaded", "--fan-out", "1,2,1", "--", "sh", "-c", script)
         assert done.code == 0, done.err
         assert done.out == (
-            "winner: attempt 3\n"
             "  [0] fail (exit 1)\n  [1] fail (exit 1)\n  [2] fail (exit 1)\n  [3] ok\n"
         )
         lines = (root / "feedback").read_text().splitlines()
@@ -57,7 +56,7 @@ class TestCascaded:
         words = ["--wave-timeout", "2s", "--fan-out", "1,1", "--", "sh", "-c", script]
         done = branching(root, "cascaded", *words)
         assert done.code == 0
-        assert "winner: attempt 1" in done.out
+        assert "✓ attempt 1 won · nothing to commit" in done.err
 
 
 class TestTournament:
@@ -67,7 +66,7 @@ class TestTournament:
         words = [word for n in (3, 1, 9, 5, 7) for word in ("-c", f"echo {n} > made")]
         done = branching(root, "tournament", "--judge", self.JUDGE, *words)
         assert done.code == 0, done.err
-        assert done.out.splitlines()[0] == "winner: candidate 2"
+        assert "✓ candidate 2 won · committed 1 path (+1) · undo: branching undo" in done.err
         assert (root / "made").read_text() == "9\n"
         assert open_branches(root) == []
 
@@ -98,7 +97,7 @@ class TestByLevels:
         width = ["--beam-width", "1"] if command == "beam-search" else []
         done = branching(root, command, *words, *width, "--expand", EXPAND)
         assert done.code == 0, done.err
-        assert done.out.splitlines()[0] == "winner: candidate 2 (score: 5.00)"
+        assert "✓ candidate 2 won (5.00) · committed 1 path (+1)" in done.err
         assert (root / "made").read_text() == "bx\n"
         assert open_branches(root) == []
 
@@ -149,6 +148,9 @@ class TestOptions:
         done = branching(root, "speculate", "--on-success", "keep", "-c", "touch made")
         assert done.code == 0
         kept = done.out.splitlines()[-1].removeprefix("kept: ")
+        assert done.err == (
+            f"✓ candidate 0 won · kept branch {kept} · commit: branching commit {kept}\n"
+        )
         assert open_branches(root) == [kept]
         assert names(root) == [NAME_FROM]
         assert branching(root, "commit", kept).code == 0
@@ -179,7 +181,7 @@ class TestOptions:
 
     def test_quiet_says_nothing_of_the_candidates(self, root: Path) -> None:
         done = branching(root, "speculate", "-q", "-c", "echo x; false", "-c", "sleep 0.3")
-        assert (done.err, done.out.splitlines()[0]) == ("", "winner: candidate 1")
+        assert done.err == "✓ candidate 1 won · nothing to commit: no path was changed\n"
         done = branching(root, "run", "-q", "echo", "x")
         assert (done.err, done.out) == ("", "x\n")
 
@@ -201,7 +203,7 @@ class TestSurroundings:
     def test_each_has_ports_of_its_own(self, root: Path) -> None:
         script = 'echo "$BRANCHING_PORT_BASE"; sleep 0.5'
         done = branching(root, "best-of-n", "-n", "4", "--", "sh", "-c", script)
-        bases = [int(line.split()[1]) for line in done.err.splitlines()]
+        bases = [int(line.split()[1]) for line in done.err.splitlines()[:4]]
         assert len(set(bases)) == 4
         assert all(base % PORTS_EACH == 0 for base in bases)
 
@@ -224,7 +226,8 @@ class TestOnATerminal:
 
     def test_quiet_draws_nothing(self, root: Path) -> None:
         done = OnTerminal(root, ["speculate", "-q", "-c", "true"]).done()
-        assert done.out.splitlines()[0] == "winner: candidate 0"
+        assert done.out.splitlines()[0] == "  [0] ok: true"
+        assert "candidate 0 won" in done.out.splitlines()[1]
 
 
 class TestPorts:

@@ -108,17 +108,6 @@ def test_parallel_judges_judge_at_once(workspace: Workspace) -> None:
     assert Tournament(candidates, judge=judge, parallel_judges=True)(workspace).committed
 
 
-def test_a_loser_is_dropped_at_once(workspace: Workspace) -> None:
-    alive = []
-
-    def judge(a: Path, b: Path) -> int:
-        alive.append(len(workspace.branches()))
-        return 0
-
-    Tournament([plays(1)] * 4, judge=judge)(workspace)
-    assert alive == [4, 4, 2]
-
-
 @pytest.mark.contract("4.17")
 def test_a_judge_that_hangs_does_not_outlast_the_timeout(workspace: Workspace) -> None:
     def judge(a: Path, b: Path) -> int:

@@ -6,6 +6,7 @@ Global options are in `options`, the names of commands in `commands`, decisions 
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -20,7 +21,16 @@ import typer
 
 from branching_docker import container_run, image, recovery, warm_container
 from branching_docker.commands import FORWARDED_COMMANDS, GROUPS, CommandGroup, PassthroughCommand
-from branching_docker.constants import COMMAND_VARIABLE, EXEC, RECOVER, command_name
+from branching_docker.constants import (
+    COMMAND_VARIABLE,
+    EXEC,
+    INNER_SETTINGS_CHARACTERS_MAX,
+    INNER_SETTINGS_VARIABLE,
+    RECOVER,
+    START_VARIABLE,
+    command_name,
+    inner_settings_path,
+)
 from branching_docker.doctor import examine
 from branching_docker.engine_api import CONTAINER_KILLED
 from branching_docker.engine_info import EngineInfo
@@ -114,7 +124,7 @@ def forward(
             list_containers(options)
         return
     with handle_errors():
-        workspace = options.checked_workspace(words[0])
+        workspace = options.checked_workspace()
         settings = options.settings(workspace)
         if settings.root and (owner := workspace.stat().st_uid) != 0:
             say(
@@ -122,6 +132,7 @@ def forward(
                 "write only where everyone may."
             )
         call = extract_host_file(words)
+        call = replace(call, variables={**call.variables, **inner_settings()})
         environ = {**os.environ, **call.variables}
         plan = partial(
             plan_run,
@@ -130,7 +141,8 @@ def forward(
             name=f"branching-{os.urandom(4).hex()}",
             environ=environ,
             tty=os.isatty(0) and os.isatty(1) and not call.has_stream,
-            variables=tuple(call.variables),
+            variables=(*call.variables, *start_variables(workspace)),
+            caches=call.caches,
         )
         if options.is_dry_run:
             settings, info = dry_run_settings(settings, workspace)
@@ -140,16 +152,68 @@ def forward(
         container = find_warm(workspace, engine)
         if container is not None:
             variables = (f"{COMMAND_VARIABLE}={command_name(str(workspace))}", *call.variables)
+            variables += start_variables(workspace)
             target = WarmTarget(options, settings, engine, container, environ, variables)
-            raise typer.Exit(call.run(partial(exec_warm, call.words, target)))
+            refuse_caches(call.caches, container)
+            code = call.run(partial(exec_warm, call.words, target))
+            if call.report is not None:
+                call.take_report(partial(exec_warm, call.report_words, target))
+            raise typer.Exit(code)
         image.require_image(engine, settings)
         settings, info = plan_settings(settings, workspace, engine)
         if sys.stdout:  # our standard streams may be closed
             sys.stdout.flush()
         settled = plan(settings=settings, info=info)
-        if not call.has_stream:
+        if not call.has_stream and call.report is None:
             container_run.exec_docker(settled, engine, environ=environ)
-        raise typer.Exit(call.run(partial(container_run.run, settled, engine, environ=environ)))
+        code = call.run(partial(container_run.run, settled, engine, environ=environ))
+        if call.report is not None:
+            name = f"branching-{os.urandom(4).hex()}"
+            again = replace(settled, arguments=tuple(call.report_words), name=name, tty=False)
+            call.take_report(partial(container_run.run, again, engine, environ=environ))
+        raise typer.Exit(code)
+
+
+def start_variables(workspace: Path) -> tuple[str, ...]:
+    """Returns the variable with the place in the directory where the caller is, if it is below the directory."""
+    try:
+        place = Path(os.path.realpath("."))
+    except OSError:
+        return ()
+    if place == workspace or not place.is_relative_to(workspace):
+        return ()
+    return (f"{START_VARIABLE}={place.relative_to(workspace)}",)
+
+
+def inner_settings() -> dict[str, str]:
+    """Returns the variable with the content of the user's settings file of `branching`, if there is one.
+
+    Raises:
+        SettingsError: the file cannot be read.
+    """
+    path = inner_settings_path(os.environ)
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+            text = file.read(INNER_SETTINGS_CHARACTERS_MAX + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read.", cause=str(error), hint="move it away, or correct it") from error
+    if len(text) > INNER_SETTINGS_CHARACTERS_MAX:
+        raise SettingsError(f"{path} is too long for a container.", hint="shorten it")
+    return {INNER_SETTINGS_VARIABLE: text} if text.strip() else {}
+
+
+def refuse_caches(caches: tuple[str, ...], container: WorkspaceContainer) -> None:
+    """Raises WorkspaceError if the warm container lacks the mount of a cache."""
+    volumes = json.loads(container.warm_settings or "{}").get("volume", [])
+    for cache in caches:
+        if f"{cache}:{cache}" not in volumes:
+            volume = shlex.quote(f"{cache}:{cache}")
+            raise WorkspaceError(
+                f"the warm container of {container.workspace} was made without the cache {cache}.",
+                hint=f"end it (branching-docker -w DIR down), and start it with -v {volume}",
+            )
 
 
 for name, summary in FORWARDED_COMMANDS.items():
@@ -183,7 +247,7 @@ def exec_warm(words: list[str], target: WarmTarget) -> int:
     if refused:
         raise WorkspaceError(
             f"the warm container of {container.workspace} was made without {' '.join(refused)}.",
-            hint="leave that away, or end the container first: branching-docker -w DIR down",
+            hint="leave these options out, or end the container first: branching-docker -w DIR down",
         )
     inside = container_words(words)
     if inside is None:
@@ -227,7 +291,7 @@ def recover(context: typer.Context) -> None:
     """
     options: GlobalOptions = context.obj
     with handle_errors():
-        workspace = options.checked_workspace(RECOVER)
+        workspace = options.checked_workspace()
         settings = options.settings(workspace)
         if not recovery.is_interrupted(workspace):
             say(f"{workspace}: nothing to recover.")
@@ -243,7 +307,7 @@ def up(context: typer.Context) -> None:
     """
     options: GlobalOptions = context.obj
     with handle_errors():
-        workspace = options.checked_workspace("up")
+        workspace = options.checked_workspace()
         # Before the files are read: what changes them meanwhile changes the fingerprint.
         files = config_fingerprint(str(workspace), os.environ) if options.flags.get("env") is None else ""
         settings = options.settings(workspace)
@@ -286,7 +350,7 @@ def execute(
         typer.echo(context.get_help())
         return
     with handle_errors():
-        workspace = options.checked_workspace(EXEC)
+        workspace = options.checked_workspace()
         settings = options.settings(workspace)
         engine = connect(settings)
         container = find_warm(workspace, engine)
@@ -303,8 +367,6 @@ def down(context: typer.Context) -> None:
     """End DIR's warm container. Commands in it are ended first; kept branches stay."""
     options: GlobalOptions = context.obj
     with handle_errors():
-        if options.workspace is None:
-            options.checked_workspace("down")
         workspace = warm_container.realpath(Path(options.workspace or ""))
         engine = connect(options.settings())
         for one in engine.containers():
@@ -346,7 +408,7 @@ def init(
         if name not in AGENT_PACKAGES:
             raise typer.BadParameter(f"{name} is none of {', '.join(AGENT_PACKAGES)}", param_hint="--agent")
     with handle_errors():
-        workspace = checked_workspace(Path() if options.workspace is None else options.workspace)
+        workspace = options.checked_workspace()
         settings = options.settings()
         planned = plan_project_image(workspace, base=settings.image, agents=agents)
         if options.is_dry_run:

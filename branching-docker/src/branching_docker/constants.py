@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False  # see docker_context
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 WORKSPACE_LABEL = "branching.workspace"
 """A label on every container of the wrapper: the directory it works on."""
 DIRECTORY_LABEL = "branching.directory"
@@ -38,6 +42,11 @@ HOST_VARIABLE = "BRANCHING_HOST_WORKSPACE"
 """Tells the container the directory's path on the host, which clients use."""
 COMMAND_VARIABLE = "BRANCHING_COMMAND_NAME"
 """Tells the container how commands start on the host, so that suggested commands can be typed there."""
+START_VARIABLE = "BRANCHING_START_DIRECTORY"
+"""Tells the container where in the directory the caller is, relative to it."""
+INNER_SETTINGS_VARIABLE = "BRANCHING_SETTINGS"
+"""Passes the user's settings file of `branching` to the container."""
+INNER_SETTINGS_CHARACTERS_MAX = 65536
 EXEC = "exec"
 RECOVER = "recover"
 JOURNAL = ".branching/journal"
@@ -53,3 +62,9 @@ def command_name(workspace: str) -> str:
     is_plain = workspace and PLAIN_CHARACTERS.issuperset(workspace)
     quoted = workspace if is_plain else "'" + workspace.replace("'", "'\"'\"'") + "'"
     return f"branching-docker -w {quoted}"
+
+
+def inner_settings_path(environ: Mapping[str, str]) -> str:
+    """Returns the path of the user's settings file of `branching`, which may be missing."""
+    configured = environ.get("XDG_CONFIG_HOME") or environ.get("HOME", "") + "/.config"
+    return configured + "/branching/config.toml"

@@ -72,8 +72,8 @@ def exec_docker(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, st
 def run(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> int:
     """Runs the plan's command, with a watcher, and returns its exit code; forwards our signals to it.
 
-    For a command that is followed by further work of ours. It does not read the terminal, and has its own group,
-    so that the terminal's signals do not reach it twice.
+    For a command that is followed by further work of ours. On a terminal it stays in our group, because it reads the
+    terminal, where Ctrl-C is a byte. Otherwise it has its own, so that the terminal's signals do not reach it twice.
     """
     watch_plan(plan, engine, environ=environ)
     early: list[int] = []
@@ -89,7 +89,8 @@ def run(plan: ContainerPlan, engine: Engine, *, environ: Mapping[str, str]) -> i
     for number in FORWARDED_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, forward)
-    running = os.posix_spawn(engine.command, plan.argv(), environ, setsigdef=IGNORED_BY_PYTHON, setpgroup=0)
+    group = os.getpgrp() if plan.tty else 0
+    running = os.posix_spawn(engine.command, plan.argv(), environ, setsigdef=IGNORED_BY_PYTHON, setpgroup=group)
     for number in early:
         forward(number)
     return exit_code(os.waitpid(running, 0)[1])

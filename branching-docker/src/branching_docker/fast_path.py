@@ -23,6 +23,7 @@ from branching_docker.constants import (
     WARM_LABEL,
     WORKSPACE_LABEL,
     command_name,
+    inner_settings_path,
 )
 from branching_docker.fingerprint import config_fingerprint, directory_identity
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 SHORT = {"-w": "w", "--workspace": "w", "-e": "e", "--env": "e", "-u": "u", "--user": "u"}
 NAMES_HOST_FILES = ("export", "load", "mcp")
 """A test compares them with `host_files`, which takes too long to load."""
+HOST_FILE_OPTIONS = ("--report", "--cache")
+"""Of any command: options that name a file or directory of the host."""
 CHANGES_A_COMMAND = ("BRANCHING_ENGINE", "BRANCHING_ROOT", "BRANCHING_USER")
 
 
@@ -42,14 +45,20 @@ def try_fast_path(words: Sequence[str], environ: Mapping[str, str]) -> int | Non
     while len(words) > 2 and (option := SHORT.get(words[0])):
         given[option].append(words[1])
         words = words[2:]
-    if len(given["w"]) != 1 or not words or words[0].startswith("-") or "" in (*given["w"], *given["u"]):
+    if len(given["w"]) > 1 or not words or words[0].startswith("-") or "" in (*given["w"], *given["u"]):
         return None
     if (words[0] in OWN_COMMANDS and words[0] != EXEC) or any(environ.get(name) for name in CHANGES_A_COMMAND):
         return None
+    if words[0] == "ls" and not given["w"]:
+        return None  # it lists the containers
     if words[0] in NAMES_HOST_FILES or (words[0] != EXEC and words[1:2] in (["-h"], ["--help"])):
         return None
+    if path.exists(inner_settings_path(environ)):
+        return None
+    if any(word.partition("=")[0] in HOST_FILE_OPTIONS for word in words):
+        return None
     try:
-        workspace = path.realpath(given["w"][0])
+        workspace = path.realpath("".join(given["w"]) or ".")
     except OSError:  # we stand in a directory that went away
         return None
     docker = find_program("docker", environ.get("PATH", ""))

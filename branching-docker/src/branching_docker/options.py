@@ -38,12 +38,9 @@ class GlobalOptions:
         """Returns the settings of all sources; a workspace adds its own file."""
         return gather(self.flags, environ=os.environ, workspace=workspace)
 
-    def checked_workspace(self, command: str) -> Path:
-        """Returns the directory to work on; raises WorkspaceError if it cannot be used."""
-        if self.workspace is None:
-            message = f"which directory? Put -w DIR in front of the command: branching-docker -w . {command} ..."
-            raise typer.BadParameter(message, param_hint="-w")
-        return checked_workspace(self.workspace)
+    def checked_workspace(self) -> Path:
+        """Returns the directory to work on, by default the current one; raises WorkspaceError if it cannot be used."""
+        return checked_workspace(Path() if self.workspace is None else self.workspace)
 
 
 def connect(settings: Settings) -> Engine:
@@ -84,7 +81,7 @@ def global_options(
             "-w",
             "--workspace",
             value="DIR",
-            text="The directory to work on; commits are written to it.",
+            text="The directory to work on; commits are written to it.  [default: the current directory]",
             parser=directory,
         ),
     ] = None,
@@ -111,7 +108,13 @@ def global_options(
         option("-u", "--user", value="UID[:GID]", text="Run the container as this user, who must own DIR."),
     ] = None,
     root: Annotated[
-        bool | None, typer.Option("--root", help="Run commands as root, not as DIR's owner.", show_default=False)
+        bool | None,
+        typer.Option(
+            "--root",
+            help="Run commands as root, not as DIR's owner. Root has no capabilities in a branch: in another owner's "
+            "DIR it writes only where everyone may.",
+            show_default=False,
+        ),
     ] = None,
     memory: Annotated[str | None, option("-m", "--memory", value="SIZE", text="Limit the container's memory.")] = None,
     cpus: Annotated[str | None, option("--cpus", value="N", text="Limit the container's processor time.")] = None,

@@ -33,6 +33,7 @@ import json
 import os
 import shlex
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from branching_docker.constants import (
@@ -60,7 +61,6 @@ from branching_docker.warm_exec import presentation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 PASSED_TO_DOCKER = ("network", "user", "memory", "cpus", "pids_limit", "platform")
 PER_COMMAND = ("env", "env_file", "user", "root", "name", "idle", "engine", "pull")
@@ -83,6 +83,8 @@ class ContainerPlan:
     """Of a warm container that has all settings of the configuration files: their fingerprint."""
     repository: Path | None = None
     """Of a git worktree or submodule: its repository, which lies outside of the directory."""
+    caches: tuple[str, ...] = ()
+    """Directories to mount at their own paths."""
 
     @property
     def image(self) -> str:
@@ -109,6 +111,8 @@ class ContainerPlan:
         command += ["--mount", bind(self.workspace, BASE_IN_CONTAINER)]
         if self.repository is not None:
             command += ["--mount", bind(self.repository, str(self.repository), "readonly")]
+        for cache in self.caches:
+            command += ["--mount", bind(Path(cache), cache)]
         command += ["--env", f"{HOST_VARIABLE}={self.workspace}"]
         if volume := store_volume(self.workspace, settings, self.info):
             # In the container every directory is /src, so the store's path tells the volume and the directory.
@@ -137,6 +141,7 @@ def plan_run(
     info: EngineInfo | None = None,
     tty: bool = False,
     variables: Sequence[str] = (),
+    caches: Sequence[str] = (),
 ) -> ContainerPlan:
     """Plans the container that runs `branching` with these arguments on a checked directory.
 
@@ -159,6 +164,7 @@ def plan_run(
             *variables,
         ),
         repository=repository(workspace),
+        caches=tuple(caches),
     )
 
 

@@ -154,7 +154,7 @@ def forward_input(into: int) -> None:
                 while some:
                     some = some[os.write(into, some) :]
         except OSError:
-            pass  # nobody reads it any more
+            pass  # the reader has gone
         os.close(into)
 
     threading.Thread(target=copy, daemon=True).start()

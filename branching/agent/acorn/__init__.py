@@ -1,4 +1,4 @@
-"""Agents in Acorn's manner: classes with tools, which branch. Needs the extra `agent`.
+"""Agents in the style of Acorn: classes with tools and branches. Requires the extra `agent`.
 
     class Reviewer(Module):
         "Reviews one file."
@@ -13,16 +13,15 @@
         @tool
         def save(self, path: str, text: str) -> str: ...
 
-The model of `Author` finds a tool `branch`, with which it sends a `Reviewer` off: with a copy of
-the conversation, the tools of all levels above it, and, in a workspace, files of its own. What the
-branch comes to is put together for the parent as `merge` says. Code does the same by
-`self.branch(Reviewer, path=...)`.
+The model of `Author` has a tool `branch` that starts a `Reviewer`, with a copy of the conversation,
+the tools of all levels above, and, in a workspace, its own files. `merge` determines how the result
+is reported to the parent. Code calls `self.branch(Reviewer, path=...)`.
 
-    Module        an agent; a subclass is the kind, an instance runs
+    Module        an agent; a subclass defines it, an instance runs
     tool          makes a method a tool
-    BranchError   a branch that code has started came to nothing
+    BranchError   a branch that was started by code has failed
 
-One coordinator is under it: a branch is a fork of one, with its budget, its files and its merge.
+It is based on the coordinator: a branch is a fork with one branch, its budget, files and merge.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A module: a kind of agent, described by a class; what it is sent off with and what it returns.
+"""A module: a class that defines an agent, its input and its output.
 
-An instance runs once or more, each run with a conversation of its own. A branch is an instance
-made by its parent's run, as a fork of one; the parent waits. Several branches that the model begins
-in one step run side by side, unless they change files: then one after another.
+An instance can run several times, each time with a new conversation. A branch is an instance that
+its parent's run creates as a fork with one branch; the parent waits for it. Branches that the model
+starts in one step run concurrently, unless they change files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Module:
     max_steps: ClassVar[int] = MAX_STEPS
     """Requests to the model in one run."""
     system_prompt: ClassVar[str | None] = None
-    """What the model is told to be; by default the docstring."""
+    """The system prompt. Default: the docstring."""
     initial_input: ClassVar[type[BaseModel] | None] = None
     final_output: ClassVar[type[BaseModel] | None] = None
     """What a run must end with. Without it a run ends with a text, and a branch is summarized."""
@@ -78,7 +78,7 @@ class Module:
 
     @classmethod
     def description(cls) -> str:
-        """What it does, by its docstring; "" if it has none of its own."""
+        """The description from the class's own docstring, "" if it has none."""
         return inspect.cleandoc(cls.__dict__.get("__doc__") or "")
 
     @property
@@ -97,8 +97,12 @@ class Module:
 
     @property
     def history(self) -> list[Any]:
-        """A copy of the conversation of its current or last run."""
-        return [] if self._run is None else self._run.history()
+        """A copy of the conversation of its current or last run.
+
+        What `on_step` or a tool appends is part of the next request: messages of pydantic-ai,
+        texts of the user, and dicts with `role` and `content`.
+        """
+        return [] if self._run is None else self._run.shown_history()
 
     def __call__(self, **inputs: Any) -> Any:
         """Runs it to its end; in async code, `await module.run(...)`."""
@@ -115,12 +119,18 @@ class Module:
     def branch(
         self, kind: type[Module], /, merge: Merge = "end_result", **inputs: Any
     ) -> Awaitable[BaseModel | None] | BaseModel | None:
-        """Sends a branch off, from a tool or a callback of this module, and waits for it.
+        """Runs a branch from a tool or a callback of this module, and waits for its result.
 
-        To be awaited in async code; a plain tool or callback, which runs in a thread, is given the
-        result at once. Returns its `final_output`, None if it has none. What it came to stands in
-        the conversation as `[Branch Result]`. The kind need not be in `branches`. Raises
-        BranchError, and ValueError for a `merge` that there is not.
+        In async code, await the call. A synchronous tool or callback, which runs in a thread, gets
+        the result directly. The result is also added to the conversation as `[Branch Result]`. The
+        class need not be in `branches`.
+
+        Returns:
+            The branch's `final_output`, None if it has none.
+
+        Raises:
+            BranchError: The branch has failed.
+            ValueError: `merge` has an unknown value.
         """
         if self._run is None:
             raise RuntimeError("a branch begins in a run: call this from a tool or a callback")
@@ -132,7 +142,12 @@ class Module:
         return work
 
     def on_step(self, step: Any) -> Any:
-        """Is called with each answer of the model, before its tools run. May be async."""
+        """Is called after each step: an answer of the model, whose tools have run. May be async.
+
+        Args:
+            step: The answer, pydantic-ai's ModelResponse, with `tool_results`: the parts that the
+                tools returned.
+        """
 
     def _begun(self, parent: ModuleRun | None) -> ModuleRun:
         self._run = ModuleRun(self, parent)

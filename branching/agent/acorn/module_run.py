@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_ai import Agent, RunContext, Tool, ToolOutput
 from pydantic_ai.capabilities import AbstractCapability
-from pydantic_ai.messages import ModelResponse
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    RetryPromptPart,
+    TextPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.usage import UsageLimits
 
@@ -52,33 +61,88 @@ class Finished(BaseModel):
     """How a module without a `final_output` may end."""
 
 
+class Step:
+    """One step of a run: an answer of the model, and what the tools returned that it called.
+
+    It has the attributes of the answer, pydantic-ai's ModelResponse, too.
+    """
+
+    def __init__(
+        self, response: ModelResponse, tool_results: Sequence[ToolReturnPart | RetryPromptPart]
+    ) -> None:
+        self.response = response
+        self.tool_results = list(tool_results)
+        """In the order of the calls; a call that failed has a RetryPromptPart."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.response, name)
+
+
 class Ear(AbstractCapability[Any]):
-    """Listens in a module's run: keeps the conversation, and tells each step."""
+    """Records the conversation of a module's run, and reports each step.
+
+    A step is reported when its tools have run: before the next request, or at the end of the run.
+    What `on_step` appends to the history is in the next request.
+    """
 
     def __init__(self, run: ModuleRun) -> None:
         self._run = run
+        self._response: ModelResponse | None = None
+        """The last answer, if its step is not reported yet."""
 
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        self._run.messages = list(ctx.messages)
-        self._run.model = ctx.model
-        self._run.tell = ctx.enqueue
-        return request_context
+        run = self._run
+        run.model = ctx.model
+        added = run.take_added()
+        run.messages = [*ctx.messages, *added]
+        if self._response is not None:
+            told: list[str] = []
+            run.tell = told.append  # a message that is enqueued now comes after this request
+            await self._report(ctx.messages)
+            added += [_user(text) for text in told] + run.take_added()
+        run.tell = ctx.enqueue
+        if not added:
+            return request_context
+        ctx.messages.extend(added)
+        run.messages = list(ctx.messages)
+        return replace(request_context, messages=list(ctx.messages))
 
     async def after_model_request(
         self,
-        ctx: RunContext[Any],  # noqa: ARG002
+        ctx: RunContext[Any],
         *,
         request_context: ModelRequestContext,  # noqa: ARG002
         response: ModelResponse,
     ) -> ModelResponse:
+        self._response = response
+        if all(call.tool_name == FINISH for call in response.tool_calls):
+            await self._report(ctx.messages)  # no tool runs
+        return response
+
+    async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> Any:
+        result = await handler()
+        if self._response is not None:  # tools were called beside the end of the run
+            await self._report(ctx.messages)
+        return result
+
+    async def _report(self, messages: Sequence[ModelMessage]) -> None:
+        response, self._response = self._response, None
+        assert response is not None, "a step is reported once"
+        ids = [call.tool_call_id for call in response.tool_calls]
+        parts = [part for message in messages for part in message.parts]
+        results = {
+            part.tool_call_id: part
+            for part in parts
+            if isinstance(part, (ToolReturnPart, RetryPromptPart)) and part.tool_call_id in ids
+        }
+        step = Step(response, [results[each] for each in ids if each in results])
         on_step = self._run.module.on_step
         if inspect.iscoroutinefunction(on_step):
-            await on_step(response)
+            await on_step(step)
         else:
-            await asyncio.to_thread(on_step, response)
-        return response
+            await asyncio.to_thread(on_step, step)
 
 
 class ModuleRun:
@@ -87,8 +151,8 @@ class ModuleRun:
     def __init__(self, module: Module, parent: ModuleRun | None) -> None:
         self.module = module
         self.parent = parent
-        self.messages: list[Any] = []
-        """The conversation as it was sent last: without the answer that is being acted on."""
+        self._messages: list[Any] = []
+        self._shown: list[Any] | None = None
         self.model: Any = None
         self.tell: Callable[[str], Any] = lambda _: None
         self.runtime: BranchRuntime | None = None
@@ -109,8 +173,34 @@ class ModuleRun:
     def path(self) -> Path | None:
         return None if self.place is None else Path(self.place.path)
 
+    @property
+    def messages(self) -> list[Any]:
+        """The conversation as it was sent last: without the answer that is being acted on."""
+        return self._messages
+
+    @messages.setter
+    def messages(self, messages: list[Any]) -> None:
+        self._messages, self._shown = messages, None
+
     def history(self) -> list[Any]:
         return _CODEC.copy(self.messages)
+
+    def shown_history(self) -> list[Any]:
+        """Returns a copy of the conversation. What is appended to it becomes part of the next
+        request."""
+        if self._shown is None:
+            self._shown = self.history()
+        return self._shown
+
+    def take_added(self) -> list[ModelMessage]:
+        """Returns the messages that were appended to the shown history.
+
+        Raises:
+            TypeError: One is neither a message nor a text.
+        """
+        added = [] if self._shown is None else self._shown[len(self._messages) :]
+        self._shown = None
+        return [_message(each) for each in added]
 
     async def to_end(self, inputs: Mapping[str, Any]) -> Any:
         """Runs the first of all modules."""
@@ -256,7 +346,7 @@ class ModuleRun:
                 return f"Error: merge must be one of {', '.join(MERGES)}, not {merge!r}"
             try:
                 return (await self._branched(kinds[name], merge, inputs))[1]
-            except Exception as error:  # the parent goes on, whatever it was
+            except Exception as error:  # the parent continues after any failure
                 return f"Error: {error}"
 
         made: Tool[Any] = Tool.from_schema(
@@ -305,6 +395,28 @@ class ModuleRun:
 
 _NO_CHECKPOINTS = InMemoryCheckpointStore(max_checkpoints=0)
 """A branch of this kind is not rewound: its parent waits for it."""
+
+
+def _user(text: str) -> ModelRequest:
+    return ModelRequest(parts=[UserPromptPart(content=text)])
+
+
+def _message(added: Any) -> ModelMessage:
+    """Returns a message that was appended to the history: a message of pydantic-ai, a text of the
+    user, or a dict with role and content."""
+    if isinstance(added, (ModelRequest, ModelResponse)):
+        return added
+    if isinstance(added, str):
+        return _user(added)
+    if isinstance(added, Mapping) and isinstance(text := added.get("content"), str):
+        if added.get("role") == "assistant":
+            return ModelResponse(parts=[TextPart(content=text)])
+        if added.get("role") in ("user", "system"):
+            return _user(text)
+    raise TypeError(
+        "self.history takes messages of pydantic-ai, texts, and dicts with role and content, "
+        f"not {added!r}"
+    )
 
 
 def _prompt(kind: type[Module], inputs: Mapping[str, Any]) -> str:

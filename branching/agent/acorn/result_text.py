@@ -1,9 +1,9 @@
-"""How a branch is told to its parent: its result, or a summary with the result.
+"""The text about a branch for its parent: its result, or a summary with the result.
 
     end_result   <branch_result><field>...</field>...</branch_result>, one element a field
     summarize    Branch summary: (written by the branch's model), then the result as JSON
 
-A branch without `final_output` has no result to tell: it is summarized.
+A branch without `final_output` has no result and is summarized.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUMMARIZE = (
 
 
 def as_xml(result: BaseModel) -> str:
-    """Returns `<branch_result>` with an element for each field; what is no text is JSON."""
+    """Returns `<branch_result>` with an element for each field; other types than text as JSON."""
     lines = ["<branch_result>"]
     for name in type(result).model_fields:
         value = getattr(result, name)

@@ -1,4 +1,4 @@
-"""Methods as tools, and how they are told to a branch that has them from its parents."""
+"""Methods as tools, and their descriptions for branches that inherit them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FINISH = "__finish__"
 BRANCH = "branch"
 CALL_PARENT = "call_parent_tool"
 OWN_OF_A_RUN = (FINISH, BRANCH, CALL_PARENT)
-"""Tools that belong to one run; nobody else may call them."""
+"""Tools that only one run may call."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 

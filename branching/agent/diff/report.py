@@ -1,8 +1,8 @@
-"""What the branches of a fork did, path by path, and where they agree.
+"""Compares the changes of a fork's branches, path by path.
 
-The file system tells what each branch changed, so the cost follows the changed files: each is
-looked at and read once in each branch that changed it, and once as it was at the fork. Branches may
-go on writing meanwhile: a path that goes while it is read counts as deleted.
+The file system lists the changes of each branch, so the cost depends on the number of changed files
+only. Each is read once in each branch that changed it, and once in its state at the fork. Branches
+may be written meanwhile; a path that is removed while it is read counts as deleted.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ def build_diff_report(
     *,
     paths_filter: Sequence[str] | None = None,
 ) -> BranchDiffReport:
-    """Compares the branches with what was forked, in whatever state they are.
+    """Compares the branches with the state at the fork. They may be running.
 
-    `paths_filter` keeps these paths only, also those that no branch has touched. The summary is of
-    all paths in any case: leaving out the disagreements must not make a perfect score. Raises
-    BranchError if a branch cannot be read.
+    `paths_filter` selects paths, including those that no branch has touched. The summary is always
+    of all paths, because a filter that leaves out disagreements must not improve the score.
+
+    Raises:
+        BranchError: A branch cannot be read.
     """
     branches = list(runtimes.values() if isinstance(runtimes, Mapping) else runtimes)
     bases: dict[Path, TreeSnapshot] = {}  # the branches of a fork have one
@@ -84,7 +86,7 @@ class _Side:
         self._renamed = self._renames()
 
     def _is_told(self, path: str) -> bool:
-        """Directories are told where one comes or goes empty; else by the files in them."""
+        """Lists a directory only if it is added or removed empty; else its files are listed."""
         before, after = self.base.at(path), self.now.at(path)
         there = after if after.is_there else before
         if not there.is_directory:

@@ -1,7 +1,8 @@
-"""Paths of one tree, each looked at and read once, however often it is asked for.
+"""Paths of one tree; each is read once and then cached.
 
-A file of at most `TEXT_BYTES_MAX` is read whole, and its identity taken from what was read; of a
-bigger one only the digest is taken. What goes meanwhile is told as far as it was seen.
+A file of at most `TEXT_BYTES_MAX` is read as a whole, and its identity is computed from that. For a
+bigger one only the digest is computed. A path that is removed meanwhile is reported as far as it
+was read.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class TreeSnapshot:
         self._seen: dict[str, PathSnapshot] = {}
 
     def at(self, path: str) -> PathSnapshot:
-        """Returns what is there."""
+        """Returns the object at a path."""
         if path not in self._seen:
             self._seen[path] = PathSnapshot(self.tree, path)
         return self._seen[path]
@@ -56,14 +57,14 @@ class PathSnapshot:
 
     @cached_property
     def data(self) -> bytes | None:
-        """A file's content, or a link's target; None of what is neither, not there, or too big."""
+        """A file's content or a link's target; None for other types, missing or big files."""
         try:
             if stat.S_ISLNK(self._mode):
                 return self.tree.readlink(self.path).encode(errors="surrogateescape")
             if self.is_file and self.size <= TEXT_BYTES_MAX:
                 return read_whole(self.tree, self.path, most=TEXT_BYTES_MAX)
         except OSError:
-            pass  # it went meanwhile, grew, or may not be read: told by its identity alone
+            pass  # removed, grown or unreadable: only its identity is known
         return None
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Text compared: what is text at all, unified diffs within bounds, hunks to choose from."""
+"""Text comparison: detection of text, bounded unified diffs, selectable hunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from branching.agent.branch_files import BINARY_PROBE_BYTES
 DIFF_LINES_MAX = 500
 """Of a longer diff the head and the tail are shown."""
 TEXT_BYTES_MAX = 1 << 20
-"""A bigger file is told by its digest: the time to compare grows with the square of the length."""
+"""For bigger files only digests are compared, because the time of a diff grows quadratically."""
 
 
 def text_of(data: bytes) -> str | None:
@@ -48,7 +48,7 @@ def unified(before: str, after: str, path: str) -> str:
 def with_hunks(before: str, after: str, chosen: Sequence[int]) -> str:
     """Returns `before` with some of the hunks that lead to `after`, numbered from 0.
 
-    Hunks are those of the unified diff. ValueError for a number that there is none of.
+    Hunks are those of the unified diff. Raises ValueError for a number without a hunk.
     """
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     matcher = difflib.SequenceMatcher(None, old, new)

@@ -26,7 +26,6 @@ from branching.agent.branch_files import BranchFiles as BranchOverlay
 from branching.agent.confidence import compute_confidence
 from branching.agent.judge_verdict import JudgeVerdict
 from branching.agent.materializer import Mirror as ForkMaterializer
-from branching.agent.pydantic_ai.agent_coordinator import agent_coordinator
 from branching.agent.pydantic_ai.candidate import agent_candidate
 from branching.agent.pydantic_ai.capability import (
     LiveForkCapability,
@@ -42,7 +41,12 @@ from branching.agent.pydantic_ai.codec import (
 from branching.agent.pydantic_ai.deps import branch_deps as clone_for_branch
 from branching.agent.pydantic_ai.judge import JudgeAgent, model_judge
 from branching.agent.pydantic_ai.pricing import Price, listed_price
-from branching.agent.pydantic_ai.runner import AgentRunner, RunnerOptions, current_branch
+from branching.agent.pydantic_ai.runner import (
+    AgentRunner,
+    RunnerOptions,
+    agent_coordinator,
+    current_branch,
+)
 from branching.agent.pydantic_ai.workspace import BranchWorkspace
 from branching.agent.types import Agreement as BranchDiffAgreement
 from branching.agent.types import Operation as BranchDiffOperation

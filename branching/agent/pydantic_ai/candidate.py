@@ -3,7 +3,7 @@
     outcome = BestOfN(agent_candidate(agent, "Make the tests pass"), n=3, evaluate=count)(workspace)
 
 The run works in the candidate's branch, in its sandbox; its output is the candidate's value. It
-succeeds when it ends by itself, or when `success(result)` says so, and ends when it is cancelled.
+succeeds when it ends normally, or when `success(result)` is true. It ends when it is cancelled.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def agent_candidate(
 
 
 class _Ear(AbstractCapability[Any]):
-    """Where a run hears what it is told, and waits while it is paused."""
+    """Delivers messages to a run, and pauses it."""
 
     def __init__(self) -> None:
         self.pause = Pause()
@@ -117,8 +117,8 @@ class _Ear(AbstractCapability[Any]):
 
 
 class _Run:
-    """A coroutine in the event loop of all agents, waited for here; may be cancelled, paused and
-    told something from there."""
+    """A coroutine in the event loop of all agents. This thread waits for it, and can cancel it,
+    pause it and send it messages."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], hook: _Ear) -> None:
         self._coroutine = coroutine
@@ -155,7 +155,7 @@ class _Run:
     kill = cancel
 
     def pause(self, *, is_on: bool = True) -> None:
-        """Holds the run up before its next request, or lets it go on."""
+        """Pauses the run before its next request, or resumes it."""
         pause = self._hook.pause
         self._loop.call_soon_threadsafe(pause.begin if is_on else pause.end)
 

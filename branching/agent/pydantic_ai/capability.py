@@ -61,6 +61,7 @@ from branching.agent.pydantic_ai.runner import (
     RunnerOptions,
     current_branch,
     current_coordinator,
+    host_coordinator,
 )
 from branching.agent.pydantic_ai.workspace import PROVIDER, MovingWorkspace
 from branching.agent.types import MergeResult
@@ -91,9 +92,9 @@ class LiveForkCapability(AbstractCapability[Any]):
     checkpoint_store: CheckpointStore | None = field(default=None, kw_only=True)
     on_branch_event: OnEvent | None = field(default=None, kw_only=True)
     tells_edits: bool = field(default=False, kw_only=True)
-    """A branch's model is told which files somebody else changed while it answered."""
+    """Whether a branch's model is told which files others changed while it was answering."""
     runner: Callable[[BranchRuntime], Any] | None = field(default=None, kw_only=True)
-    """Makes the runner of a branch, in the place of ours."""
+    """Creates the runner of a branch. Default: AgentRunner."""
 
     latest_messages: list[ModelMessage] = field(default_factory=list, init=False)
     """A copy of the parent's conversation as it was at its last request."""
@@ -107,16 +108,23 @@ class LiveForkCapability(AbstractCapability[Any]):
         self._merged: MergeResult | None = None
         self._is_guest = False
         """The fork is that of another conversation."""
+        self._is_hosted = False
+        """The coordinator is that of the program around the run."""
         self._codec = MessagesCodec()
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:
-        """Returns the instance of one run: with a coordinator of its own, or the one whose fork
-        was left open in this conversation."""
+        """Returns the instance for one run.
+
+        Its coordinator is new, or the one whose fork was left open in this conversation.
+        """
         own = replace(self)
         own._open, own._runs = self._open, self._runs
         own.branch = current_branch.get()
         if own.branch is not None:
             own.coordinator = own._nested(ctx, own.branch, current_coordinator.get())
+        elif (host := host_coordinator.get()) is not None and host[0] is ctx.agent:
+            own.coordinator, own._is_hosted = host[1], True
+            keep_coordinator(ctx.deps, own.coordinator)
         else:
             kept = coordinator_of(ctx.deps) or self._open.get(ctx.conversation_id or "")
             if kept is None or kept.is_resolved:
@@ -154,6 +162,8 @@ class LiveForkCapability(AbstractCapability[Any]):
         """
         if self.place is None or (ref is not None and ref.provider != PROVIDER):
             return None
+        if (host := host_coordinator.get()) is not None and host[0] is ctx.agent:
+            return None  # the program around the run says where the agent works
         run_id, place = ctx.run_id, self.place
 
         def where() -> Path:
@@ -186,7 +196,7 @@ class LiveForkCapability(AbstractCapability[Any]):
 
     @property
     def _owns_coordinator(self) -> bool:
-        return self.branch is None and not self._is_guest
+        return self.branch is None and not self._is_guest and not self._is_hosted
 
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
@@ -205,7 +215,7 @@ class LiveForkCapability(AbstractCapability[Any]):
         return self._codec.copy(self.latest_messages)
 
     def adopt(self, merged: MergeResult) -> None:
-        """The run goes on with the winner's conversation, from its next request on."""
+        """Replaces the run's conversation by the winner's, from its next request on."""
         if not self._is_guest:
             self._merged = merged
 

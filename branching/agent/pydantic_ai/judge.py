@@ -14,7 +14,7 @@ from branching.agent.pydantic_ai.pricing import Price, listed_price, used
 from branching.agent.types import BranchDiffReport, BranchOutcome, Usage, Verdict
 
 OnVerdict = Callable[[JudgeVerdict], None]
-"""Is told the verdict as it is written: each time as far as it has come."""
+"""Receives the partial verdict while it is streamed."""
 
 
 def model_judge(
@@ -26,8 +26,8 @@ def model_judge(
 ) -> SingleJudge:
     """Returns a judge that asks a model for a `JudgeVerdict`.
 
-    `instructions` stand before the case, for a field with rules of its own. With `on_verdict` the
-    answer is streamed. What it costs stands in the opinion's usage, in no branch's.
+    `instructions` precede the case. With `on_verdict` the answer is streamed. The opinion's usage
+    has its cost, which no branch is charged for.
     """
 
     async def judge(case: JudgeCase) -> Opinion:

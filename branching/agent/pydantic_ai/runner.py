@@ -4,8 +4,8 @@
                  it is sent, turns the approval of a tool into a question of the branch
     AgentRunner  makes the run: the agent, the branch's model, instructions, workspace, dependencies
 
-The branch that a run belongs to is told by a context variable, which pydantic-ai hands on to
-everything in the run: a tool that forks finds its branch there.
+A context variable has the branch of a run. pydantic-ai propagates it to all tasks of the run, so a
+tool that forks finds its branch there.
 """
 
 from __future__ import annotations
@@ -29,27 +29,37 @@ from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.usage import UsageLimits
 from pydantic_ai.workspaces import ReadOnlyWorkspace, Workspace
 
+from branching import fs
 from branching._threads import run_in_thread
 from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError
 from branching.agent.external_edits import describe_edits
+from branching.agent.judge import Panel
 from branching.agent.protocols import History, RunOutcome
-from branching.agent.pydantic_ai.codec import last_text, moved, workspace_of
+from branching.agent.pydantic_ai.codec import MessagesCodec, last_text, moved, workspace_of
 from branching.agent.pydantic_ai.deps import branch_deps
+from branching.agent.pydantic_ai.judge import model_judge
 from branching.agent.pydantic_ai.pricing import Price, expected, is_priced, listed_price, used
 from branching.agent.pydantic_ai.workspace import BranchWorkspace
 from branching.agent.sandbox import BranchSandbox
 
 OnEvent = Callable[[BranchRuntime, Any], None]
-"""Is told the events of a branch's run as they come, tokens included."""
+"""Receives the events of a branch's run, including single tokens."""
 
 current_branch: ContextVar[BranchRuntime | None] = ContextVar("current_branch", default=None)
 """The branch that the code runs for."""
+host_coordinator: ContextVar[tuple[Any, ForkCoordinator] | None] = ContextVar(
+    "host_coordinator", default=None
+)
+"""An agent, and the coordinator that its forks belong to in a program that shows them (the chat).
+
+The program decides about a fork that is open when the run ends, however the run ends.
+"""
 current_coordinator: ContextVar[ForkCoordinator | None] = ContextVar(
     "current_coordinator", default=None
 )
-"""The coordinator of that branch, which forks of its own are nested in."""
+"""The coordinator of that branch, for nested forks."""
 
 
 class Meter(AbstractCapability[Any]):
@@ -116,8 +126,8 @@ class RunnerOptions:
     output_type: Any = None
     """In the place of the agent's."""
     tells_edits: bool = False
-    """The model is told which files of the branch somebody else changed while it answered. A
-    program that the run has left working counts as somebody else."""
+    """Whether the model is told which files of the branch others changed while it was answering.
+    Background programs of the run count as others."""
     seen_at: Any = None
     """The path at which commands see the branch; by default that of the workspace."""
 
@@ -157,7 +167,7 @@ class AgentRunner:
                 model=spec.model or self._options.model,
                 instructions=spec.extra_instructions,
                 output_type=self._options.output_type,
-                usage_limits=UsageLimits(request_limit=None),  # the branch has a budget of its own
+                usage_limits=UsageLimits(request_limit=None),  # the branch has its own budget
                 toolsets=self._options.toolsets or None,
                 capabilities=[
                     Meter(branch, self._options.price, home, tells_edits=self._options.tells_edits)
@@ -187,7 +197,7 @@ class AgentRunner:
         tell = self._options.on_event
         async for node in run:
             if Agent.is_model_request_node(node):
-                await self._branch.pause.over()  # what is said to the run meanwhile is in it
+                await self._branch.pause.over()  # includes messages to the run meanwhile
             if tell is not None and (
                 Agent.is_model_request_node(node) or Agent.is_call_tools_node(node)
             ):
@@ -224,3 +234,32 @@ class AgentRunner:
         if branch.isolation.backend == "share_readonly":
             return ReadOnlyWorkspace(Workspace(workspace))
         return workspace
+
+
+def agent_coordinator(
+    agent: Agent[Any, Any],
+    place: fs.Workspace | fs.Branch | None = None,
+    *,
+    deps: Any = None,
+    runs: RunnerOptions | None = None,
+    **options: Any,
+) -> ForkCoordinator:
+    """Returns a coordinator whose branches run the agent. Nothing is forked yet.
+
+    Args:
+        agent: Runs in each branch, on its own model unless the branch's spec names one.
+        place: The workspace or branch to fork; None forks conversations only.
+        deps: The dependencies of the runs; each branch gets its own of them.
+        runs: How the runs are made: prices, events, toolsets.
+        options: Of `ForkCoordinator`. Without `judge` the strategy's models are asked.
+    """
+    how = runs or RunnerOptions()
+    options.setdefault("judge", Panel(model_judge=lambda name: model_judge(name, price=how.price)))
+
+    def runner(branch: BranchRuntime) -> AgentRunner:
+        return AgentRunner(agent, branch, how, coordinator=coordinator)
+
+    coordinator = ForkCoordinator(
+        agent, deps, runner=runner, codec=MessagesCodec(), place=place, **options
+    )
+    return coordinator

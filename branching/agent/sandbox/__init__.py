@@ -1,14 +1,13 @@
-"""One sandbox for all that an agent does in a branch: commands, files, what it leaves running.
+"""One sandbox for all work of an agent in a branch: commands, files, background processes.
 
     agent ── BranchSandbox ══ two pipes ══ server ── commands, and what they start
 
-The server is a process in the branch's sandbox that lives as long as the branch is worked in. So
-a development server that one command starts is there for the next, /tmp is one /tmp, and one kill
-ends everything; nothing of it is left when the files are merged. It runs commands and touches
-files with the sandbox's rights and nothing more: whoever takes it over has gained nothing, and
-what it answers is checked like any input.
+The server is a process in the branch's sandbox that exists as long as the branch is used. So a
+development server that one command starts is available to the next, all commands share /tmp, and
+one kill ends all processes before the files are merged. The server has only the rights of the
+sandbox: code that takes it over gains nothing, and its replies are validated like any input.
 
-A name loads its file when it is first used: the server loads this package too, and needs little.
+Names are imported on first use, because the server imports this package, too.
 """
 
 from __future__ import annotations

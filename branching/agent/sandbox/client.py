@@ -1,10 +1,9 @@
-"""Our side of the sandbox of a branch: started at its first use, ended by `close`.
+"""The client of a branch's sandbox, which starts at its first use and ends at `close`.
 
-All calls are coroutines of one event loop or of several. One thread writes the requests and
-another reads the replies. Only these two wait on the pipes, and neither holds a lock meanwhile:
-the server can always answer, so it always reads on, so no event loop waits for it. When the server
-dies, whatever the reason, who waits for it gets SandboxGone, and so does who comes later:
-what ran in it is dead, and a new one would not know of it.
+Calls are coroutines of one or several event loops. One thread writes the requests and another reads
+the replies. Only these threads wait on the pipes, and they hold no lock meanwhile. So the server
+can always reply and read on, and no event loop is blocked. When the server has died, all waiting
+and later calls raise SandboxGone: its processes are dead, and a new server would not have them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from branching._standard_streams import open_closed
-from branching._threads import run_in_thread
+from branching._threads import Settle, run_in_thread, thread_future
 from branching.agent.sandbox.wire import BadFrame, Frame, encode_frame, read_frame, write_frame
 from branching.errors import BranchingError, ProcessBranchError
 from branching.process import BranchContext, Isolation, ResourceLimits
@@ -77,7 +76,7 @@ class BranchSandbox:
         self._numbers = itertools.count(1)
         self._starting = threading.Lock()  # held while it is started or closed
         self._lock = threading.Lock()  # guards all below
-        self._waiting: dict[int, Callable[[Reply | Exception], None]] = {}
+        self._waiting: dict[int, Settle[Reply]] = {}
         self._context: BranchContext | None = None
         self._is_closed = False
         self._ended_by = ""
@@ -93,10 +92,13 @@ class BranchSandbox:
         timeout: float | None = None,
         output_max: int = OUTPUT_BYTES_MAX,
     ) -> Completed:
-        """Runs a program in the branch's directory until it ends, its input empty.
+        """Runs a program with empty input in the branch's directory until it ends.
 
-        Cancelled, or after `timeout` seconds, its process group is killed; what it put into a
-        session of its own stays, until `close`. Raises SandboxGone.
+        After a cancellation or `timeout` seconds, its process group is killed. Processes in another
+        session run until `close`.
+
+        Raises:
+            SandboxGone: The server has died.
         """
         facts, body = await self.call(
             "run", argv=list(argv), env=dict(env or {}), timeout=timeout, output_max=output_max
@@ -107,26 +109,22 @@ class BranchSandbox:
         )
 
     async def call(self, op: str, body: bytes = b"", **facts: object) -> Reply:
-        """Asks the server for one operation.
+        """Sends one request to the server and returns its reply.
 
-        Raises what it answered, OSError or ValueError; SandboxGone when it is there no more.
+        Raises:
+            OSError: The operation failed.
+            ValueError: The request is invalid.
+            SandboxGone: The server has died.
         """
         if self._context is None:
             await run_in_thread(self._start)
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Reply] = loop.create_future()
+        answer: asyncio.Future[Reply]
+        answer, settle = thread_future()
         number = next(self._numbers)
-
-        def tell(reply: Reply | Exception) -> None:
-            try:
-                loop.call_soon_threadsafe(_settle, answer, reply)
-            except RuntimeError:
-                pass  # the loop is closed: nobody waits any more
-
         with self._lock:
             if self._is_closed:
                 raise self._gone()
-            self._waiting[number] = tell
+            self._waiting[number] = settle
         try:
             self._send({"id": number, "op": op, **facts}, body)
             reply, data = await answer
@@ -219,11 +217,11 @@ class BranchSandbox:
         try:
             while (frame := read_frame(replies)) is not None:
                 with self._lock:
-                    tell = self._waiting.pop(frame[0].get("id", 0), None)
-                if tell is not None:
-                    tell(frame)
+                    settle = self._waiting.pop(frame[0].get("id", 0), None)
+                if settle is not None:
+                    settle.set(frame)
         except BadFrame:
-            pass  # somebody in there has taken it over: it is as good as gone
+            pass  # invalid data: treated as a server that has died
         finally:
             os.close(replies)
             reason = self._reason()
@@ -231,11 +229,11 @@ class BranchSandbox:
                 self._is_closed = True
                 self._ended_by = reason
                 waiting, self._waiting = self._waiting, {}
-            for tell in waiting.values():
-                tell(self._gone())
+            for settle in waiting.values():
+                settle.fail(self._gone())
 
     def _reason(self) -> str:
-        """Returns why the server has ended; "" if it was told to, or that cannot be said."""
+        """Returns why the server has ended, "" after `close` or if it is unknown."""
         with self._lock:
             context = None if self._is_closed else self._context
         if context is None:
@@ -266,12 +264,3 @@ def _server(requests: FileIO, replies: FileIO) -> Callable[[Path], object]:
         serve(requests.fileno(), replies.fileno())
 
     return target
-
-
-def _settle(answer: asyncio.Future[Reply], reply: Reply | Exception) -> None:
-    if answer.done():
-        return
-    if isinstance(reply, Exception):
-        answer.set_exception(reply)
-    else:
-        answer.set_result(reply)

@@ -1,7 +1,7 @@
-"""The process in the sandbox that runs commands and touches files when it is asked to.
+"""The server in the sandbox, which runs commands and accesses files on request.
 
-It imports the standard library only. Each request is answered by a thread of its own: a command
-that runs for an hour keeps nobody waiting.
+It imports the standard library only. Each request has its own thread, so a long command does not
+block other requests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def serve(requests: int, replies: int) -> None:
 
 
 class Server:
-    """The requests under way, by their ids.
+    """The running requests, by id.
 
     The thread that reads requests never waits for a reply to be written: the client may read the
     reply only after its own request was read.
@@ -245,7 +245,7 @@ def _cwd(*, body: bytes) -> Answer:  # noqa: ARG001
 
 
 def _read(*, path: str, body: bytes) -> Answer:  # noqa: ARG001
-    # O_NONBLOCK: what lies there may be a pipe that nobody writes.
+    # O_NONBLOCK: the path may be a FIFO without a writer.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):

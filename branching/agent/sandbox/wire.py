@@ -1,8 +1,8 @@
-"""What goes through the pipes: frames of facts (JSON) and a body (bytes).
+"""The protocol on the pipes: frames with a header (JSON) and a body (bytes).
 
-    4 bytes length of the facts, 4 bytes length of the body (big endian), facts, body
+    4 bytes length of the header, 4 bytes length of the body (big endian), header, body
 
-A request has `id` and `op`; its reply has the same `id`. Both sides refuse what is too long.
+A request has `id` and `op`; its reply has the same `id`. Both sides refuse longer frames.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class BadFrame(Exception):
 
 
 def read_frame(descriptor: int) -> tuple[dict[str, Any], bytes] | None:
-    """Reads one frame; None at the end of the stream. BadFrame for what is none."""
+    """Reads one frame; None at the end of the stream. Raises BadFrame if it is invalid."""
     head = _read(descriptor, _LENGTHS.size)
     if not head:
         return None

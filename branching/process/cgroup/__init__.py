@@ -1,17 +1,17 @@
-"""Control groups: the kernel's own limits on a branch's processes, v2 and v1.
+"""Control groups (cgroups), version 1 and 2: limits on the processes of a branch.
 
     Cgroup.create(limits)   cgroup.add(pid)   (the child runs)   cgroup.usage()   cgroup.remove()
 
-`cgroup` is the interface. Below it `v2` and `v1` know the control files of the two versions,
-`own_cgroup` finds out where groups may be made, `systemd` asks for such a place where there is
-none, and `cgroup_dir` is the open directory of one group.
+`cgroup` is the interface. `v2` and `v1` have the control files of the two versions, `own_cgroup`
+finds the cgroup of this process, `systemd` requests a delegated one if needed, and `cgroup_dir` is
+the open directory of one cgroup.
 
-Two rules hold everywhere. Nothing is limited in pretence: what cannot be enforced is an error
-before anything runs. And groups are made below our own group only (or in the scope systemd gives
-us), so that whatever limits us, a container's `--memory` say, goes on limiting the branches.
+A limit that cannot be enforced is an error before anything runs. Cgroups are created only below our
+own cgroup, or in the scope from systemd. So the limits of our own cgroup, such as a container's
+`--memory`, apply to the branches, too.
 
-Descriptors of groups may write where no path does (see `remount`): a child that is to be held by
-its limits must not inherit them. They are close-on-exec; code that forks without exec closes them.
+Descriptors of cgroups may allow writes that no path allows (see `remount`). A limited child process
+must not inherit them. They are close-on-exec; code that forks without exec closes them.
 """
 
 from __future__ import annotations

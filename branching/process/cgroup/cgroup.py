@@ -1,4 +1,4 @@
-"""A control group of ours from its making to its removal: the face of this package."""
+"""The interface of this package: a cgroup with limits, from its creation to its removal."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _POLL_SECONDS = 0.001
 
 
 class Cgroup:
-    """A group whose processes are limited together, killed together, and counted together.
+    """A cgroup: its processes share limits and accounting, and can be killed together.
 
-    As a context manager it is removed at the end. A scope made below another is limited by both;
-    only the innermost ones have processes.
+    As a context manager it is removed at the end. The limits of a parent apply to its children,
+    too. Only cgroups without children have processes.
     """
 
     def __init__(self, group: Group) -> None:
@@ -35,11 +35,16 @@ class Cgroup:
         parent: Cgroup | None = None,
         below: ResourceLimits | None = None,
     ) -> Cgroup:
-        """Makes a scope that enforces those of `limits` that a control group can. `below` are those
-        of scopes that will be made below it.
+        """Creates a cgroup.
 
-        Raises ProcessBranchError that names a limit which cannot be enforced, why, and what to
-        do; then there is no scope.
+        Args:
+            limits: The limits. Those that a cgroup cannot enforce are ignored here.
+            parent: The cgroup to create it in. Default: that of this process.
+            below: The limits of the cgroups that will be created in it.
+
+        Raises:
+            ProcessBranchError: A limit cannot be enforced. The error names it; no cgroup was
+                created.
         """
         token = secrets.token_hex(4)
         purpose = limits if limits.needs_cgroup else below or limits
@@ -58,18 +63,19 @@ class Cgroup:
 
     @property
     def path(self) -> Path:
-        """Where the group is. In version 1 there are more: this is that of memory, if there."""
+        """The cgroup's directory; in version 1, that of the memory controller if it is used."""
         return self._group.path
 
     @property
     def descriptor(self) -> int | None:
-        """The group's directory, for clone3 with CLONE_INTO_CGROUP; None for version 1."""
+        """The directory's descriptor, for clone3 with CLONE_INTO_CGROUP; None for version 1."""
         return self._group.descriptor
 
     def add(self, pid: int) -> None:
-        """Moves a process into the group. It must not have forked yet: hold it at a gate.
+        """Moves a process into the cgroup. Its existing children are not moved.
 
-        Raises ProcessBranchError when it could not be moved; its end is the caller's to see to.
+        Raises:
+            ProcessBranchError: The process could not be moved. The caller must end it.
         """
         try:
             self._group.add(pid)
@@ -79,22 +85,26 @@ class Cgroup:
             ) from error
 
     def processes(self) -> list[int]:
-        """Returns the living processes in the scope and in those below it."""
+        """Returns the pids of the live processes in the cgroup and its descendants."""
         return self._group.processes()
 
     def usage(self) -> Usage:
-        """Returns what was used so far; after `remove()`, what was used in all."""
+        """Returns the usage so far; after `remove()`, the total usage."""
         return self._usage if self._usage is not None else self._group.usage()
 
     def kill(self) -> None:
-        """Sends SIGKILL to every process in the scope. Does not wait for their end."""
+        """Sends SIGKILL to all processes in the cgroup. Does not wait until they have ended."""
         if self._usage is None:
             self._group.kill()
 
     def remove(self) -> None:
-        """Kills what is left, waits for its end, and removes the group. A second call does nothing.
+        """Kills the remaining processes, waits until they have ended, and removes the cgroup.
 
-        Raises ProcessBranchError when a process does not die within a bound.
+        A second call does nothing.
+
+        Raises:
+            ProcessBranchError: A process has not ended after `REMOVE_SECONDS_MAX`. The cgroup
+                stays, and `remove` can be called again.
         """
         if self._usage is not None:
             return

@@ -1,48 +1,51 @@
-"""One control group's directory, held open, and its control files.
+"""The open directory of one cgroup, and its control files.
 
-All access is relative to the descriptor: it may lead through a writable mount that has no path.
-A directory that we made is locked (flock) as long as we hold it. A lock that is free tells that
-its maker is gone, killed perhaps, and that what it left may be cleared away.
+All access is relative to the descriptor, which may belong to a writable mount that has no path. The
+process that created a directory holds an exclusive lock (flock) on it. If a directory is not
+locked, its process has died, and the directory can be removed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from pathlib import Path
 
+from branching._linux import flock
+
 NAME_PREFIX = "branching-"
-"""Of every group made at the top of our place; nothing else is ever cleared away there."""
+"""Name prefix of the cgroups that we create. Only these are removed as leftovers."""
 REMOVE_SECONDS_MAX = 10.0
-"""SIGKILL works at once unless the kernel itself is stuck; then waiting longer does not help."""
+"""A killed process ends within milliseconds, unless it is blocked in the kernel."""
 
 _POLL_SECONDS = 0.001
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class CgroupDir:
-    """An open control group. `close()` it when done; that alone removes nothing."""
+    """An open cgroup directory. `close()` does not remove the cgroup."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.descriptor = descriptor
         self.path = path
-        """For messages. Writing may be possible through the descriptor alone."""
+        """For messages. Only the descriptor may allow writes."""
 
     @staticmethod
     def open(path: Path) -> CgroupDir:
-        """Opens the group at `path`. OSError if it is not there."""
+        """Opens the cgroup at `path`. Raises OSError if it does not exist."""
         return CgroupDir(os.open(path, _OPEN), path)
 
     def open_child(self, name: str) -> CgroupDir:
-        """Opens a group below this one. OSError if it is not there."""
+        """Opens a child of this cgroup. Raises OSError if it does not exist."""
         return CgroupDir(os.open(name, _OPEN, dir_fd=self.descriptor), self.path / name)
 
     def make_child(self, name: str) -> CgroupDir:
-        """Makes a group below this one and locks it. OSError if it cannot be made.
+        """Creates a child of this cgroup and locks it.
 
-        Before it is locked, somebody clearing up may take it for a leftover and remove it: then it
-        is made anew.
+        Another process may remove it as a leftover before it is locked; then it is created again.
+
+        Raises:
+            OSError: The cgroup could not be created.
         """
         while True:
             try:
@@ -52,16 +55,18 @@ class CgroupDir:
                 raise _named(error, self.path / name) from None
             if child is None:
                 continue
-            fcntl.flock(child.descriptor, fcntl.LOCK_EX)
+            flock.lock(child.descriptor)
             if child._is_at(name, self):
                 return child
             child.close()
 
     def remove(self) -> None:
-        """Removes the group, once its last process is gone, and closes it.
+        """Waits until the cgroup has no processes, removes it, and closes it.
 
-        OSError (EBUSY) when it still has processes after a bounded wait. A
-        second call does nothing.
+        A second call does nothing.
+
+        Raises:
+            OSError: It still has processes after `REMOVE_SECONDS_MAX` (EBUSY).
         """
         if self.descriptor < 0:
             return
@@ -70,7 +75,7 @@ class CgroupDir:
             try:
                 os.rmdir(f"../{self.path.name}", dir_fd=self.descriptor)
             except FileNotFoundError:
-                pass  # whoever made the groups above removed it with them
+                pass  # removed with its parent
             except OSError as error:
                 if time.monotonic() < deadline:
                     time.sleep(_POLL_SECONDS)
@@ -80,18 +85,18 @@ class CgroupDir:
             return
 
     def remove_leftovers(self) -> None:
-        """Removes the empty groups below this one whose maker is gone without having done so."""
+        """Removes the empty children whose process has died."""
         for name in self.children():
             if name.startswith(NAME_PREFIX):
                 try:
                     child = self.open_child(name)
                 except OSError:
-                    continue  # its maker has just removed it
+                    continue  # removed meanwhile
                 try:
-                    fcntl.flock(child.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    child._remove_tree()
+                    if flock.try_lock(child.descriptor):
+                        child._remove_tree()
                 except OSError:
-                    pass  # in use: locked, or there are processes in it
+                    pass  # it has processes
                 finally:
                     child.close()
 
@@ -101,12 +106,15 @@ class CgroupDir:
             self.descriptor = -1
 
     def children(self) -> list[str]:
-        """Returns the names of the groups below this one."""
+        """Returns the names of the children."""
         with os.scandir(self.descriptor) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
     def processes(self) -> list[int]:
-        """Returns the processes in this group and in those below it. 0 is one we cannot see."""
+        """Returns the pids in this cgroup and its descendants.
+
+        A process in another pid namespace is listed as 0.
+        """
         found = [int(line) for line in self.read("cgroup.procs").split()]
         for name in self.children():
             try:
@@ -120,7 +128,7 @@ class CgroupDir:
         return found
 
     def has(self, file: str) -> bool:
-        """Whether there is such a control file: kernels differ."""
+        """Returns whether the kernel has this control file."""
         try:
             os.stat(file, dir_fd=self.descriptor)
         except FileNotFoundError:
@@ -128,7 +136,7 @@ class CgroupDir:
         return True
 
     def read(self, file: str) -> str:
-        """Returns what a control file says. OSError names the file."""
+        """Returns the content of a control file. Raises OSError with its path."""
         try:
             descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.descriptor)
             with os.fdopen(descriptor, "rb", buffering=0) as stream:
@@ -137,12 +145,12 @@ class CgroupDir:
             raise _named(error, self.path / file) from None
 
     def read_fields(self, file: str) -> dict[str, int]:
-        """Returns a file of `name number` lines."""
+        """Returns the values of a control file with lines of the form `NAME NUMBER`."""
         pairs = (line.split() for line in self.read(file).splitlines())
         return {name: int(number) for name, number in pairs}
 
     def write(self, file: str, value: str) -> None:
-        """Writes a control file, in one go as the kernel wants it. OSError names the file."""
+        """Writes a control file by one system call. Raises OSError with its path."""
         try:
             descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.descriptor)
             try:
@@ -157,7 +165,7 @@ class CgroupDir:
             return self.open_child(name)
         except FileNotFoundError:
             return None
-        except OSError:  # out of descriptors: nobody would ever remove it
+        except OSError:  # no descriptors left: the cgroup could never be removed
             try:
                 os.rmdir(name, dir_fd=self.descriptor)
             except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Finds the group below which ours are made, and makes it usable.
+"""Finds the parent for new cgroups and prepares it.
 
-version 1    our own group in the hierarchies of the controllers; root may make groups there
-version 2    our own group where it was delegated to us: in a container, by systemd, by whoever
-             gave it to our user; else a scope that systemd gives us
+version 1    our own cgroup in the hierarchy of each controller; requires root
+version 2    our own cgroup if it is delegated: in a container, by systemd, or to our user;
+             otherwise a new scope from systemd
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from branching.process.cgroup.v2 import LEAF, V2Group
 from branching.process.limits import ResourceLimits
 
 _cleared: set[Path] = set()
-"""Places whose leftovers this process has cleared: once is enough."""
+"""Directories whose leftovers this process has removed."""
 
 
 def find(limits: ResourceLimits) -> Group:
-    """Returns the group to make ours in. Raises ProcessBranchError, and OSError for what the
-    kernel refused.
+    """Returns the parent for cgroups with these limits.
+
+    Raises:
+        ProcessBranchError: A limit cannot be enforced; the error names it.
+        OSError: The kernel refused an operation.
     """
     needed = controllers_for(limits)
     own = find_own()
     legacy = {name: own[name] for name in KEPT_BY if name in own}
-    # A controller that is mounted as version 1 is not to be had in version 2.
+    # A controller that is mounted as version 1 is not available in version 2.
     if needed.keys() <= legacy.keys() and legacy:
         return _legacy(legacy)
     if UNIFIED in own and not needed.keys() & legacy.keys():
@@ -58,7 +61,7 @@ def _legacy(own: dict[str, OwnCgroup]) -> V1Group:
 
 
 def _unified(own: OwnCgroup) -> V2Group:
-    if own.path.name == LEAF:  # we, or another like us, moved here before
+    if own.path.name == LEAF:  # moved here by an earlier call, or by another process
         directory = own.open_parent()
     else:
         directory = own.open()
@@ -75,13 +78,13 @@ def _unified(own: OwnCgroup) -> V2Group:
 
 
 def _is_delegated(directory: CgroupDir) -> bool:
-    """Whether systemd says that the group is its user's own to divide."""
+    """Returns whether systemd has delegated the cgroup."""
     for name in ("user.delegate", "trusted.delegate"):
         try:
             if os.getxattr(directory.descriptor, name) == b"1":
                 return True
         except OSError:
-            continue  # not there, or not ours to read
+            continue  # missing, or not readable
     return False
 
 

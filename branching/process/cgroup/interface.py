@@ -1,4 +1,4 @@
-"""What a control group can do, whichever version of the interface it has."""
+"""The interface that cgroups of both versions implement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTROLLER_OF = {
     "cpu": "cpu",
     "pids": "pids",
 }
-"""Which of the kernel's controllers enforces which limit."""
+"""The kernel's controller for each limit."""
 
 HOW_TO_ALLOW = (
     "run as root, in a container with --cap-add SYS_ADMIN, or as a user whose systemd delegates "
@@ -26,58 +26,62 @@ HOW_TO_ALLOW = (
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What the processes of a group, and of the groups below it, have used so far."""
+    """The resource usage of a cgroup and its descendants."""
 
     memory_peak: int | None
-    """Bytes of memory at the highest; None where the kernel does not keep it (v2 before 5.19)."""
+    """Peak memory in bytes; None if the kernel does not count it (version 2 before Linux 5.19)."""
     cpu_seconds: float | None
-    """CPU seconds, user and system; None where they are not counted."""
+    """User and system CPU time in seconds; None if it is not counted."""
     oom_kills: int
-    """Processes that the kernel killed for want of memory."""
+    """Number of processes killed by the out-of-memory killer."""
     forks_refused: int
-    """How often the limit on processes was met."""
+    """Number of forks refused by the limit on processes."""
 
 
 class Group(Protocol):
-    """One control group. OSError names the file that did not do as it was told."""
+    """One cgroup. Methods raise OSError with the control file's path if a write is rejected."""
 
     @property
     def path(self) -> Path:
-        """Where it is, for messages."""
+        """Its directory, for messages."""
 
     @property
     def descriptor(self) -> int | None:
-        """What clone3(CLONE_INTO_CGROUP) takes; None for version 1."""
+        """A descriptor for clone3 with CLONE_INTO_CGROUP; None for version 1."""
 
     def make_child(
         self, name: str, limits: ResourceLimits, below: ResourceLimits | None = None
     ) -> Group:
-        """Makes a group below this one that enforces `limits`; leaves none if it cannot. Those
-        made below it may have the limits `below`.
+        """Creates a child that enforces `limits`. If that fails, no cgroup is left.
+
+        Args:
+            name: Its name.
+            limits: Its limits.
+            below: The limits of cgroups that will be created in it.
         """
 
     def add(self, pid: int) -> None:
-        """Moves a process into the group, with all its threads."""
+        """Moves a process with all its threads into the cgroup."""
 
     def processes(self) -> list[int]:
-        """Returns the processes in the group and in those below it."""
+        """Returns the pids in the cgroup and its descendants."""
 
     def usage(self) -> Usage:
-        """Returns what they have used."""
+        """Returns the resource usage."""
 
     def kill(self) -> None:
-        """Sends SIGKILL to all of them, also to those that are being forked meanwhile."""
+        """Sends SIGKILL to all processes, including those forked meanwhile."""
 
     def remove(self) -> None:
-        """Removes the group, once its last process is gone, and closes it."""
+        """Waits until the cgroup has no processes, removes it, and closes it."""
 
     def close(self) -> None:
-        """Lets go of the group without removing it."""
+        """Closes the descriptors without removing the cgroup."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A control file that carries a limit, and what to write there."""
+    """The control file and value for a limit."""
 
     limit: str
     file: str
@@ -85,7 +89,7 @@ class Setting:
 
 
 def controllers_for(limits: ResourceLimits) -> dict[str, str]:
-    """Returns the controllers that these limits need, each with a limit that needs it."""
+    """Returns the required controllers, each with the name of a limit that requires it."""
     needed: dict[str, str] = {}
     for limit, controller in CONTROLLER_OF.items():
         if getattr(limits, limit) not in (None, False):
@@ -94,7 +98,7 @@ def controllers_for(limits: ResourceLimits) -> dict[str, str]:
 
 
 def cannot_limit(limit: str, why: str, hint: str = HOW_TO_ALLOW) -> ProcessBranchError:
-    """Returns the error for a limit that would not hold."""
+    """Returns the error for a limit that cannot be enforced."""
     return ProcessBranchError(
         f"the limit on {limit} cannot be enforced: {why}; nothing was started",
         hint=hint,
@@ -103,8 +107,13 @@ def cannot_limit(limit: str, why: str, hint: str = HOW_TO_ALLOW) -> ProcessBranc
 
 
 def microseconds(cpu: float) -> tuple[int, int]:
-    """Returns quota and period of the CPU's bandwidth control. The kernel takes no quota below
-    1 ms and no period above 1 s; small shares need the longer one.
+    """Returns the quota and period of CPU bandwidth control, in microseconds.
+
+    The kernel requires a quota of at least 1 ms and a period of at most 1 s, so small shares use
+    the longer period.
+
+    Args:
+        cpu: The limit in CPUs.
     """
     period = 100_000 if cpu >= 0.01 else 1_000_000
     return round(cpu * period), period

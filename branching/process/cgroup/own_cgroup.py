@@ -1,11 +1,11 @@
-"""Where our own control groups are, read from /proc/self/cgroup and /proc/self/mountinfo.
+"""Finds the cgroups of this process in /proc/self/cgroup and /proc/self/mountinfo.
 
-The first file names our group in each hierarchy as the hierarchy counts, the second says which
-part of a hierarchy is mounted where:
+The first file has the path of our cgroup in each hierarchy. The second has the part of each
+hierarchy that is mounted, and its mount point:
 
     4:memory:/docker/77aa       and     /docker/77aa  /sys/fs/cgroup/memory  ro  cgroup  memory
 
-So our own group is the mount point there. In a control group namespace both paths are "/".
+In this example our cgroup is the mount point. In a cgroup namespace both paths are "/".
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from branching.process.cgroup.cgroup_dir import CgroupDir
 from branching.process.cgroup.remount import open_writable
 
 UNIFIED = ""
-"""Stands for version 2 where a controller of version 1 has its name."""
+"""Key for version 2, in place of the name of a version 1 controller."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCgroup:
-    """Our own group in one hierarchy."""
+    """The cgroup of this process in one hierarchy."""
 
     mount_point: Path
     path: Path
     is_read_only: bool
     is_namespace_root: bool
-    """It is all there is to see: the root of a control group namespace, or the true root."""
+    """Whether it is the root of a cgroup namespace, or of the whole hierarchy."""
 
     def open(self) -> CgroupDir:
-        """Opens it for writing. OSError where that is not allowed."""
+        """Opens its directory for writing. Raises OSError if that is not allowed."""
         return self.open_at(self.path)
 
     def open_parent(self) -> CgroupDir:
-        """Opens the group above it for writing."""
+        """Opens the parent's directory for writing."""
         return self.open_at(self.path.parent)
 
     def open_at(self, path: Path) -> CgroupDir:
@@ -47,15 +47,15 @@ class OwnCgroup:
 
 
 def find_own() -> dict[str, OwnCgroup]:
-    """Returns our own group for each controller of version 1, and for version 2 as UNIFIED.
+    """Returns our cgroup for each controller of version 1, and for version 2 as UNIFIED.
 
-    What is not mounted, or mounted so that our group is out of sight, is missing.
+    Hierarchies that are not mounted, or whose mount does not contain our cgroup, are missing.
     """
     return read_own(Path("/proc/self/cgroup").read_text(errors="surrogateescape"), read_table())
 
 
 def read_own(memberships: str, mounts: Iterable[Mount]) -> dict[str, OwnCgroup]:
-    """Does the same for the text of /proc/self/cgroup and these mounts, which must exist."""
+    """Returns the same for a text of /proc/self/cgroup and a mount table."""
     named: dict[str, str] = {}
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -67,7 +67,7 @@ def read_own(memberships: str, mounts: Iterable[Mount]) -> dict[str, OwnCgroup]:
         is_unified = mount.fstype == "cgroup2"
         for controller in [UNIFIED] if is_unified else mount.super_options.split(","):
             own = _locate(mount, named.get(controller))
-            # Of two mounts of one hierarchy the writable one serves better.
+            # If a hierarchy is mounted twice, prefer the writable mount.
             if own is not None and (controller not in found or found[controller].is_read_only):
                 found[controller] = own
     return found

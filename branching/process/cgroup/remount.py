@@ -1,10 +1,9 @@
-"""Write access to control groups that are mounted read-only, for nobody but us.
+"""Write access to cgroups that are mounted read-only, for this process only.
 
-Docker mounts a container's own groups read-only, yet with CAP_SYS_ADMIN (which FUSE needs anyway)
-they can be had writable. Remounting them for all to see would let each process of the container's
-root change its limits. So a thread takes a copy of the mount table for itself alone, remounts
-there, opens the directory, and ends: its table goes, while the descriptor goes on leading through
-the writable mount. No path does.
+Docker mounts the cgroups of a container read-only. With CAP_SYS_ADMIN, which FUSE requires anyway,
+they can be remounted writable. But then every root process in the container could change its
+limits. So a thread creates its own mount namespace, remounts there, opens the directory, and exits.
+The namespace ends with the thread, and the descriptor still refers to the writable mount.
 """
 
 from __future__ import annotations
@@ -18,16 +17,21 @@ from branching._linux import syscalls
 
 
 def open_writable(mount_point: Path, directory: Path) -> int:
-    """Opens a directory of a read-only mount so that it can be written through the descriptor.
+    """Opens a directory of a read-only mount; files can be written relative to the descriptor.
 
-    OSError (EPERM) without the capability SYS_ADMIN.
+    Args:
+        mount_point: The mount point.
+        directory: A directory in the mount.
+
+    Raises:
+        OSError: EPERM without CAP_SYS_ADMIN.
     """
     opened: list[int] = []
     failures: list[OSError] = []
 
     def work() -> None:
         try:
-            syscalls.unshare(syscalls.CLONE_NEWNS)  # of this thread alone
+            syscalls.unshare(syscalls.CLONE_NEWNS)  # affects this thread only
             syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
             flags = os.statvfs(mount_point).f_flag & syscalls.KEPT_FLAGS
             flags |= syscalls.MS_REMOUNT | syscalls.MS_BIND
@@ -45,8 +49,10 @@ def open_writable(mount_point: Path, directory: Path) -> int:
 
 
 def started(thread: threading.Thread) -> None:
-    """Starts a thread. OSError (EAGAIN) where there can be no more: Python's own is a RuntimeError,
-    which says the same as a mistake of the program would.
+    """Starts a thread.
+
+    Raises:
+        OSError: EAGAIN if no thread can be created, in place of Python's RuntimeError.
     """
     try:
         thread.start()

@@ -1,9 +1,9 @@
-"""A scope from systemd: a control group that is ours to divide.
+"""Requests a scope from systemd: a delegated cgroup for this process.
 
-On a desktop our own group belongs to systemd, and a user may not even move a process out of it.
-So this process asks to be put, whole, into a new transient scope with `Delegate=yes`: the user's
-own manager makes it for a user, the system's for root. From then on all that it starts is in
-there. The scope ends with its last process.
+On a desktop our cgroup belongs to systemd, and a user cannot move processes out of it. So this
+process asks systemd to move it into a new transient scope with `Delegate=yes`. The user's service
+manager creates the scope, or the system manager for root. Later child processes start in the scope.
+It ends with its last process.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from branching.errors import ProcessBranchError
 from branching.process.cgroup.cgroup_dir import NAME_PREFIX
 
 BUS_SECONDS_MAX = 25.0
-"""The bus's own limit for a call."""
+"""The timeout of D-Bus for a call."""
 MOVE_SECONDS_MAX = 5.0
 
 _POLL_SECONDS = 0.002
 
 
 def is_running() -> bool:
-    """Whether systemd manages this system (sd_booted(3))."""
+    """Returns whether systemd manages this system (sd_booted(3))."""
     return Path("/run/systemd/system").is_dir()
 
 
 def enter_scope() -> None:
-    """Moves this process into a new scope of its own.
+    """Moves this process into a new scope.
 
-    Raises ProcessBranchError when systemd cannot be asked, or says no; the process is then where
-    it was.
+    Raises:
+        ProcessBranchError: systemd did not answer or refused. The process was not moved.
     """
     name = f"{NAME_PREFIX}{os.getpid()}-{secrets.token_hex(4)}.scope"
     busctl = shutil.which("busctl")

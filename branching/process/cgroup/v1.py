@@ -1,12 +1,11 @@
-"""Control groups version 1: a hierarchy of its own for each controller, a directory in each.
+"""Control groups version 1: each controller has its own hierarchy, with a directory in each.
 
 Differences from version 2 that matter here:
 
-- No limit that slows down (`memory.high`): asked for, it is refused.
-- Out of memory the kernel kills one process. `oom_group` is kept by `OomWatch`.
-- No `cgroup.kill`. The group is frozen, so that nothing in it can fork, killed, and thawed.
-- A process is in the group once it was written to every directory, so a child is held at a gate
-  until then.
+- There is no `memory.high`; that limit is refused.
+- When out of memory, the kernel kills one process. `OomWatch` implements `oom_group`.
+- There is no `cgroup.kill`. The cgroup is frozen, so that no process can fork, killed, and thawed.
+- A process must be written to every directory, so a child waits at a gate until then.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _POLL_SECONDS = 0.001
 
 
 class V1Group:
-    """A group in several hierarchies at once."""
+    """A cgroup with a directory in each hierarchy."""
 
     def __init__(self, directories: Mapping[str, CgroupDir]) -> None:
         self._of = dict(directories)
@@ -55,7 +54,10 @@ class V1Group:
     def make_child(
         self, name: str, limits: ResourceLimits, below: ResourceLimits | None = None
     ) -> V1Group:
-        for asked in (limits, below or limits):  # what is refused below is refused at once
+        for asked in (
+            limits,
+            below or limits,
+        ):  # refuse limits of children before anything is created
             if asked.memory_high is not None:
                 raise cannot_limit(
                     "memory_high",

@@ -1,8 +1,8 @@
 """Kills a whole version 1 group when the kernel has killed one of its processes for memory.
 
-Version 2 has `memory.oom.group` for that. Version 1 tells an eventfd that memory ran out (the
-kernel's memory controller document, section 10), before it picks its victim; a thread waits for
-that, then for the kill, then ends the rest. Between the two the others run on for a moment.
+Version 2 has `memory.oom.group` for that. Version 1 notifies an eventfd of an out-of-memory
+condition (memory controller documentation, section 10) before it kills a process. A thread waits
+for the notification and for the kill, then kills the other processes, which run on until then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from branching.process.cgroup.cgroup_dir import CgroupDir
 from branching.process.cgroup.remount import started
 
 VICTIM_SECONDS_MAX = 1.0
-"""Memory that ran out may also be found by reclaiming: then nobody is killed."""
+"""How long to wait for the kill; the kernel may reclaim memory instead."""
 
 _POLL_SECONDS = 0.002
 

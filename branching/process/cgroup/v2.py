@@ -1,12 +1,12 @@
-"""Control groups version 2: one hierarchy, one directory a group.
+"""Control groups version 2: one hierarchy, one directory for each cgroup.
 
-A controller works in a group only after the group above has it in `cgroup.subtree_control`, and
-a group with that has no processes of its own (only the true root may have both). So the place we
-make groups in is emptied first: what runs there, ourselves included, moves to a leaf beside them.
+A controller is enabled in a cgroup by its parent's `cgroup.subtree_control`. A cgroup that enables
+controllers must not have processes itself (except for the root). So the processes in our own
+cgroup, including this one, are first moved to a leaf.
 
-    our own group               delegated to us: a container's, or a scope from systemd
-    ├── branching-leaf          what ran in our own group
-    └── branching-1234-5f3e     a scope: a branch, or the group of all branches of a call
+    our own cgroup              delegated: a container's, or a scope from systemd
+    ├── branching-leaf          the processes of our own cgroup
+    └── branching-1234-5f3e     a branch, or the cgroup of all branches of a call
         └── branch-77aa         a branch
 """
 
@@ -30,7 +30,7 @@ from branching.process.limits import ResourceLimits
 
 LEAF = NAME_PREFIX + "leaf"
 MOVES_MAX = 50
-"""How often the place is emptied anew because something was forked into it meanwhile."""
+"""How often moving is repeated because of processes that were forked meanwhile."""
 
 _ACCOUNTS = ("memory", "pids")
 _FREEZE_SECONDS_MAX = 1.0
@@ -69,7 +69,7 @@ class V2Group:
         return child
 
     def _enable(self, needed: dict[str, str]) -> None:
-        """Lets the groups below have the controllers they need, and those that keep accounts."""
+        """Enables the required controllers for the children, and those for accounting."""
         available = self._directory.read("cgroup.controllers").split()
         for controller, limit in needed.items():
             if controller not in available:
@@ -165,7 +165,7 @@ class V2Group:
             time.sleep(_POLL_SECONDS)
         for pid in self.processes():
             try:
-                os.kill(pid, signal.SIGKILL)  # frozen processes of version 2 die at once
+                os.kill(pid, signal.SIGKILL)  # in version 2, SIGKILL ends frozen processes
             except ProcessLookupError:
                 pass
         self._directory.write("cgroup.freeze", "0")

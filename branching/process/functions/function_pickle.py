@@ -1,19 +1,17 @@
-"""How a function reaches another process, with all that it refers to.
+"""Pickles a function with all objects it refers to, for another process.
 
-pickle sends functions and classes by name, for the receiver to import. That serves for installed
-packages. A program's own code is sent by value: its code, what its closure holds, and those of its
-module's variables that it names, as they are at this moment. So lambdas and nested functions
-arrive, also those of a script or a test module that nobody could import, and they see the values a
-fork would have shown them: copies. A lock arrives unlocked.
+pickle sends functions and classes by name, and the receiver imports them. That is right for
+installed packages. The program's own code is sent by value: the code, the closure, and the current
+values of the module's variables that it names. So lambdas, nested functions and functions of a
+script work, and they get copies of the values that a fork would have. A lock arrives unlocked.
 
-What cannot be copied (a socket, a generator, a thread) is an error that names the variable. The
-receiver imports the program's own modules that a function names, and sets the variables that it
-mentions there to the values that they have at this moment (`_settings`). A file
-object over a pipe is passed on: its descriptor is sent along. No other descriptor is: a number is
-a number, whatever file has it here.
+An object that cannot be copied (a socket, a generator, a thread) is an error that names the
+variable. The receiver imports the program's own modules that a function names, and sets the
+variables that it uses there to their current values (`_settings`). For a file object over a pipe,
+the descriptor is sent along. No other descriptor is sent; an integer is never taken for one.
 
-A class or function that was sent comes home as itself, not as a copy of the copy: both sides
-number what was sent by value (`originals`).
+A class or function that comes back is the original one, not a copy: both sides number the objects
+that were sent by value (`originals`).
 """
 
 from __future__ import annotations
@@ -107,7 +105,7 @@ def pack(function: Callable[..., object], *arguments: object, passes_files: bool
 
 
 def unpack(data: bytes) -> tuple[Callable[..., object], tuple[object, ...]]:
-    """Returns what was packed, in the receiving process."""
+    """Unpickles an object in the receiving process."""
     function, arguments = pickle.loads(data)
     return function, arguments
 
@@ -289,11 +287,11 @@ def _names_in(code: types.CodeType) -> set[str]:
 def _settings(
     function: types.FunctionType, settings: _Sendable
 ) -> list[tuple[str, str | None, dict[str, Any]]]:
-    """Lists the values that variables of the program's own modules have at this moment.
+    """Returns the current values of variables in the program's own modules.
 
-    The receiver imports such a module, and so has them as the module was written. Sent are those
-    that the function, or a function of such a module that it names, mentions, and the attributes of
-    classes in them. Of an object that cannot be copied the attributes are sent that can be.
+    The receiver imports such a module and gets the initial values. Only variables are sent that the
+    function uses, or a function of such a module that it names, and attributes of classes in them.
+    If an object cannot be copied, those of its attributes are sent that can be.
     """
     found: dict[str, dict[str, Any]] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -314,7 +312,7 @@ def _settings(
             if isinstance(value, types.ModuleType):
                 todo.append((value, names))
                 continue
-            if is_own_code(getattr(value, "__module__", None)) and not _is_data(value):
+            if is_own_code(getattr(value, "__module__", None)) and not is_data(value):
                 todo += _mentioned_by(value)
             is_at_home = _is_named(value, module.__name__, name)
             sent = None if is_at_home else settings.of(value)
@@ -335,8 +333,10 @@ class _Setting(NamedTuple):
 
 
 class _NamingPacker(pickle.Pickler):
-    """Sends what can be imported by its name, though it is the program's own: an object in a module
-    that the receiver imports is to be of that module's class."""
+    """Sends objects of the program's own modules by name if the receiver can import them.
+
+    An object in a module that the receiver imports must have that module's class.
+    """
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, (type, types.FunctionType)) and is_own_code(thing.__module__):
@@ -368,7 +368,7 @@ class _Sendable:
 
     def of(self, value: Any) -> tuple[object] | None:
         """Returns what to send; None if the value cannot be sent."""
-        if _is_data(value):
+        if is_data(value):
             return (value,)
         # A bare object is a mark that is compared by identity, and a workspace means nothing there.
         if type(value) is object or type(value).__module__.partition(".")[0] == "branching":
@@ -405,8 +405,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     return [
         (name, part)
         for name, part in content.items()
-        if _is_data(part)
-        or (is_ordinary and not _is_of_class(part, f"{value.__qualname__}.{name}"))
+        if is_data(part) or (is_ordinary and not _is_of_class(part, f"{value.__qualname__}.{name}"))
     ]
 
 
@@ -454,14 +453,14 @@ def _imported_in(code: types.CodeType) -> list[types.ModuleType]:
     return found
 
 
-def _is_data(value: object, depth: int = 0) -> bool:
+def is_data(value: object, depth: int = 0) -> bool:
     """Returns whether a value is a number, text, or a container of such."""
     if type(value) in _ATOMS:
         return True
     if depth > _DATA_DEPTH_MAX or type(value) not in (list, tuple, dict, set, frozenset):
         return False
     items = [*value, *value.values()] if isinstance(value, dict) else value
-    return all(_is_data(item, depth + 1) for item in items)  # type: ignore[attr-defined]
+    return all(is_data(item, depth + 1) for item in items)  # type: ignore[attr-defined]
 
 
 def _content(cell: types.CellType) -> tuple[object, ...]:
@@ -603,7 +602,7 @@ def _note(thing: object, number: int) -> None:
     _kept.append(thing)
 
 
-# Telling what is wrong.
+# Error messages.
 
 
 def _culprit(function: Any, arguments: tuple[object, ...], *, passes_files: bool) -> str:

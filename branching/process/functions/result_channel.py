@@ -138,7 +138,7 @@ def new_file() -> int:
 
 
 def read(descriptor: int, originals: Sequence[object], accept: Sequence[type]) -> CallOutcome:
-    """Returns what was written; nothing was if the function did not get so far.
+    """Returns the written outcome; an empty one if the function did not return.
 
     All processes of the sandbox must be dead.
     """

@@ -1,6 +1,11 @@
 """The sandbox: a process that sees one branch as the workspace, and little else.
 
-    caller ── server ── init ── the command, or the function, and all that it starts
+    caller ── branchfs sandbox ── init ── the command, and all that it starts
+    caller ── server ── init ── the function, and all that it starts
+
+Commands are started by the program `branchfs sandbox` (branchfs/crates/sandbox), which does all
+of what follows in Rust. The modules here do it for functions, which run in forks of an
+interpreter. `launcher` is the caller's side of both.
 
 `fork_server` is a small process with one thread, started on demand, that forks for all threads
 of the caller, mostly ahead (`prefork`): nothing is ever forked from a program that has threads.

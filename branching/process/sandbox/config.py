@@ -1,4 +1,4 @@
-"""What a sandbox shows and allows: pure values, and what is found out about a directory."""
+"""The configuration of a sandbox, and how it is derived from a directory."""
 
 from __future__ import annotations
 
@@ -42,11 +42,16 @@ class Sandbox:
     hide: tuple[str, ...] = ()
     """Globs of paths in the workspace that cannot be read: `**/.env`."""
     network: bool = True
-    """False: a network of its own that has nothing but the loopback interface."""
+    """False: a new network namespace with only the loopback interface."""
     home: Path | None = None
     """Where it may keep things: writable, if it exists."""
     beside: tuple[tuple[Path, Path], ...] = ()
     """Other directories to look at, read-only, each with the place where it is seen."""
+    caches: tuple[Path, ...] = ()
+    """Directories outside of the branch that a command can write, each at its own path. Functions
+    do not get them."""
+    directory: str | None = None
+    """The directory in which a command starts, relative to `at`."""
     keep: tuple[str, ...] = ()
     """Seen, read-only, even below a directory that is private or replaced by an empty one."""
 
@@ -60,12 +65,18 @@ class Sandbox:
         network: bool = True,
         home: Path | None = None,
         beside: Sequence[tuple[Path, Path]] = (),
+        caches: Sequence[Path] = (),
+        directory: str | None = None,
     ) -> Sandbox:
         """Returns the sandbox for a directory.
 
-        If `view` is a branch's directory the mount itself tells where the workspace is and what
-        must be hidden; any other directory is seen at its own path. Raises OSError for one that
-        is not there, TypeError and ValueError for globs that are none.
+        For the directory of a branch, the mount has the workspace's path and the paths to hide. Any
+        other directory is visible at its own path.
+
+        Raises:
+            OSError: The directory does not exist.
+            TypeError: A glob is not a string.
+            ValueError: A glob is invalid.
         """
         validate_isolation("sandbox", network=network, hide=hide)
         place = Path(os.path.realpath(view, strict=True))
@@ -81,6 +92,8 @@ class Sandbox:
             network=network,
             home=home,
             beside=tuple(beside),
+            caches=tuple(caches),
+            directory=directory,
             keep=_interpreter(),
         )
 

@@ -22,17 +22,22 @@ _USERNS_SWITCHES = {
 
 
 def named(words: dict[str, Any]) -> ProcessBranchError:
-    """Names what is missing, and what to do."""
+    """Returns a message about the missing feature, with a hint."""
     number, step = int(words["errno"]), str(words["failed"])
     text = str(words.get("text") or os.strerror(number))
-    where = f" ({words['path']})" if words.get("path") else ""
+    if words.get("call"):
+        text = f"{words['call']}: {text}"
+    path = words.get("path")
+    if "call" in words and path:  # by `branchfs sandbox`: one character a byte
+        path = os.fsdecode(str(path).encode("latin-1"))
+    where = f" ({path})" if path else ""
     if step == "clone" and number in (errno.EAGAIN, errno.ENOMEM):
         return ForkError(f"no process could be made: {text}; nothing ran")
     return NamespaceError(
         f"the sandbox could not be made: {'making namespaces' if step == 'clone' else step}: "
         f"{text}{where}; nothing ran",
         hint=_hint(step, number),
-        path=words.get("path"),
+        path=path,
     )
 
 

@@ -2,11 +2,10 @@
 
     python -I fork_server.py SOCKET PARENT
 
-A request is one message on the socket (SOCK_SEQPACKET): its clone flags, and as descriptors the
-pickled request, `line`, `gate` and what the child is to have. The server hands it on to an init
-that it has forked, mostly ahead (`prefork`), and forgets it; all that follows is between init and
-the caller. It ends when the caller closes the socket or dies, and when it was idle for a while, for
-nothing should stay behind that nobody needs.
+A request is one message on the socket (SOCK_SEQPACKET). It has the clone flags, and as descriptors
+the pickled request, `line`, `gate` and the descriptors for the child. The server sends it to an
+init process, which is usually preforked (`prefork`). After that, init and the caller communicate
+directly. The server exits when the caller closes the socket or dies, and after an idle time.
 """
 
 from __future__ import annotations
@@ -27,27 +26,25 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS_MAX = 0.5
 """How long it stays without a request and without a running sandbox."""
-FOR_CALL = b" call"
-"""Follows the flags where a function is to be run."""
 
 _IGNORED = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 """Keys and hang-ups concern the caller and the command in front. SIGTERM still ends us."""
 
 
 def main(socket_descriptor: int, parent: int) -> None:
-    """Serves until nobody needs it."""
+    """Serves requests until the caller has gone, or the idle time is over."""
     for name in _IGNORED:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # The thread that started us may have blocked any: without SIGCHLD we would be deaf.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    # In a group of our own, yet in the caller's session: the terminal is to be passed on.
+    # In a new process group, but in the caller's session, which owns the terminal.
     os.setpgid(0, 0)
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
     for descriptor in (0, 1, 2, socket_descriptor):
-        os.set_inheritable(descriptor, False)  # as all others: what is executed gets what was sent
+        os.set_inheritable(descriptor, False)  # as all others: only sent descriptors are inherited
     caller = socket.socket(fileno=socket_descriptor)
     parent_end = os.pidfd_open(parent)
     if os.getppid() != parent:
@@ -83,9 +80,7 @@ def _serve(caller: socket.socket, parent_end: int, woken: int, wake: int) -> Non
             message, descriptors = fd_passing.receive(caller)
             if not message:
                 break
-            if message.endswith(FOR_CALL):
-                _load_for_calls()
-            inits.start(int(message.removesuffix(FOR_CALL)), descriptors)
+            inits.start(int(message), descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
     inits.dismiss_spare()
@@ -100,10 +95,10 @@ class _Inits:
         self._prefork: PreforkedInit | None = None
         self.running: set[int] = set()
         self.lack_spare = False
-        """One is to be made: who has asked for a sandbox will soon ask for another."""
+        """Whether to prefork an init: another request is likely to follow."""
 
     def start(self, flags: int, descriptors: list[int]) -> None:
-        """Hands a request to the spare init, or to a new one where there is none that fits."""
+        """Sends a request to the preforked init if it has the same flags, else to a new one."""
         from branching.process.sandbox import prefork
 
         _prepare()
@@ -127,7 +122,7 @@ class _Inits:
         from branching.process.sandbox.prefork import PreforkedInit
 
         self.lack_spare = False
-        with suppress(OSError):  # it will be told when one is asked for
+        with suppress(OSError):  # the next request reports it
             self._prefork = PreforkedInit(self._flags, self._own)
 
     def forget(self, ended: set[int]) -> None:
@@ -138,7 +133,7 @@ class _Inits:
             self._prefork = None
 
     def dismiss_spare(self) -> None:
-        """Ends the spare one, and waits for its end: nothing is to be left of us."""
+        """Ends the preforked init and waits until it has ended."""
         if self._prefork is not None:
             os.kill(self._prefork.pid, signal.SIGKILL)
             os.waitpid(self._prefork.pid, 0)
@@ -148,20 +143,16 @@ class _Inits:
 def _prepare() -> None:
     """Does once what each of those that are forked would do for itself."""
     from branching._linux import syscalls
-    from branching.process.sandbox import pre_exec
+    from branching.process.functions import result_channel  # noqa: F401
+    from branching.process.sandbox import (
+        pre_exec,
+        run_function,  # noqa: F401  (what each child would load for itself)
+    )
     from branching.process.sandbox import seccomp as call_filter
 
     call_filter.program(syscalls.MACHINE)
     pre_exec.changed_signals()
     gc.disable()  # a collection in a fork would copy all that it looks at
-
-
-def _load_for_calls() -> None:
-    """Loads once what each child would load for itself."""
-    from branching.process.functions import (
-        result_channel,  # noqa: F401
-    )
-    from branching.process.sandbox import run_function  # noqa: F401
 
 
 def _reaped() -> set[int]:
@@ -177,6 +168,6 @@ def _reaped() -> set[int]:
 
 
 if __name__ == "__main__":
-    # In isolated mode nothing but the standard library is found by itself.
+    # In isolated mode only the standard library is on the import path.
     sys.path.insert(0, os.path.realpath(f"{__file__}/../../../.."))
     main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,8 +1,8 @@
-"""The first process of a sandbox. Runs in a fork of the server; never returns.
+"""The init process of a sandbox for functions. Runs in a fork of the server and never returns.
 
-It makes the surroundings, gives up its privileges, starts the child, and then only waits: for the
-child's end, for orphans to reap, for a word from the caller. Its words with the caller go over
-one socket (`line`), a message each, as JSON:
+It sets up the namespaces, drops its privileges and starts the child. Then it waits for the child's
+end, for orphans to reap, and for messages from the caller. Messages are JSON on one socket
+(`line`):
 
     init says                              the caller says
     {"hello": true} and a pidfd of itself  "T"   SIGTERM to all
@@ -12,7 +12,7 @@ one socket (`line`), a message each, as JSON:
      "timed_out": false,
      "is_uncovered": false}
 
-Its end is the end of everything: it is process 1 of the namespace.
+It is process 1 of the pid namespace, so its end kills all processes of the sandbox.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ import signal
 import socket
 import termios
 import time
+from dataclasses import replace
 from typing import Any, NoReturn
 
-from branching._exit_codes import EXIT_CANNOT_EXECUTE, EXIT_KILLED
+from branching._exit_codes import EXIT_KILLED
 from branching._linux import fd_passing, syscalls
 from branching.process.sandbox import (
-    descendants,
+    mount_helper,
     netns,
-    posix_spawn,
     pre_exec,
     privileges,
 )
@@ -80,7 +80,7 @@ class _Init:
     ) -> None:
         self._request = request
         self._line = line
-        self._gate: socket.socket | None = socket.socket(fileno=gate)
+        self._gate = socket.socket(fileno=gate)
         self._descriptors = descriptors
         self._watch: Watch | None = None
         self.step = "starting"
@@ -108,7 +108,8 @@ class _Init:
             self.step = "making a network"
             netns.enter()
         owner = request.owner or request.user
-        view = RootFS(sandbox, owner, sockets)
+        isolate = self._isolate if request.is_session else None
+        view = RootFS(sandbox, owner, sockets, isolate=isolate)
         try:
             writable = view.build()
         except OSError:
@@ -118,10 +119,26 @@ class _Init:
         self.step = "giving up privileges"
         outputs = [
             descriptor
-            for number, descriptor in zip(request.numbers, self._descriptors, strict=True)
+            for number, descriptor in zip(self._request.numbers, self._descriptors, strict=True)
             if number in (1, 2)
         ]
-        privileges.give_up(request.owner, writable, outputs)
+        privileges.give_up(request.owner, writable, outputs, is_session=request.is_session)
+
+    def _isolate(self, workspace: int) -> None:
+        """Starts the mount helper, and enters a user namespace inside of its own."""
+        request = self._request
+        place = request.numbers.index(request.mounter)
+        stream = socket.socket(fileno=self._descriptors.pop(place))
+        numbers = tuple(number for number in request.numbers if number != request.mounter)
+        self._request = replace(request, numbers=numbers)
+        with stream:
+            whole = workspace if request.is_user_namespace else -1
+            helper = mount_helper.MountHelper(stream, request.sandbox, whole)
+        if request.owner is not None:
+            os.setgroups([])
+        syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
+        helper.map_init(*(request.owner or request.user))
+        helper.let_go()
 
     def _prepare_plain(self) -> None:
         """Without a sandbox: to know our descendants is the most that can be done."""
@@ -138,17 +155,16 @@ class _Init:
     def end(self, code: int) -> NoReturn:
         """Ends, and all that was started with it."""
         if not self._request.is_sandboxed:
-            descendants.kill_all()
+            _kill_descendants()
         os._exit(code)
 
     def start(self) -> int:
-        assert self._gate is not None, "nobody has passed it"
         self.step = "starting the process"
         self._woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake)
         if not self._request.is_sandboxed:
-            # Nobody dies with us: told of the server's death, we still have to end the others.
+            # Without a pid namespace no process dies with us: end them after the server's death.
             signal.signal(signal.SIGTERM, lambda *_: None)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -163,27 +179,15 @@ class _Init:
             os.setsid()
             place = self._request.numbers.index(self._request.terminal or 0)
             fcntl.ioctl(self._descriptors[place], termios.TIOCSCTTY, 0)
-        if posix_spawn.can_be(self._request):
-            return self._spawn(self._gate)
-        # Only a function needs what Python does around a fork (random numbers of its own).
-        pid = syscalls.clone(0) if self._request.argv else os.fork()
+        pid = os.fork()  # a function needs what Python does around it: random numbers of its own
         if pid == 0:
             signal.set_wakeup_fd(-1)
             pre_exec.run(self._request, self._gate, self._descriptors)
+        if self._request.is_session:
+            syscalls.drop_capabilities()  # only the session needs the one that was kept
         self._gate.close()
-        self._gate = None
         for descriptor in self._descriptors:
             os.close(descriptor)
-        return pid
-
-    def _spawn(self, gate: socket.socket) -> int:
-        try:
-            pid = posix_spawn.start(self._request, self._descriptors)
-        except OSError as error:
-            gate.send(pre_exec.HERE)
-            gate.send(pre_exec.refusal(error))
-            self.end(EXIT_CANNOT_EXECUTE)
-        fd_passing.send(gate, pre_exec.RUNS, [os.pidfd_open(pid)])
         return pid
 
     def supervise(self, pid: int) -> NoReturn:
@@ -192,8 +196,6 @@ class _Init:
         poll.register(self._woken, select.POLLIN)
         if self._watch is not None:
             poll.register(self._watch, select.POLLPRI)
-        if self._gate is not None:
-            poll.register(self._gate, select.POLLIN)
         limit = self._request.wall_seconds
         deadline = None if limit is None else self._started + limit
         timed_out = has_ended = False
@@ -212,12 +214,7 @@ class _Init:
                 if signal.SIGTERM in os.read(self._woken, 4096):
                     self.end(EXIT_KILLED)
                 has_ended = True
-            if self._gate is not None and self._gate.fileno() in ready:
-                # The caller has closed it, and so knows by which number to call the process.
-                poll.unregister(self._gate)
-                self._gate.close()
-                self._gate = None
-            if has_ended and self._gate is None:
+            if has_ended:
                 has_ended = False
                 self._reap(pid, timed_out=timed_out)
             if self._line.fileno() in ready:
@@ -227,7 +224,7 @@ class _Init:
                 self._tell_all(_SIGNALS[word])
 
     def _heard(self) -> bytes:
-        """Returns the caller's next word; none if it is gone, and may not have read ours."""
+        """Returns the caller's next message; empty if it has gone, perhaps without reading ours."""
         try:
             return self._line.recv(16)
         except ConnectionResetError:
@@ -241,8 +238,8 @@ class _Init:
                 return
             if found == 0:
                 return
-            if found != pid:
-                continue
+            if found != pid or self._request.is_session:
+                continue  # a session continues in another process: the caller ends it
             if os.WIFSTOPPED(status):
                 self.say(stopped=True)
             else:
@@ -260,7 +257,7 @@ class _Init:
     def _tell_all(self, number: int) -> None:
         """Signals every process of the namespace but ourselves, or every descendant."""
         if not self._request.is_sandboxed:
-            descendants.signal_all(number)
+            _signal_descendants(number)
             return
         try:
             os.kill(-1, number)
@@ -271,7 +268,7 @@ class _Init:
 
 
 def _map_own_user(uid: int, gid: int) -> None:
-    """Stays who we are: without a mapping files would belong to nobody."""
+    """Maps our user and group; without a mapping, files would belong to the overflow user."""
     for file, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{uid} {uid} 1"),
@@ -285,3 +282,57 @@ def _milliseconds_until(deadline: float | None) -> float | None:
     if deadline is None:
         return None
     return min(max(0.0, deadline - time.monotonic()) * 1000 + 1, POLL_MILLISECONDS_MAX)
+
+
+KILL_SECONDS_MAX = 5.0
+
+
+def _signal_descendants(number: int) -> None:
+    """Signals each descendant. Used where no pid namespace is available.
+
+    This process is a subreaper: orphans become its children, so it can find all of them. One that
+    has changed its user cannot be signalled.
+    """
+    for pid in _descendants_of(os.getpid()):
+        try:
+            os.kill(pid, number)
+            if number != signal.SIGSTOP:
+                os.kill(pid, signal.SIGCONT)  # a stopped process hears it too
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def _kill_descendants() -> None:
+    """Kills all descendants until there are none, or for a bounded time.
+
+    A process that forks faster than they are listed may live a little longer.
+    """
+    deadline = time.monotonic() + KILL_SECONDS_MAX
+    while time.monotonic() < deadline:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return  # no child, no descendant: orphans become our children
+        _signal_descendants(signal.SIGKILL)
+        time.sleep(0.001)
+
+
+def _descendants_of(pid: int) -> list[int]:
+    parents: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                words = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue  # it has ended meanwhile
+        parents.setdefault(int(words[1]), []).append(int(name))
+    found = []
+    waiting = [pid]
+    while waiting:
+        children = parents.get(waiting.pop(), [])
+        found += children
+        waiting += children
+    return found

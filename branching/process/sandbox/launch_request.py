@@ -41,6 +41,14 @@ class Request:
     call: bytes = b""
     """The function, packed by `function_pickle`."""
     result: int = -1
-    """Number of the descriptor that takes the function's result."""
+    """Number of the descriptor that takes the function's result; -1 if it has none."""
     path: tuple[str, ...] = ()
     """The caller's sys.path, for a function."""
+    mounter: int = -1
+    """Of a memory session: number of the descriptor on which the mount helper takes requests. The
+    process itself does not get it."""
+
+    @property
+    def is_session(self) -> bool:
+        """Whether the process may fork children that see other branches; see `mount_helper`."""
+        return self.mounter >= 0

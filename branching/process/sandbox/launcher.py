@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pickle
+import platform
 import select
 import signal
 import socket
@@ -15,16 +16,18 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from branching._linux import syscalls
-from branching.errors import ForkError, NamespaceError, ProcessBranchError
-from branching.process.sandbox import errors, fork_server, fork_server_client, pre_exec
+from branching._linux import rlimits, syscalls
+from branching._programs import find_branchfs
+from branching.errors import ForkError, MountError, NamespaceError, ProcessBranchError
+from branching.process.sandbox import errors, fork_server_client, pre_exec, seccomp
 from branching.process.sandbox.launch_request import Request
 
 START_SECONDS_MAX = 60.0
-"""A sandbox is made in milliseconds. A mount of somebody's that hangs must not hang us for ever."""
+"""A sandbox starts in milliseconds. This limits the wait if a mount of another program hangs."""
+
+_DEFAULT_SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 _CREDENTIALS = struct.Struct("=iII")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(struct.calcsize("i"))
@@ -50,9 +53,11 @@ class SandboxHandle:
         self.pid = 0
         """The process itself, as it is numbered here."""
         self.report: dict[str, Any] = {}
-        """How it ended, once init has told."""
+        """How it ended, after init has reported it."""
         self.is_stopped = False
-        """It was stopped (Ctrl-Z), and nobody has looked yet."""
+        """Whether it was stopped (Ctrl-Z) since the last check."""
+        self.launcher: int | None = None
+        """Of a command: the pid of our child that waits for init. It ends with everything else."""
 
     def fileno(self) -> int:
         """The descriptor that has something to `read`."""
@@ -108,9 +113,12 @@ class SandboxHandle:
         return bool(poll.poll(seconds * 1000))
 
     def close(self) -> None:
-        """Closes the descriptors."""
+        """Closes the descriptors, and reaps the launcher."""
+        has_ended = self.await_end(0)
         self._line.close()
         os.close(self.end)
+        if self.launcher is not None:
+            _reap(self.launcher, is_waited_for=has_ended)
 
     def _say(self, word: bytes) -> None:
         try:
@@ -149,6 +157,91 @@ def start(
     raise AssertionError("both tries return or raise")
 
 
+def _launch(request: Request, line: int, gate: int, descriptors: Sequence[int]) -> int:
+    """Starts `branchfs sandbox`; returns its pid.
+
+    The program gets each descriptor with the number it has here: duplicated onto itself it stays
+    open (posix_spawn(3) clears its close-on-exec flag for that).
+    """
+    try:
+        program = find_branchfs()
+    except MountError as error:
+        raise NamespaceError(
+            f"there is no program {error.path!r}, which starts sandboxes; nothing ran",
+            hint=error.hint,
+            path=error.path,
+        ) from error
+    blob = os.memfd_create("request", os.MFD_CLOEXEC)
+    try:
+        os.write(blob, _packed(request, line, gate, descriptors))
+        sent = dict.fromkeys([blob, line, gate, *descriptors])
+        return os.posix_spawn(
+            program,
+            ["branchfs", "sandbox", str(blob)],
+            {},
+            file_actions=[(os.POSIX_SPAWN_DUP2, number, number) for number in sent],
+            # In a new process group, but in our session, which owns the terminal.
+            setpgroup=0,
+            setsigmask=[],
+            setsigdef=_DEFAULT_SIGNALS,
+        )
+    except OSError as error:
+        raise ForkError(f"no process could be made: {error.strerror}; nothing ran") from error
+    finally:
+        os.close(blob)
+
+
+def _packed(request: Request, line: int, gate: int, descriptors: Sequence[int]) -> bytes:
+    """Returns the request as JSON; text that may be any bytes has one character a byte."""
+    sandbox = request.sandbox
+    fields = {
+        "parent": os.getpid(),
+        "line": line,
+        "gate": gate,
+        "descriptors": [*zip(request.numbers, descriptors, strict=True)],
+        "argv": [*map(_text, request.argv)],
+        "environment": [(_text(k), _text(v)) for k, v in request.environment.items()],
+        "owner": request.owner,
+        "user": request.user,
+        "is_sandboxed": request.is_sandboxed,
+        "is_user_namespace": request.is_user_namespace,
+        "is_limited": request.is_limited,
+        "ignored_signals": request.ignored_signals,
+        "umask": request.umask,
+        "terminal": request.terminal,
+        "is_terminal_own": request.is_terminal_own,
+        "wall_seconds": request.wall_seconds,
+        "filter": seccomp.program(platform.machine()).decode("latin-1"),
+        "open_files": rlimits.open_files_before(),
+        "sandbox": {
+            "view": _text(sandbox.view),
+            "at": _text(sandbox.at),
+            "mount": None if sandbox.mount is None else _text(sandbox.mount),
+            "private": [*map(_text, sandbox.private)],
+            "hide": [*map(_text, sandbox.hide)],
+            "network": sandbox.network,
+            "home": None if sandbox.home is None else _text(sandbox.home),
+            "beside": [(_text(source), _text(place)) for source, place in sandbox.beside],
+            "caches": [*map(_text, sandbox.caches)],
+            "directory": None if sandbox.directory is None else _text(sandbox.directory),
+            "keep": [*map(_text, sandbox.keep)],
+        },
+    }
+    return json.dumps(fields).encode()
+
+
+def _text(text: str | os.PathLike[str]) -> str:
+    return os.fsencode(text).decode("latin-1")
+
+
+def _reap(pid: int, *, is_waited_for: bool) -> None:
+    """Reaps a launcher. One that hangs is left to the system: it ends with what it waits for."""
+    try:
+        os.waitpid(pid, 0 if is_waited_for else os.WNOHANG)
+    except ChildProcessError:
+        pass  # this program ignores SIGCHLD, or waits for any child
+
+
 def _refuse_ways_out(request: Request, descriptors: Sequence[int]) -> None:
     private = {os.fsencode(path) for path in request.sandbox.private}
     for number, descriptor in zip(request.numbers, descriptors, strict=True):
@@ -183,23 +276,27 @@ def _start(
     line, inits_line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     gate, childs_gate = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     started: SandboxHandle | None = None
+    launcher: int | None = None
     ends: list[int] = []
     try:
         for ours in (line, gate):
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        blob = os.memfd_create("request", os.MFD_CLOEXEC)
-        with inits_line, childs_gate, open(blob, "wb") as file:
-            pickle.dump(request, file)
-            file.flush()
-            os.lseek(blob, 0, os.SEEK_SET)
-            sent = [blob, inits_line.fileno(), childs_gate.fileno(), *descriptors]
-            marks = b"" if request.argv else fork_server.FOR_CALL
-            fork_server_client.send(b"%d%s" % (_flags(request), marks), sent)
+        with inits_line, childs_gate:
+            if request.argv:
+                launcher = _launch(request, inits_line.fileno(), childs_gate.fileno(), descriptors)
+            else:
+                _ask_server(request, inits_line.fileno(), childs_gate.fileno(), descriptors)
         deadline = time.monotonic() + START_SECONDS_MAX
         init, _ = _hear(line, deadline, ends)
         if init is None:
+            if launcher is not None:
+                raise ForkError(
+                    "the program that starts sandboxes (branchfs sandbox) has failed; nothing ran",
+                    hint=f"is {find_branchfs()} of this version?",
+                )
             raise fork_server_client.ServerGone
         started = SandboxHandle(line, _only(ends), is_sandboxed=request.is_sandboxed)
+        started.launcher = launcher
         _pass_gate(started, line, gate, deadline, admit)
         return started
     except BaseException:
@@ -207,10 +304,23 @@ def _start(
             started.kill()
             started.await_end(START_SECONDS_MAX)
             os.close(started.end)
-        line.close()
+        line.close()  # without the caller's end init ends, and the launcher with it
+        gate.close()
+        if launcher is not None:
+            _reap(launcher, is_waited_for=True)
         raise
     finally:
         gate.close()
+
+
+def _ask_server(request: Request, line: int, gate: int, descriptors: Sequence[int]) -> None:
+    blob = os.memfd_create("request", os.MFD_CLOEXEC)
+    with open(blob, "wb") as file:
+        pickle.dump(request, file)
+        file.flush()
+        os.lseek(blob, 0, os.SEEK_SET)
+        sent = [blob, line, gate, *descriptors]
+        fork_server_client.send(b"%d" % _flags(request), sent)
 
 
 def _pass_gate(
@@ -220,14 +330,10 @@ def _pass_gate(
     deadline: float,
     admit: Callable[[int], None] | None,
 ) -> None:
-    ends: list[int] = []
-    pid, word = _hear(gate, deadline, ends, line=line)
+    pid, word = _hear(gate, deadline, line=line)
     if pid is None:
         _raise_ended(started)
     assert pid is not None
-    if word == pre_exec.RUNS:
-        started.pid = _number(ends)
-        return
     if word != pre_exec.HERE:
         reason = os.fsdecode(word.partition(b" ")[2])
         raise ProcessBranchError(f"the process could not be made ready: {reason}; nothing ran")
@@ -239,7 +345,7 @@ def _pass_gate(
     if refusal:
         number, _, text = refusal.partition(b" ")
         started.await_end(START_SECONDS_MAX)
-        raise LaunchRefused(int(number), os.fsdecode(text))
+        raise LaunchRefused(int(number), os.fsdecode(text) or os.strerror(int(number)))
 
 
 def _only(ends: list[int]) -> int:
@@ -249,19 +355,6 @@ def _only(ends: list[int]) -> int:
     return ends.pop()
 
 
-def _number(ends: list[int]) -> int:
-    """Returns the pid of a process, which was not waited for yet, and closes its pidfd.
-
-    Nobody but the process itself can be asked for the number it has here: proc(5), fdinfo.
-    """
-    end = _only(ends)
-    try:
-        rows = Path(f"/proc/self/fdinfo/{end}").read_text().splitlines()
-    finally:
-        os.close(end)
-    return int(dict(row.split(":", 1) for row in rows)["Pid"])
-
-
 def _hear(
     stream: socket.socket,
     deadline: float,
@@ -269,10 +362,10 @@ def _hear(
     *,
     line: socket.socket | None = None,
 ) -> tuple[int | None, bytes]:
-    """Waits for a message; returns its sender's pid as we number it, and the message.
+    """Waits for a message. Returns its sender's pid in our namespace, and the message.
 
-    A descriptor that comes along is added to `descriptors`. At the end of the stream it returns
-    None and nothing. A failure told on `line` raises.
+    A passed descriptor is added to `descriptors`. At the end of the stream it returns None and an
+    empty message. A reported failure is raised.
     """
     poll = select.poll()
     poll.register(stream, select.POLLIN)
@@ -302,8 +395,11 @@ def _hear(
 
 
 def _take(stream: socket.socket, flags: int = 0) -> tuple[bytes, list[tuple[int, int, bytes]]]:
-    """Receives a message, and who sent it. A peer that ended before it had read all from us resets
-    the connection, which is told before what it has said."""
+    """Receives a message and its sender.
+
+    If the peer ended before it had read all our messages, the connection is reset, and the error is
+    reported before its last message.
+    """
     for is_last_try in (False, True):
         try:
             return stream.recvmsg(65536, _ANCILLARY_BYTES, flags | socket.MSG_CMSG_CLOEXEC)[:2]

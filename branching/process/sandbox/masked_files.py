@@ -108,24 +108,27 @@ class _Listing(NamedTuple):
 
 
 class Watch:
-    """Looks after the covers, which are mounts of this process's table."""
+    """Looks after the covers, which are mounts of this process's table at the moment."""
 
-    def __init__(self, before: set[int]) -> None:
-        """The covers are all that is mounted now and was not `before`."""
+    def __init__(self, is_cover: Callable[[mountinfo.Mount], bool]) -> None:
         self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-        self._covers = mountinfo.ids(self._table) - before
+        self._covers = mountinfo.ids(self._table, is_cover)
 
     def fileno(self) -> int:
         """A descriptor that polls POLLPRI when the mount table has changed."""
         return self._table
 
     def is_whole(self) -> bool:
-        """Whether all covers are there."""
+        """Returns whether all covers exist."""
         return self._covers <= mountinfo.ids(self._table)
+
+    def close(self) -> None:
+        """Ends the watch, which keeps the mounts of the table in use."""
+        os.close(self._table)
 
 
 def _other_names(top: str, places: Collection[str]) -> list[str]:
-    """Finds the hard links to the places, and to what is in them."""
+    """Returns all hard links to the masked files, including files inside masked directories."""
     known = _identities(top, places)
     if not known:
         return []
@@ -138,13 +141,13 @@ def _other_names(top: str, places: Collection[str]) -> list[str]:
 
 
 def _identities(top: str, places: Collection[str]) -> set[tuple[int, int] | None]:
-    """Returns what tells the files that are, or lie in, these places and have other names."""
+    """Returns the identities (device, inode) of files with several links at or below the paths."""
     known = set()
     for place in places:
         if not os.path.isdir(place):
             known.add(_identity(place))
         elif place.startswith(f"{top}/"):
-            # Where we may not look, nobody in the sandbox may either.
+            # Directories that we cannot read cannot be read in the sandbox either.
             known.update(map(_identity, _files_in(place, None)))
     known.discard(None)
     return known
@@ -156,7 +159,7 @@ def _files_in(directory: str, on_error: Callable[[OSError], None] | None) -> Ite
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Returns what tells a file that has several names; None for one that has not."""
+    """Returns the identity (device, inode) of a file with several hard links, else None."""
     try:
         found = os.lstat(path)
     except FileNotFoundError as error:
@@ -170,7 +173,7 @@ def _give_up(error: OSError) -> None:
 
 
 def _place_of(path: str) -> list[str]:
-    """Returns what is to be covered: a link is as readable as what it leads to."""
+    """Returns the path to cover: the target of a symbolic link. Empty if it leads nowhere."""
     place = os.path.realpath(path)
     try:
         os.stat(place)

@@ -1,9 +1,7 @@
-"""The process that was asked for, from its fork off init to the first instruction of the user's.
+"""The process of a function, from its fork off init to the first instruction of the user's.
 
-A command that asks for nothing before its first instruction comes without it (`posix_spawn`).
-Where it has limits it waits at the gate until the caller has put it under them, so that nothing
-of the user's ever runs without. A program that cannot be executed is told through the gate as
-`errno text`; the gate closes without a word when all went well.
+With limits it waits at the gate until the caller has applied them, so that nothing of the user's
+ever runs without. The gate closes without a message when the function is called.
 """
 
 from __future__ import annotations
@@ -21,8 +19,6 @@ from branching.process.sandbox.launch_request import Request
 
 HERE = b"here"
 """What is said at the gate by a process that is ready; anything else is why it is not."""
-RUNS = b"runs"
-"""What init says at the gate where the program was executed at once, with a pidfd of it."""
 _STANDARD = (0, 1, 2)
 
 
@@ -39,19 +35,10 @@ def run(request: Request, inits_gate: socket.socket, descriptors: list[int]) -> 
         gate.send(HERE)
         if request.is_limited and not gate.recv(16):
             os._exit(EXIT_CANNOT_EXECUTE)  # the caller has given up
-        if not request.argv:
-            _call(request, gate)
-        os.execvpe(request.argv[0], request.argv, request.environment)
-    except OSError as error:
-        gate.send(refusal(error))
+        _call(request, gate)
     except BaseException as error:
         gate.send(b"0 %s" % os.fsencode(f"{type(error).__name__}: {error}"))
     os._exit(EXIT_CANNOT_EXECUTE)
-
-
-def refusal(error: OSError) -> bytes:
-    """Returns what the gate is told of a program that cannot be executed."""
-    return b"%d %s" % (error.errno or 0, os.fsencode(error.strerror or str(error)))
 
 
 def out_of_the_way(request: Request, descriptors: list[int]) -> list[int]:
@@ -107,7 +94,7 @@ def _take_terminal(terminal: int) -> None:
 
 
 def _call(request: Request, gate: socket.socket) -> NoReturn:
-    from branching.process.sandbox import run_function  # only now: a command needs none of it
+    from branching.process.sandbox import run_function
 
     gate.close()
     # What a change of user has taken: a look at our own /proc.

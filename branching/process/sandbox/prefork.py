@@ -1,10 +1,9 @@
-"""An init that is forked before anybody asks for it, and waits for its request.
+"""A preforked init process that waits for its request.
 
-To fork, and to copy the pages that a fork writes on, takes a fifth of the time until a process
-runs in its sandbox. The server does it while the sandbox before is at work. A spare is in the
-namespaces that were asked for last, but not in a mount table of its own: what is mounted meanwhile
-would be missing there. It is a copy of a server that has read no request, and so holds nothing of
-an earlier one.
+The fork and the copying of its pages take a fifth of the time to start a process in a sandbox. The
+server does that while the previous sandbox is running. A preforked init is in the namespaces of the
+last request, except for the mount namespace, which would miss later mounts. It is a copy of a
+server that has read no request, so it contains no data of an earlier one.
 """
 
 from __future__ import annotations
@@ -27,12 +26,17 @@ _REQUEST = b"request"
 
 
 class PreforkedInit:
-    """The server's hand on it. It ends when it is let go of, or the server dies."""
+    """The server's handle. The init exits when it is closed, or when the server dies."""
 
     def __init__(self, flags: int, ours: Sequence[int]) -> None:
-        """Forks it into the namespaces of `flags`; the descriptors `ours` stay the server's.
+        """Forks the init into new namespaces.
 
-        OSError when that cannot be had.
+        Args:
+            flags: The namespaces (CLONE_NEW...).
+            ours: Descriptors to close in the init.
+
+        Raises:
+            OSError: The namespaces are not available.
         """
         self.flags = flags
         self._stream, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -45,8 +49,11 @@ class PreforkedInit:
                 raise
 
     def hand(self, descriptors: Sequence[int]) -> bool:
-        """Hands it its request, and lets go of it. False when it is gone, or these are more than
-        can be passed on at once: a fork has them anyway.
+        """Sends the request and closes the handle.
+
+        Returns:
+            False if the init has died, or there are more descriptors than one message can carry.
+            The server forks a new init then.
         """
         try:
             if len(descriptors) <= fd_passing.DESCRIPTORS_MAX:
@@ -104,5 +111,5 @@ def _rehearse(*, is_sandboxed: bool) -> None:
     if is_sandboxed:
         mountinfo.read_table()
         rootfs.bound_sockets()
-        with suppress(OSError):  # it will be tried again, and told
+        with suppress(OSError):  # the next request reports it
             privileges.give_up_first()

@@ -15,21 +15,43 @@ from branching.process.sandbox import seccomp as call_filter
 _CAPABILITIES_MAX = 64
 
 
-def give_up(owner: tuple[int, int] | None, writable: Iterable[str], outputs: Iterable[int]) -> None:
+def give_up(
+    owner: tuple[int, int] | None,
+    writable: Iterable[str],
+    outputs: Iterable[int],
+    *,
+    is_session: bool = False,
+) -> None:
     """Becomes `owner`, if given, and someone who can never become anybody else.
 
-    `writable` and `outputs` are for Landlock: the only places and open files to write to.
+    `writable` and `outputs` are for Landlock: the only places and open files to write to. A session
+    keeps CAP_SYS_ADMIN in its own user namespace, permitted but not effective: a child that it
+    forks needs it to copy its mount table. It is inheritable for a session that executes another
+    interpreter, until the session's own code runs (`worker`). Programs have no capabilities.
     """
+    admin = 1 << syscalls.CAP_SYS_ADMIN
+    if is_session:  # what is not in the bounding set cannot be made inheritable any more
+        low = 0xFFFFFFFF
+        syscalls.set_capabilities(permitted=low, effective=low, inheritable=admin)
     give_up_first()
-    if owner is not None:
+    if is_session:
+        _drop_bounding_set()  # the new user namespace has filled it again
+        syscalls.prctl(syscalls.PR_SET_KEEPCAPS, 1)
+        if owner is not None:
+            os.setresgid(owner[1], owner[1], owner[1])
+            os.setresuid(owner[0], owner[0], owner[0])
+    elif owner is not None:
         os.setgroups([])
         os.setresgid(owner[1], owner[1], owner[1])
         os.setresuid(owner[0], owner[0], owner[0])
-    syscalls.drop_capabilities()
+    if is_session:
+        syscalls.set_capabilities(permitted=admin, effective=0, inheritable=admin)
+    else:
+        syscalls.drop_capabilities()
     # From here on no program gains anything by being started, setuid or not.
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     landlock.restrict(writable, outputs)
-    syscalls.install_filter(call_filter.program(syscalls.MACHINE))
+    syscalls.install_filter(call_filter.program(syscalls.MACHINE, is_session=is_session))
     # Changing the user has cleared it. Whoever made us is to take us along.
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
 

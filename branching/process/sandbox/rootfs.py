@@ -1,22 +1,22 @@
-"""Builds what a sandboxed process sees of the files, in a mount table of its own. Runs in init.
+"""Builds the file system view of a sandboxed process in a new mount namespace. Runs in init.
 
-    all that was mounted     read-only
+    all mounts               read-only
     the workspace's path     the branch, writable
-    /tmp /var/tmp /dev/shm   empty, its own
-    /dev                     the harmless devices, terminals of its own
-    /run                     only what name resolution needs: sockets of other programs live here
-    /proc                    its own processes; what could change the machine is masked
-    private directories      empty, at each place where they can be reached
-    sockets of programs      there, but nobody can connect to them
-    hidden files             there, but nobody can read them
+    /tmp /var/tmp /dev/shm   empty and private
+    /dev                     harmless devices, private terminals
+    /run                     only files for name resolution: other programs have sockets here
+    /proc                    the sandbox's processes; files that control the machine are masked
+    private directories      empty, at every path that leads to them
+    sockets of programs      visible, but connections are refused
+    hidden files             visible, but cannot be read
 
-The order matters: what must stay visible is cloned as a detached mount before its place is covered
-or unmounted, and attached after that. A workspace's mount is unmounted with the mounts of all its
-branches in one call, so that a start does not take longer with more branches. The private
-directories are covered after that, wherever they lie: a directory that
-stays visible may contain them. Only what the branch itself has of a private directory is shown in
-its place. `pivot_root`, the usual way, is refused by Docker's default system call filter.
-Nobody inside can take a cover away: that needs a capability which none can get (`privileges`).
+The order matters. A path that must stay visible is cloned as a detached mount before its parent is
+covered or unmounted, and attached afterwards. A workspace's mount is unmounted in one call with the
+mounts of all its branches, so the start time does not depend on the number of branches. The private
+directories are covered after that, because a visible directory may contain them. Only the branch's
+own part of a private directory is shown in its place. `pivot_root`, the usual method, is refused by
+Docker's default system call filter. Processes in the sandbox cannot remove a cover: they lack the
+capability and cannot get it (`privileges`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import re
 import select
 import signal
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from branching._linux import mountinfo, syscalls
@@ -54,7 +54,9 @@ _DEVICE_LINKS = {
     "ptmx": "pts/ptmx",
 }
 _COVER = "/dev/.covered"
-"""An empty file that nobody may open: it takes the place of those to be hidden."""
+"""An empty file that cannot be opened. It covers hidden files."""
+_HIDDEN = "/dev/.hidden"
+"""An empty directory that cannot be opened. It covers hidden directories."""
 _EMPTY = "/dev/.empty"
 """An empty directory that takes the place of others. A new file system for each takes longer."""
 _PROC_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
@@ -67,13 +69,21 @@ _MASKED = (
     "/proc/timer_stats", "/sys/firmware", "/sys/kernel/debug", "/sys/kernel/tracing",
     "/sys/kernel/security", "/sys/fs/bpf", "/sys/fs/fuse/connections",
 )  # fmt: skip
-"""As Docker masks them, and what is for root only: a branch of root's is no reason to read it."""
+"""Paths that Docker masks, and paths that only root can read: a branch of root must not."""
 
 
 class RootFS:
     """The file system view of one sandbox, while it is built."""
 
-    def __init__(self, sandbox: Sandbox, owner: tuple[int, int], sockets: Sequence[str]) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        owner: tuple[int, int],
+        sockets: Sequence[str],
+        *,
+        isolate: Callable[[int], None] | None = None,
+    ) -> None:
+        self._isolate = isolate
         self._sandbox = sandbox
         self._at = str(sandbox.at)
         self._owner = owner
@@ -86,13 +96,21 @@ class RootFS:
         """Looks after the covers of hidden files, if there are any."""
 
     def build(self) -> list[str]:
-        """Builds it and goes to the workspace. Returns the writable places."""
+        """Builds it and goes to the workspace. Returns the writable places.
+
+        `isolate` is called when only the branch is missing: in a user namespace that it enters, all
+        earlier mounts are locked, and the mount of the branch can be replaced. It gets a detached
+        mount of the workspace with all its branches.
+        """
         self.step = "making a mount table of its own"
         mount_table.take_own()
         view = str(self._sandbox.view)
         is_read_only = _is_mounted_read_only(view)
         with ExitStack() as stack:
             branch = stack.enter_context(_cloned(view))
+            whole = -1
+            if self._isolate is not None:
+                whole = stack.enter_context(_cloned(str(self._sandbox.mount or view)))
             beside = [
                 (stack.enter_context(_cloned(str(source))), str(place))
                 for source, place in self._sandbox.beside
@@ -112,20 +130,31 @@ class RootFS:
             self._show([*(each for each in kept if self._is_private(each[1])), *beside])
             self.step = f"showing the branch at {self._at}"
             os.makedirs(self._at, exist_ok=True)
-            _attach(branch, self._at, is_read_only=is_read_only)
-        home = self._make_home()
-        self.step = "hiding files of the workspace"
-        self._hide()
-        self.step = "mounting /proc"
-        self._make_proc()
-        self.step = "masking system files"
-        self._mask()
-        for cover in self._covers:
-            # Who removes a directory takes along what others have mounted on it: rmdir(2).
-            with suppress(FileNotFoundError):
-                _seal(cover)
+            if self._isolate is None:
+                _attach(branch, self._at, is_read_only=is_read_only)
+                self._hide()
+            home = self._make_home()
+            self.step = "mounting /proc"
+            self._make_proc()
+            self.step = "masking system files"
+            self._mask()
+            for cover in self._covers:
+                # Who removes a directory takes along what others have mounted on it: rmdir(2).
+                with suppress(FileNotFoundError):
+                    _seal(cover)
+            workspace = self._at
+            if self._isolate is not None:
+                self.step = "making the user namespace of the session"
+                self._isolate(whole)
+                self.step = f"showing the branch at {self._at}"
+                _attach(branch, self._at, is_read_only=is_read_only)
+                self._hide()
+                self.watch = None  # the mount helper has one for each branch
+                # Landlock identifies directories, not paths: a rule for this branch would not
+                # apply to the branches of children. One for the directory above does.
+                workspace = os.path.dirname(self._at)
         os.chdir(self._at)
-        places = ["/tmp", "/var/tmp", "/dev", "/proc", self._at]
+        places = ["/tmp", "/var/tmp", "/dev", "/proc", workspace]
         return [place for place in (*places, *home) if os.path.isdir(place)]
 
     def _to_cover(self) -> Iterator[str]:
@@ -199,10 +228,10 @@ class RootFS:
         return any(mount_table.is_beneath(path, str(private)) for private in self._sandbox.private)
 
     def _open_kept(self, path: str) -> int:
-        """Opens what is to stay visible: of a private directory, what the branch has of it.
+        """Opens a path that must stay visible; in a private directory, the branch's part of it.
 
-        No symbolic link is followed. The path has none; whoever has put one there since could show
-        any directory.
+        Symbolic links are not followed. The resolved path has none; a link created since could
+        lead to any directory.
         """
         for private in map(str, self._sandbox.private):
             if mount_table.is_beneath(path, private):
@@ -229,16 +258,14 @@ class RootFS:
                     syscalls.mount("tmpfs", place, "tmpfs", _SEALED, "mode=755,size=64k")
                     self._covers.append(place)
                 else:
-                    self._cover_file(place)
+                    _cover_file(place)
 
     def _cover_socket(self, place: str) -> None:
-        """Covers a file, if it is a socket. Anybody can have a name listed that is none, or put
-        something else there meanwhile.
-        """
+        """Covers a file if it is a socket. The list of sockets may have forged or stale paths."""
         descriptor = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                self._cover_file(f"/proc/self/fd/{descriptor}")
+                _cover_file(f"/proc/self/fd/{descriptor}")
         finally:
             os.close(descriptor)
 
@@ -268,6 +295,7 @@ class RootFS:
         _touch(_COVER)
         os.chmod(_COVER, 0)
         os.mkdir(_EMPTY, 0o755)
+        os.mkdir(_HIDDEN, 0)
         _seal("/dev")
 
     def _make_home(self) -> list[str]:
@@ -283,17 +311,10 @@ class RootFS:
         return [str(home)]
 
     def _hide(self) -> None:
-        if not self._sandbox.hide:
-            return
-        with mountinfo.MOUNT_TABLE.open("rb") as table:
-            before = mountinfo.ids(table.fileno())
-        for place in masked_files.find(self._at, self._sandbox.hide):
-            if os.path.isdir(place):
-                syscalls.mount("tmpfs", place, "tmpfs", _SEALED, "mode=000,size=64k")
-                _seal(place)
-            else:
-                self._cover_file(place)
-        self.watch = masked_files.Watch(before)
+        if self._sandbox.hide:
+            self.step = "hiding files of the workspace"
+            hide(self._at, self._sandbox.hide)
+            self.watch = masked_files.Watch(is_cover)
 
     def _make_proc(self) -> None:
         syscalls.mount("proc", "/proc", "proc", _SEALED)
@@ -309,13 +330,28 @@ class RootFS:
             if os.path.isdir(place):
                 syscalls.mount(_EMPTY, place, None, syscalls.MS_BIND)
             elif os.path.exists(place):
-                self._cover_file(place)
+                _cover_file(place)
 
-    def _cover_file(self, place: str) -> None:
-        """Puts an empty file that nobody may open in front of another: a piece of our /dev, and
-        so as read-only as that.
-        """
-        syscalls.mount(_COVER, place, None, syscalls.MS_BIND)
+
+def hide(at: str, globs: Sequence[str]) -> None:
+    """Covers the files of the workspace that match, and what matching links lead to.
+
+    What a link leads to may be outside of the branch, and be covered since an earlier branch.
+    """
+    for place in masked_files.find(at, globs):
+        cover = _HIDDEN if os.path.isdir(place) else _COVER
+        if not os.path.samefile(place, cover):
+            syscalls.mount(cover, place, None, syscalls.MS_BIND)
+
+
+def is_cover(mount: mountinfo.Mount) -> bool:
+    """Whether a mount covers something that is hidden or masked."""
+    return mount.fstype == "tmpfs" and f"/dev{mount.root}" in (_COVER, _HIDDEN)
+
+
+def _cover_file(place: str) -> None:
+    """Covers a file with an empty file that cannot be opened, on our read-only /dev."""
+    syscalls.mount(_COVER, place, None, syscalls.MS_BIND)
 
 
 def bound_sockets() -> list[str]:
@@ -372,11 +408,11 @@ def _is_socket(mount: mountinfo.Mount) -> bool:
 
 
 def _private_paths(mount: mountinfo.Mount, *, is_needed: bool) -> list[str]:
-    """Returns the private paths of a BranchFS: base, store and socket.
+    """Returns the private paths of a BranchFS mount: base, store and socket.
 
-    The daemon of another workspace may not answer. What waits for it cannot be interrupted, only
-    killed, so that is a process of its own. After `_ANSWER_SECONDS_MAX` the store is taken to be in
-    its default place.
+    The daemon of another workspace may not answer, and a process that waits for it can only be
+    killed. So a separate process asks it. After `_ANSWER_SECONDS_MAX`, the default path of the
+    store is assumed.
     """
     if not mount_table.answers(mount):
         return []
@@ -454,7 +490,7 @@ def _is_mounted_read_only(path: str) -> bool:
 
 
 def _is_out_of_reach(place: str) -> bool:
-    """Whether we may not even look for it: then nobody in the sandbox may, who is nobody else."""
+    """Returns whether the path is inaccessible to us, and so to the sandbox, which has our user."""
     try:
         os.lstat(place)
     except PermissionError:

@@ -31,7 +31,8 @@ def run(request: Request) -> NoReturn:
 
 def _call(request: Request) -> int:
     gc.enable()
-    os.set_inheritable(request.result, False)  # not for programs that the function starts
+    if request.result >= 0:
+        os.set_inheritable(request.result, False)  # not for programs that the function starts
     sys.path[:] = request.path
     os.environ.clear()
     os.environ.update(request.environment)

@@ -28,6 +28,8 @@ _REFUSED = (
 )  # fmt: skip
 _NAMESPACES = 0x7E020000 | 0x80
 """All CLONE_NEW* flags; 0x80 is that of time namespaces."""
+_NEW_MOUNT_TABLE = 0x00020000
+"""CLONE_NEWNS."""
 _CLONE_SIGNAL = 0xFF
 """Of clone's flags the lowest byte is a signal: there 0x80 means nothing."""
 _TERMINAL_INPUT = (0x5412, 0x541C)
@@ -95,10 +97,17 @@ _REFUSE = 0x00050000
 
 
 @cache
-def program(machine: str) -> bytes:
-    """Returns the filter for a machine. KeyError for one whose calls are not known."""
+def program(machine: str, *, is_session: bool = False) -> bytes:
+    """Returns the filter for a machine. KeyError for one whose calls are not known.
+
+    With `is_session` a process may copy its mount table: `unshare` with CLONE_NEWNS and no other
+    flag. That needs a capability, too.
+    """
     tables = _TABLES[machine]
-    blocks = [(architecture, _block(table, machine)) for architecture, table in tables]
+    blocks = [
+        (architecture, _block(table, machine, is_session=is_session))
+        for architecture, table in tables
+    ]
     code = b""
     for architecture, block in blocks:
         count = len(block) // 8
@@ -107,7 +116,7 @@ def program(machine: str) -> bytes:
     return code + _op(_RETURN, _REFUSE | errno.ENOSYS)
 
 
-def _block(table: dict[str, int], machine: str) -> bytes:
+def _block(table: dict[str, int], machine: str, *, is_session: bool) -> bytes:
     """Decides about the calls of one architecture; every way through it ends."""
     code = _op(_LOAD, _NUMBER)
     if machine == "x86_64":
@@ -118,6 +127,9 @@ def _block(table: dict[str, int], machine: str) -> bytes:
             cases[table[name]] = _op(_RETURN, _REFUSE | errno.ENOSYS)
     cases[table["clone"]] = _unless(_NAMESPACES & ~_CLONE_SIGNAL)
     cases[table["unshare"]] = _unless(_NAMESPACES)
+    if is_session:
+        copies_mounts = _op(_LOAD, _ARGUMENT_0) + _op(_JUMP_EQUAL, _NEW_MOUNT_TABLE, 0, 1)
+        cases[table["unshare"]] = copies_mounts + _op(_RETURN, _ALLOW) + cases[table["unshare"]]
     family = _op(_LOAD, _ARGUMENT_0)
     for known in _FAMILIES:
         family += _op(_JUMP_EQUAL, known, 0, 1) + _op(_RETURN, _ALLOW)

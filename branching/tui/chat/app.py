@@ -3,11 +3,11 @@
     line 1      the model, the fork in numbers
     line 2      a chip for the overview and for each branch
     overview    while a fork is open: a line for each branch
-    transcript  of the open tab, and below it what is being said just now
-    last line   what is typed
+    transcript  of the open tab, and below it the message that is being received
+    last line   the input
 
-All that decides is in the session (`session`); here it is drawn, twice a second what has a state
-and ten times what is being said, and only what has changed.
+The session (`session`) has the state and the logic. This module renders it: states twice a second,
+the message being received ten times a second, and only if they have changed.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from textual.widgets import Input, Static
 
 from branching import _difftool
 from branching._exit_codes import EXIT_OURS
+from branching._threads import WAITING_MAX, QueueThread
 from branching.agent.branch_runtime import BranchRuntime
 from branching.errors import BranchingError
-from branching.tui.background_calls import BackgroundCalls
 from branching.tui.chat.protocols import Wanted
 from branching.tui.chat.session import ChatSession
 from branching.tui.chat.transcripts import OVERVIEW
 from branching.tui.dialogs import Question
 from branching.tui.diff.diff_screen import DiffScreen
-from branching.tui.diff.report_sources import ReportSource
+from branching.tui.diff.diff_sources import ReportSource
 from branching.tui.fork_picker import ForkPicker
 from branching.tui.formatting import filled, mark, money, plain, shortened, style, word
 from branching.tui.merge_picker import Acceptance, Choice, MergePicker
-from branching.tui.shutdown import TerminalDriver, leave_on_signals
-from branching.tui.suspend import suspended_terminal
 from branching.tui.tab_bar import Tab, TabBar
+from branching.tui.terminal import TerminalDriver, leave_on_signals, suspended_terminal
 from branching.tui.transcript_view import TranscriptView
 
 STATES_SECONDS = 0.5
@@ -49,7 +48,7 @@ WINDOW_SECONDS = 1
 
 
 class Prompt(Input):
-    """The line that is typed in. It is empty at once: what is typed ahead is the next line."""
+    """The input line. It is cleared immediately after Enter, so that the next line can be typed."""
 
     async def on_key(self, event: events.Key) -> None:
         """Takes Enter before it goes round by the bindings: keys behind it would overtake it."""
@@ -64,7 +63,7 @@ class Prompt(Input):
         self.post_message(self.Submitted(self, text))
 
     def receive(self, event: events.Key | events.Paste) -> None:
-        """Takes what was typed while a window was in front that does not take answers yet."""
+        """Receives the text typed while a dialog did not accept answers yet."""
         if isinstance(event, events.Paste) or event.is_printable or event.key == "enter":
             self.post_message(event)
         elif event.key == "backspace":
@@ -95,7 +94,7 @@ class Chat(App[None]):
         # The terminal's own colours; none with NO_COLOR.
         super().__init__(driver_class=TerminalDriver, ansi_color=True)
         self.session = session
-        self._reading = BackgroundCalls("reading")
+        self._reading = QueueThread("reading", WAITING_MAX)
         # Held, not looked up: the timers that draw may still strike while the screen is taken down.
         self._top = Static(id="top")
         self._tabs = TabBar(id="chips")
@@ -156,11 +155,11 @@ class Chat(App[None]):
         live.update(Text(plain(said)))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The keys for tabs are not for what is in front of them."""
+        """Disables the keys for tabs while a dialog is open."""
         del parameters
         return action not in ("next_tab", "stop") or len(self.screen_stack) == 1
 
-    # Keys and what is typed.
+    # Keys and input.
 
     def action_next_tab(self, step: int) -> None:
         self.session.next_tab(step)
@@ -301,7 +300,7 @@ class Chat(App[None]):
 
     @work(exclusive=True, group="leave")
     async def _leave(self, code: int, *, leaves: bool = True) -> None:
-        """Closes the session. Who is told to end by a signal leaves an open fork for the next."""
+        """Closes the session. After a signal, an open fork is left for the next chat."""
         try:
             await self.session.close(leaves=leaves)
         except (BranchingError, OSError) as error:
@@ -316,7 +315,7 @@ def _opened(kind: _difftool.EditorKind, branch: BranchRuntime) -> None:
         try:
             process.wait(timeout=None if kind == "custom" else WINDOW_SECONDS)
         except subprocess.TimeoutExpired:
-            pass  # it shows its window; we go on
+            pass  # its dialog is open; continue
 
 
 def _overview_line(branch: BranchRuntime) -> Text:

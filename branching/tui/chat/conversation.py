@@ -23,6 +23,8 @@ class Conversation:
         self.history = history
         self.approvals = Approvals(OVERVIEW)
         """What tools of the parent wait for."""
+        self.prompt = ""
+        """What was said to the agent last."""
         self._chat_agent = chat_agent
         self._said = said
         self._on_said = on_said
@@ -37,6 +39,7 @@ class Conversation:
         """Says something to the agent, and returns when its run has ended, whatever came of it."""
         assert self._run is None, "one run at a time"
         self._said.add(OVERVIEW, Line("you", text))
+        self.prompt = text
         self._run = asyncio.create_task(self._respond(text))
         await asyncio.wait([self._run])
         self._run = None

@@ -8,11 +8,11 @@ A second chat on the same workspace at the same time keeps its fork in memory, a
 
 from __future__ import annotations
 
-import fcntl
 import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from branching._linux.flock import try_lock
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.database import place_of_database
 from branching.agent.errors import ForkStateError
@@ -44,12 +44,10 @@ class ForkRegistry:
         path = place_of_database(space).with_name(FILE)
         kept = SQLiteForkStateStore(path, owner=space.owner)
         lock = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(lock):
             os.close(lock)
             kept.close()
-            raise BranchingError("another chat is open here, and has the place for it") from error
+            raise BranchingError("another chat is open here, and has the place for it")
         self.store, self._lock = kept, lock
 
     @property

@@ -30,6 +30,7 @@ from branching.agent.fork_log import ForkLog
 from branching.agent.judge import Panel
 from branching.agent.project_tests import BranchTester
 from branching.agent.pydantic_ai import AgentRunner, MessagesCodec, RunnerOptions, model_judge
+from branching.agent.pydantic_ai.runner import host_coordinator
 from branching.agent.pydantic_ai.workspace import MovingWorkspace
 from branching.errors import BranchingError
 from branching.fs import Workspace
@@ -167,6 +168,7 @@ class PydanticChatAgent:
         workspace = MovingWorkspace(
             lambda: self._coordinator.parent_path or self._space.path, seen_at=self._space.seen_at
         )
+        hosting = host_coordinator.set((self._agent, self._coordinator))
         try:
             async with self._agent.iter(
                 prompt,
@@ -185,6 +187,7 @@ class PydanticChatAgent:
             assert result is not None, "a run that was followed to its end has a result"
             return Reply(history=result.all_messages(), text=str(result.output))
         finally:
+            host_coordinator.reset(hosting)
             workspace.close()
 
 

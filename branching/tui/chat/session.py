@@ -1,11 +1,12 @@
-"""A chat: the parent's conversation, a fork of it at a time, and what may be done when.
+"""The state of a chat: the parent's conversation, at most one fork, and the allowed actions.
 
     idle ── prompt ──> in flight ──> idle
     idle ── fork ──> forked ── merge or abort ──> idle
 
-While a run is in flight nothing is forked; while a fork is open the parent is frozen: what is typed
-goes to a branch (`>>label`), or on a finished branch's tab goes on with that branch. The branches
-run in the coordinator, which alone knows their states; the session knows who said what.
+While a run is in flight, a person cannot fork; the agent can, with the fork tools. Its fork is the
+session's: a person sees its branches, and decides if it is open when the run ends. While a fork is
+open, the parent is frozen: input goes to a branch (`>>label`), or continues a finished branch on
+its tab. The coordinator runs the branches and has their states; the session has the transcripts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from branching import __version__
+from branching._caller import for_caller
 from branching._threads import run_in_thread
 from branching.agent.approvals import ApprovalRequest
 from branching.agent.branch_runtime import BranchRuntime
@@ -23,7 +25,6 @@ from branching.agent.fork_log import ForkLog
 from branching.agent.protocols import Answer
 from branching.agent.types import BranchSpec, ForkCostSummary, MergeResult, MergeStrategy
 from branching.errors import BranchingError
-from branching.tui.chat import costs
 from branching.tui.chat.command_parser import (
     HELP,
     NotUnderstood,
@@ -38,7 +39,7 @@ from branching.tui.chat.merging import Merging
 from branching.tui.chat.protocols import ChatAgent, Line, Wanted, Who
 from branching.tui.chat.settings import SettingsFile
 from branching.tui.chat.transcripts import OVERVIEW, Transcripts
-from branching.tui.formatting import failure
+from branching.tui.formatting import costs_text, failure, usage_text
 
 Shell = Callable[[str, BranchRuntime | None], Awaitable[str]]
 """Runs a line in a branch, or where the parent works; returns what it printed."""
@@ -58,9 +59,11 @@ class ChatSession:
         log: ForkLog | None = None,
         kept: ForkRegistry | None = None,
     ) -> None:
-        """`log`, open, is where other processes see what goes on in branches, `kept` where forks
-        are kept; both are closed here. A fork that is open already is one that an earlier chat has
-        left, and `history` its conversation.
+        """Creates the session.
+
+        `log` is the open run log, and `kept` the registry of saved forks; the session closes both.
+        If the coordinator has an open fork, an earlier chat has left it, and `history` is its
+        conversation.
         """
         self.coordinator = coordinator
         self.chat_agent = chat_agent
@@ -76,6 +79,10 @@ class ChatSession:
         self._log = log
         self._kept = kept
         self._states: dict[str, str] = {}
+        self._fork_id = self.coordinator.fork_id if self.is_forked else None
+        """The fork whose beginning was noted."""
+        self.adopted = False
+        """Whether the agent made the open fork."""
         self._saving = asyncio.Lock()
         if settings.complaint:
             self.note(settings.complaint, "error")
@@ -115,6 +122,8 @@ class ChatSession:
 
     def note(self, text: str, who: Who = "note", tab: str | None = None) -> None:
         """Adds an entry to a transcript, by default that of the open tab."""
+        if who in ("note", "error"):  # the words of this program, not of a person or a model
+            text = for_caller(text)
         self.said.add(self.tab if tab is None else tab, Line(who, text))
 
     def _note_merge(self, text: str, who: Who) -> None:
@@ -134,6 +143,7 @@ class ChatSession:
 
     def tick(self) -> None:
         """Notices what has happened to branches since the last time."""
+        self._notice_fork()
         if self._log is not None:
             self._log.notice()
         for branch in self.branches:
@@ -150,11 +160,32 @@ class ChatSession:
             error = f": {branch.status.error}" if branch.status.error else ""
             self.note(f"{branch.spec.label} is {state}{error}", "note", branch.id)
 
+    def _notice_fork(self) -> None:
+        """Notes that the agent has forked, or has ended its fork."""
+        fork_id = self.coordinator.fork_id if self.is_forked else None
+        if fork_id == self._fork_id:
+            return
+        ended, self._fork_id = self._fork_id, fork_id
+        if ended is not None and self.adopted and self.conversation.is_in_flight:
+            self.note("The agent has ended its fork.", tab=OVERVIEW)
+        self.adopted = fork_id is not None
+        if fork_id is not None:
+            self.coordinator.goal = self.conversation.prompt
+            self._note_fork("The agent forked")
+
+    def _note_fork(self, what: str) -> None:
+        self._states = {}
+        for branch in self.branches:
+            self.note(branch.spec.steer, "you", branch.id)
+        labels = ", ".join(branch.spec.label for branch in self.branches)
+        self.note(f"{what}: {labels}. Tab goes through them; /merge ends it.", tab=OVERVIEW)
+
     # What is typed.
 
     async def submit(self, text: str) -> Wanted | None:
-        """Takes what was typed. Returns what the front end is to do; what cannot be done is noted
-        in the transcript. A prompt returns when its run has ended.
+        """Handles a line of input. Returns the action for the front end.
+
+        Refusals are added to the transcript. For a prompt it returns when the run has ended.
         """
         if not text.strip():
             return None
@@ -225,6 +256,10 @@ class ChatSession:
                 raise NotUnderstood("there is no fork to be compared; /fork makes one")
             return Wanted(kind="diff", text=rest[len("diff") :].strip())
         if command == "/merge":
+            if self.is_forked and self.conversation.is_in_flight:
+                raise NotUnderstood(
+                    "the agent is at work, and may end its fork itself; Escape stops it"
+                )
             return await self.merging.begin()
         if command == "/override" and rest:
             await self.merging.override(rest)
@@ -240,7 +275,7 @@ class ChatSession:
             self.note(HELP if command == "/help" else f"branching {__version__}")
             return None
         if command in ("/cost", "/tokens"):
-            self.note(self._costs(costs.spent if command == "/cost" else costs.used))
+            self.note(self._costs(costs_text if command == "/cost" else usage_text))
             return None
         raise NotUnderstood(f"{command} {rest}".rstrip() + " is no command; /help lists them")
 
@@ -282,11 +317,8 @@ class ChatSession:
         except Exception as error:  # limits are plain Exceptions; whatever it is, nothing was made
             self.note(f"nothing was forked: {failure(error)}", "error", OVERVIEW)
             return False
-        self._states = {}
-        for branch in self.branches:
-            self.note(branch.spec.steer, "you", branch.id)
-        labels = ", ".join(branch.spec.label for branch in self.branches)
-        self.note(f"Forked: {labels}. Tab goes through them; /merge ends it.", tab=OVERVIEW)
+        self._fork_id, self.adopted = self.coordinator.fork_id, False
+        self._note_fork("Forked")
         return True
 
     def _tell_what_was_left(self) -> None:
@@ -320,9 +352,11 @@ class ChatSession:
         if branch is not None:
             label = branch.spec.label
             return f"Terminate branch {label!r}?" if branch.is_running else ""
+        if self.conversation.is_in_flight:
+            return "Stop the run?"
         if self.is_forked:
             return f"Abort the fork, with all its {len(self.branches)} branches?"
-        return "Stop the run?" if self.conversation.is_in_flight else ""
+        return ""
 
     async def stop(self) -> None:
         """Stops what Escape stops on the open tab."""
@@ -330,18 +364,18 @@ class ChatSession:
         try:
             if branch is not None:
                 await self.coordinator.terminate_branch(branch.id)
+            elif self.conversation.is_in_flight:
+                self.conversation.stop()
             elif self.is_forked:
                 await self.coordinator.abort_fork()
                 self.tab = OVERVIEW
                 self.note("Aborted: no branch was kept", tab=OVERVIEW)
-            else:
-                self.conversation.stop()
         except (BranchingError, OSError) as error:
             self.note(failure(error), "error")
 
     @property
     def can_be_left(self) -> bool:
-        """A fork that is open is there again for the next chat, if this one leaves it."""
+        """Leaves an open fork for the next chat."""
         return self._kept is not None and self._kept.outlives_us
 
     async def close(self, *, leaves: bool = False) -> None:
@@ -364,7 +398,7 @@ class ChatSession:
     # Approvals.
 
     def approvals(self) -> list[tuple[str, str, ApprovalRequest]]:
-        """Lists what waits for a yes or a no: tab, who asks, what for."""
+        """Returns the open approval requests: tab, name of the requester, request."""
         own = [
             (OVERVIEW, "the agent", request) for request in self.conversation.approvals.pending()
         ]
@@ -373,7 +407,7 @@ class ChatSession:
         return own + [(branch_id, labels[branch_id], request) for branch_id, request in theirs]
 
     def answer(self, tab: str, request: ApprovalRequest, answer: Answer) -> None:
-        """Answers one; one that nobody waits for any more is let go."""
+        """Answers a request. One that is no longer open is ignored."""
         try:
             if tab == OVERVIEW:
                 self.conversation.approvals.answer(request, answer)

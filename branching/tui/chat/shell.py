@@ -33,8 +33,8 @@ class Shell:
 
         environment = {} if branch is None else branch.environment
         place = RunSettings(directory=directory, seen_at=self._seen_at, environment=environment)
-        done = await run_program(line, place, stdout=take, stderr=take, timeout=SECONDS_MAX)
+        ended = await run_program(line, place, stdout=take, stderr=take, timeout=SECONDS_MAX)
         text = printed.decode("utf-8", "replace")
         if len(printed) >= OUTPUT_BYTES_MAX:
             text += f"\n[what follows {OUTPUT_BYTES_MAX} bytes is left out]\n"
-        return text if done.ended.success else f"{text}[{done.ended.reason}]"
+        return text if ended.success else f"{text}[{ended.reason}]"

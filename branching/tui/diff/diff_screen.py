@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
-from branching.tui.background_calls import BackgroundCalls
+from branching._threads import QueueThread
 from branching.tui.diff.diff_view import DiffView
 from branching.tui.diff.line_diff import Comparison
 from branching.tui.diff.syntax import Colours, syntax_colours
@@ -60,9 +60,7 @@ class DiffScreen(ModalScreen[None]):
         Binding("left,h", "file(-1)", "previous file"),
     ]
 
-    def __init__(
-        self, pair: DiffSource, background: BackgroundCalls, path: str | None = None
-    ) -> None:
+    def __init__(self, pair: DiffSource, background: QueueThread, path: str | None = None) -> None:
         super().__init__()
         self._pair = pair
         self._background = background

@@ -1,6 +1,6 @@
-"""The files of two branches beside one another: which differ, and what is in them.
+"""The files of two branches, or of a fork's report, side by side: which differ, and how.
 
-All of it blocks: these are errands."""
+The functions access files and may block."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import errno
 from dataclasses import dataclass
 from pathlib import Path
 
+from branching.agent.types import BranchChange, BranchDiffReport, PathDiff
 from branching.fs import Workspace
 from branching.fs.backend import MAIN_ID
 from branching.fs.confined_dir import ConfinedDir
@@ -89,3 +90,43 @@ def _content(tree: ConfinedDir, path: str) -> bytes | str | None:
     if size > SIDE_BYTES_MAX:
         return f"[{path}: {size} bytes, too long to be shown]"
     return data
+
+
+_LETTERS = {"created": "A", "modified": "M", "deleted": "D"}
+
+
+class ReportSource:
+    """The touched paths times the branches that touched them."""
+
+    left_name = "at the fork"
+    right_name = "in the branch"
+
+    def __init__(self, report: BranchDiffReport) -> None:
+        self._found = {
+            _name(diff, change): (diff, change)
+            for diff in report.paths
+            for change in diff.branches.values()
+            if change.operation in _LETTERS
+        }
+        self.paths = tuple(self._found)
+
+    def title(self, path: str) -> str:
+        """Returns the line of one of them, which says all by itself."""
+        return path
+
+    def compared(self, path: str) -> Comparison:
+        """Compares one path in one branch with what it was."""
+        diff, change = self._found[path]
+        before, after = diff.parent_content, change.new_content
+        if change.is_binary or (before is None and after is None):
+            return Comparison(path=diff.path, note=change.unified_diff_vs_parent or "[no text]")
+        return compare(
+            diff.path,
+            None if before is None else before.encode(),
+            None if after is None else after.encode(),
+        )
+
+
+def _name(diff: PathDiff, change: BranchChange) -> str:
+    letter = _LETTERS[change.operation]
+    return f"{letter} {diff.path} · {change.branch_label} ({diff.agreement})"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from branching._caller import for_caller
+from branching.fs import Change
 from branching.tui.diff.line_diff import LINES_MAX, Comparison, Row
+from branching.tui.formatting import letter
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@")
 _ESCAPE = re.compile(r"\\([0-7]{3}|.)")
@@ -27,19 +30,41 @@ class PatchSource:
 
     def title(self, path: str) -> str:
         """Returns the letter of the change and the path."""
+        return f"{letter(self._change(path))} {path}"
+
+    def changes(self) -> list[Change]:
+        """Returns the changed paths, with the numbers of their changed lines."""
+        found = []
+        for path in self.paths:
+            lines = self._files[path]
+            of_hunks = lines[len(_head(lines)) :]
+            counts = tuple(sum(line.startswith(sign) for line in of_hunks) for sign in "+-")
+            is_binary = any(line.startswith(("GIT binary", "Binary files")) for line in lines)
+            found.append(
+                Change(
+                    path=path,
+                    change=self._change(path),
+                    kind="file",
+                    lines=None if is_binary else (counts[0], counts[1]),
+                )
+            )
+        return found
+
+    def _change(self, path: str) -> str:
+        marks = (("new file", "added"), ("deleted file", "deleted"), ("rename ", "renamed"))
         head = _head(self._files[path])
-        if any(line.startswith("new file") for line in head):
-            return f"A {path}"
-        if any(line.startswith("deleted file") for line in head):
-            return f"D {path}"
-        return f"R {path}" if any(line.startswith("rename ") for line in head) else f"M {path}"
+        return next(
+            (change for mark, change in marks if any(line.startswith(mark) for line in head)),
+            "modified",
+        )
 
     def compared(self, path: str) -> Comparison:
         """Returns the hunks of a file; a note where the patch has none."""
         lines = self._files[path]
         if len(lines) > LINES_MAX:
             return Comparison(
-                path=path, note=f"[{len(lines)} lines of patch: branching log --patch]"
+                path=path,
+                note=for_caller(f"[{len(lines)} lines of patch: branching log --patch]"),
             )
         rows = tuple(_rows(lines[len(_head(lines)) :]))
         if rows:

@@ -1,13 +1,13 @@
-"""`branching watch`: one screen with all branches of a workspace, whoever made them.
+"""`branching watch`: one screen with all branches of a workspace.
 
-    line 1      the workspace, how many branches there are, what is wrong
+    line 1      the workspace, the number of branches, errors
     table       a line for each branch, the candidates of a call below the call's name
-    below       of the chosen branch: what it prints, or which files it changed
-    last lines  what was done last, for a while, and the keys that apply now
+    below       the output of the selected branch, or its changed files
+    last lines  the last action, for a while, and the available keys
 
-The screen is drawn from one `Snapshot` at a time. Whatever changes something is called in the
-background, and the next snapshot shows the result. Each kind of call has a thread of its own: a
-commit that takes its time holds up neither a comparison nor the screen.
+The screen is rendered from one `Snapshot` at a time. Actions run in the background, and the next
+snapshot shows their result. Each kind of action has its own thread, so a slow commit blocks neither
+a diff nor the screen.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher, OptionList, Static
 
+from branching._caller import for_caller
+from branching._threads import WAITING_MAX, QueueThread
 from branching.errors import BranchingError, ConflictError
 from branching.fs import Workspace
 from branching.tui.actions import BranchActions
-from branching.tui.background_calls import BackgroundCalls
 from branching.tui.dialogs import Line, Question
 from branching.tui.diff.diff_screen import DiffScreen, DiffSource
 from branching.tui.diff.diff_sources import pair
 from branching.tui.formatting import failure, letter, plain
-from branching.tui.shutdown import TerminalDriver, leave_on_signals
+from branching.tui.terminal import TerminalDriver, leave_on_signals
 from branching.tui.watch.widgets import BranchTable, Facts, FileList, KeyBar, Printed
 from branching.tui.watch.workspace_monitor import BranchView, Output, Snapshot, WorkspaceMonitor
 
@@ -42,15 +43,20 @@ SAID_SECONDS = 10
 
 _HELP = """\
 up, down, tab, 1-9   choose a branch
-o   what it prints               f   which files it changed
-d   side by side: with its parent, or with the marked branch
-    of a branch that is gone: its patch  m   mark a branch to compare with
-s   say a word to what runs in it (by its BRANCHING_STEER file)
-p   pause, and go on             x   stop what runs in it
-k   keep it when its call ends   c   commit it to its parent
-a   abort it: drop it            r   rebase it, if it is stale
+o   show what it prints
+f   list the files it changed
+d   side by side: with its parent, or with the marked branch;
+    of a branch that is gone: its patch
+m   mark it, to compare others with it
+s   send a message to what runs in it (BRANCHING_STEER)
+p   pause what runs in it, and resume
+x   stop what runs in it
+k   keep it when its call ends
+c   commit it to its parent
+a   abort it: delete it with its changes
+r   rebase it, if it is stale
 u   undo the last commit
-q   leave; nothing that runs is touched"""
+q   quit; what runs goes on"""
 
 
 class Watch(App[None]):
@@ -122,7 +128,8 @@ class Watch(App[None]):
         super().__init__(driver_class=TerminalDriver, ansi_color=True)
         self._space = space
         self._actions = BranchActions(space)
-        self._doing, self._reading = BackgroundCalls("deeds"), BackgroundCalls("reading")
+        self._doing = QueueThread("deeds", WAITING_MAX)
+        self._reading = QueueThread("reading", WAITING_MAX)
         self._observer = WorkspaceMonitor(
             space,
             lambda look: self.post_message(self.Looked(look)),
@@ -204,8 +211,10 @@ class Watch(App[None]):
             is_open = view.record is not None and view.state != "stale"
             if view.record is not None or view.has_patch:
                 keys.append(("d", "diff"))
-            is_listing = self._views.current == "files"
-            keys.append(("o", "output") if is_listing else ("f", "files"))
+            if self._views.current == "files":
+                keys.append(("o", "output"))
+            elif view.record is not None or view.has_patch:
+                keys.append(("f", "files"))
             if view.is_running:
                 keys.append(("s", "say"))
                 keys.append(("p", "resume" if view.state == "paused" else "pause"))
@@ -228,14 +237,14 @@ class Watch(App[None]):
         facts = [f"{open_ones} open", f"{running} running", self._space.policy]
         if look.commits:
             facts.append(f"{look.commits} to undo")
-        facts.append(str(self._space.base))
-        text = look.error and f"nothing can be seen: {look.error}"
+        facts.append(for_caller(str(self._space.base)))
+        text = look.error and for_caller(f"nothing can be seen: {look.error}")
         self._top.update(Text(text or " branching watch · " + " · ".join(facts), no_wrap=True))
 
     # What is chosen.
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The keys that go from branch to branch are not for what is in front of the tree."""
+        """Disables the keys for moving between branches while a dialog is open."""
         del parameters
         return action not in ("choose", "number") or len(self.screen_stack) == 1
 
@@ -296,14 +305,14 @@ class Watch(App[None]):
     # What is done.
 
     def _say(self, text: str) -> None:
-        self._said.update(Text(plain(text)))
+        self._said.update(Text(plain(for_caller(text))))
         self._said.display = bool(text)
         if self._forget is not None:
             self._forget.stop()
         self._forget = self.set_timer(SAID_SECONDS, lambda: self._say("")) if text else None
 
     async def _do(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Runs an errand; tells its failure and returns None."""
+        """Runs an action. On failure, shows the error and returns None."""
         try:
             return await self._doing.do(function, *args, **options)
         except (BranchingError, OSError, RuntimeError) as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
+from branching._caller import for_caller
 from branching.fs import Change
 from branching.tui.formatting import (
     duration,
@@ -29,9 +30,9 @@ STATE_WIDTH = 9
 CHANGES_WIDTH = 8
 INDENTS_MAX = 6
 LAST_LINE_ROOM = 44
-"""With less room for what is tried, the last line is left out."""
+"""If the candidate has less room than this, the last line of output is left out."""
 PARENT_SUFFIX = ".parent"
-"""Of the branch in which the parent of a fork goes on (see `agent.open_fork`)."""
+"""Suffix of the branch in which the parent of a fork continues."""
 _GOES_ON = {"chat": "branching chat", "fork": "branching fork --resume"}
 """Commands whose forks outlive them."""
 
@@ -70,10 +71,10 @@ def row_text(
     is_marked: bool = False,
     is_chosen: bool = False,
 ) -> Text:
-    """Returns the line of a branch: number, state, time, changes, score, cost, what is tried, and
-    the last line that it printed, as far as there is room.
+    """Returns the row of a branch: number, state, time, changes, score, cost, candidate, and the
+    last line of its output, as far as there is room.
 
-    The chosen row has no colours of its own: it is drawn in the terminal's two, reversed.
+    The selected row has no colours: it is shown in the terminal's colours, reversed.
     """
     entry = view.entry
     look = style(view.state)
@@ -100,7 +101,7 @@ def row_text(
 
 
 def _tried(view: BranchView, room: int) -> str:
-    """Returns what is tried in a branch, and what it printed last."""
+    """Returns the candidate of a branch and its last line of output."""
     what = "  " * min(view.depth, INDENTS_MAX) + plain(view.name)
     if view.group and view.entry is not None:
         what = f"{view.entry.index} {plain(view.label)}"
@@ -111,26 +112,33 @@ def _tried(view: BranchView, room: int) -> str:
     return f"{filled(shortened(what, half - 2), half)}{shortened(said, room - half)}"
 
 
-def group_text(views: Sequence[BranchView]) -> Text:
-    """Returns the line above the candidates of one call: its name, and how they are."""
-    states = Counter(word(view.state) for view in views)
-    counted = ", ".join(f"{count} {state}" for state, count in states.items())
+def group_text(views: Sequence[BranchView], width: int) -> Text:
+    """Returns the line above the candidates of one call: its name, and how they are. Where that is
+    too long, the name is cut first, then the states are shown by their marks."""
+    states = Counter(view.state for view in views)
+    counted = ", ".join(f"{count} {word(state)}" for state, count in states.items())
+    marks = " ".join(f"{mark(state)}{count}" for state, count in states.items())
     call = plain(views[0].group)
     command = views[0].entry.command if views[0].entry else ""
     name = call if call.startswith(command) else f"{command} {call}"
-    return Text(f"{name}: {counted}", "bold", no_wrap=True, overflow="ellipsis")
+    short = command or name
+    forms = (f"{name}: {counted}", f"{short}: {counted}", f"{name}: {marks}", f"{short}: {marks}")
+    fitting = [form for form in forms if cell_len(form) <= width]
+    return Text(fitting[0] if fitting else shortened(forms[-1], width), "bold", no_wrap=True)
 
 
 def facts_text(view: BranchView | None) -> Text:
-    """Returns the lines about the chosen branch: name, what is tried in it, its place."""
+    """Returns the lines about the selected branch: name, candidate, path."""
     facts = Text(no_wrap=True, overflow="ellipsis")
     if view is None:
-        facts.append("No branch is open. Try: branching run -- COMMAND", "dim")
+        facts.append(for_caller("No branch is open. Try: branching run -- COMMAND"), "dim")
         return facts
     facts.append(f"{plain(view.name)}\n", "bold")
     if view.state == "lost":
-        facts.append(f"{_lost(view)}\n", style("lost"))
+        facts.append(f"{for_caller(_lost(view))}\n", style("lost"))
     facts.append(plain(view.label) or _unlabelled(view))
+    if view.entry is not None and view.entry.node:
+        facts.append(f"\non node {plain(view.entry.node)}", "dim")
     if view.record is not None and view.state != "lost":
         facts.append(f"\n{plain(view.record.branch_path)}", "dim")
     return facts

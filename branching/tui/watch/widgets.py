@@ -12,6 +12,7 @@ from rich.text import Text
 from textual.widgets import OptionList, RichLog, Static
 from textual.widgets.option_list import Option
 
+from branching._caller import for_caller
 from branching.fs import Change
 from branching.tui.formatting import coloured
 from branching.tui.watch.branch_text import RowLayout, change_text, facts_text, group_text, row_text
@@ -42,7 +43,7 @@ class BranchTable(OptionList):
             if view.depth == 0 and view.group != last:
                 last = view.group
                 if last:
-                    rows.append((f"{GROUP_PREFIX}{last}", group_text(groups[last])))
+                    rows.append((f"{GROUP_PREFIX}{last}", group_text(groups[last], layout.width)))
             is_chosen, is_marked = index == chosen, view.name == marked
             text = row_text(view, layout, index + 1, is_marked=is_marked, is_chosen=is_chosen)
             rows.append((view.name, text))
@@ -127,9 +128,11 @@ class FileList(OptionList):
         lines = [Option(change_text(change)) for change in changes[:FILES_MAX]]
         more = len(changes) - FILES_MAX
         if more > 0:
-            lines.append(Option(f"and {more} more: branching diff lists them", disabled=True))
+            said = for_caller(f"and {more} more: branching diff lists them")
+            lines.append(Option(said, disabled=True))
         self.clear_options()
         self.add_options(lines or [Option("none", disabled=True)])
+        self.highlighted = 0 if changes else None
 
     def path(self, index: int) -> str | None:
         """Returns the path of a line, None if that is of none."""

@@ -1,13 +1,12 @@
 """Reads the state of a workspace: its branches, and the candidates whose logs are kept.
 
-A WorkspaceMonitor polls in a thread of its own and passes each `Snapshot` to a function. One poll
-costs a request to the daemon and a stat for each kept log. Logs that have not changed are not read
-again; branches are asked in turn what they changed, for a tenth of a second a poll; of a long
-output only the end is read.
+A WorkspaceMonitor polls in its own thread and passes each `Snapshot` to a function. One poll costs
+a request to the daemon and a stat for each log. Only changed logs are read again, and only the end
+of a long output. The changes of the branches are listed in turn, for at most 0.1 s per poll.
 
-Two sources are joined by the name of the branch: the filesystem knows which branches there are, the
-run log what was tried in them, by which call, and how it went. A branch without an entry was made
-by a program that keeps no log; an entry without a branch is of a branch that is gone.
+Two sources are joined by the branch name: the filesystem has the open branches, the run log has the
+candidates, their calls and results. A branch without a log entry was created by a program without a
+run log. An entry without a branch belongs to a branch that has ended.
 """
 
 from __future__ import annotations
@@ -19,19 +18,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from branching._caller import for_caller
 from branching.errors import BranchingError
 from branching.fs import BranchRecord, DiffSummary, Workspace
 from branching.fs.branch_leases import orphaned_branches
 from branching.fs.store_files import open_file
 from branching.runlog.control_socket import is_alive
+from branching.runlog.patches import read_patch
 from branching.runlog.run_log import UNDER_WAY, Entry, read_entry
+from branching.tui.diff.patch_sources import PatchSource
 
 LOOK_SECONDS = 0.5
-"""Between two looks: what a person takes for "at once"."""
+"""Poll interval, short enough to seem immediate."""
 OUTPUT_BYTES_MAX = 64 << 10
 """Of an output so much is shown; `branching log` has it all."""
 OUTPUT_LINES_MAX = 500
-"""Of what comes between two looks so many are: drawing takes its time, and nobody reads more."""
+"""Maximum number of new lines to show per poll, because drawing takes time."""
 LAST_LINE_BYTES_MAX = 1 << 10
 """So much of a log is read for its last line."""
 DOOR_SECONDS = 2.0
@@ -44,7 +46,7 @@ ASKING_SECONDS_MAX = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class BranchView:
-    """One branch, or what is left of one."""
+    """One branch, or the log of a branch that has ended."""
 
     name: str
     depth: int
@@ -90,7 +92,7 @@ class Snapshot:
     commits: int = 0
     """How many commits can be undone."""
     error: str = ""
-    """Why nothing could be seen, and then the rest is what was seen last."""
+    """Why the last poll failed, or None. The other fields then have the previous state."""
 
     def find(self, name: str) -> BranchView | None:
         """Returns the branch of that name."""
@@ -133,6 +135,7 @@ class WorkspaceMonitor:
         self._last_lines: dict[str, tuple[int, str]] = {}
         self._left: set[int] = set()
         self._changes: dict[int, str] = {}
+        self._patched: dict[str, str] = {}
         self._asked = 0
         self._thread = threading.Thread(target=self._work, name="observer", daemon=True)
 
@@ -150,7 +153,7 @@ class WorkspaceMonitor:
         self._woken.set()
 
     def close(self) -> None:
-        """Stops looking. Does not wait for a look that is under way."""
+        """Stops polling. Does not wait for a running poll."""
         self._is_closed = True
         self._woken.set()
 
@@ -231,10 +234,23 @@ class WorkspaceMonitor:
             state=state,
             entry=entry,
             seconds=_seconds(entry),
-            changes=DiffSummary.parse(entry.changes).short if entry.changes else "",
+            changes=self._kept_changes(entry),
             last_line=self._last_line(entry.branch),
             has_patch=self._logs is not None and (self._logs / f"{entry.branch}.patch").is_file(),
         )
+
+    def _kept_changes(self, entry: Entry) -> str:
+        """Returns the numbers of changes of a branch that is gone. Those of a candidate that was
+        cancelled were not counted, and come from its patch."""
+        if entry.changes:
+            return DiffSummary.parse(entry.changes).short
+        if self._logs is None or entry.state in UNDER_WAY:
+            return ""
+        if entry.branch not in self._patched:
+            patch = read_patch(self._logs, entry.branch)
+            changes = [] if patch is None else PatchSource(entry.branch, patch).changes()
+            self._patched[entry.branch] = DiffSummary.of(changes).short if changes else ""
+        return self._patched[entry.branch]
 
     def _last_line(self, name: str) -> str:
         """Reads the end of a log, if the log has grown since the last look."""
@@ -258,7 +274,7 @@ class WorkspaceMonitor:
 
     def _is_attended(self, entry: Entry) -> bool:
         if not entry.door or self._logs is None:
-            return True  # nobody can be asked
+            return True  # unknown
         asked_at, answer = self._control_servers.get(entry.door, (0.0, True))
         if answer and time.monotonic() - asked_at > DOOR_SECONDS:
             answer = is_alive(self._logs / entry.door)
@@ -311,7 +327,7 @@ class WorkspaceMonitor:
 
 
 class Tail:
-    """The end of a log, and what is added to it."""
+    """The end of a log, updated as it grows."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
@@ -341,7 +357,8 @@ class Tail:
         if len(lines) > OUTPUT_LINES_MAX:
             lines, is_cut = lines[-OUTPUT_LINES_MAX:], True
         if is_cut:
-            lines[:1] = [b"[what came before is left out: branching log has it]"]
+            said = for_caller("[what came before is left out: branching log has it]")
+            lines[:1] = [said.encode()]
         return self._piece(tuple(line.decode("utf-8", "replace") for line in lines))
 
     def _piece(self, lines: tuple[str, ...], *, is_kept: bool = True) -> Output | None:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from pydantic import BaseModel, Field, ValidationError
+from pydantic_ai import ModelRetry
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
@@ -305,6 +306,62 @@ def test_a_callback_can_branch_and_a_branch_without_output_returns_none() -> Non
     lead()()
     assert results == [None]
     assert any("[Branch Result]" in text for text in prompts(above.last))
+
+
+def test_a_step_has_the_results_of_its_tools() -> None:
+    """Also of a tool that failed."""
+    steps: list[tuple[list[str], list[tuple[str, str]]]] = []
+
+    def fails(self: Module) -> str:
+        """Fails."""
+        raise ModelRetry("not so")
+
+    def on_step(self: Module, step: Any) -> None:
+        results = [(part.tool_name, str(part.content)) for part in step.tool_results]
+        steps.append(([part.tool_name for part in step.tool_calls], results))
+
+    both = ModelResponse(parts=[*call("note").parts, *call("fails").parts])
+    lead, _ = parent(
+        call("note"),
+        both,
+        say("ok"),
+        note=tool(lambda self: "noted"),
+        fails=tool(fails),
+        on_step=on_step,
+    )
+    assert lead()() == "ok"
+    assert steps == [
+        (["note"], [("note", "noted")]),
+        (["note", "fails"], [("note", "noted"), ("fails", "not so")]),
+        ([], []),
+    ]
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
+def test_what_is_appended_to_the_history_reaches_the_model_once(is_async: bool) -> None:
+    def append(self: Module) -> None:
+        if len(self.history) == 3:
+            self.history.append("be brief")
+            self.history.append({"role": "user", "content": "be kind"})
+
+    async def awaited(self: Module, step: Any) -> None:
+        append(self)
+
+    def plain(self: Module, step: Any) -> None:
+        append(self)
+
+    lead, above = parent(
+        call("note"),
+        call("note"),
+        say("ok"),
+        note=tool(lambda self: "x"),
+        on_step=awaited if is_async else plain,
+    )
+    module = lead()
+    module()
+    said = [[text for text in prompts(seen) if text.startswith("be ")] for seen in above.seen]
+    assert said == [[], ["be brief", "be kind"], ["be brief", "be kind"]]
+    assert [text for text in prompts(module.history) if text.startswith("be ")] == said[-1]
 
 
 @pytest.mark.contract("M13")

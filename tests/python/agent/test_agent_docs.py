@@ -84,6 +84,7 @@ def test_references_of_the_documents_are_there() -> None:
             assert (document.parent / target).exists(), f"{document}: {target}"
 
 
+@pytest.mark.contract("7.11")
 def test_the_offline_example_runs(project: Path) -> None:
     run(["git", "init", "-q"], project)
     said = run([sys.executable, str(REPOSITORY / "examples" / "fork_offline.py"), "."], project)

@@ -259,7 +259,7 @@ class TestLedger:
         with pytest.raises(UnknownPriceError, match="the price of a request was not told"):
             inner.charge("a", Usage(usd=None, requests=1))
 
-    @pytest.mark.contract("E4")
+    @pytest.mark.contract("E4", "L6")
     def test_concurrent_requests_cannot_overrun_the_aggregate_budget(self) -> None:
         """Pending requests count as spent: of ten threads only three may send."""
         ledger = Ledger(Budget(usd=1.0))

@@ -23,6 +23,7 @@ from branching import Branch, Workspace
 from branching import Change as FileChange
 from branching.agent.diff import build_diff_report, diff_tool_calls
 from branching.agent.diff.text import DIFF_LINES_MAX, TEXT_BYTES_MAX, unified, with_hunks
+from branching.agent.fork_files import ForkFiles
 from branching.agent.protocols import ToolCall
 from branching.agent.types import BranchDiffReport, PathDiff
 from branching.errors import BranchError, BranchNotFoundError, BranchStaleError
@@ -161,7 +162,7 @@ class TestFilter:
 
 
 class TestBinary:
-    @pytest.mark.contract("H5")
+    @pytest.mark.contract("H5", "L7")
     def test_a_file_with_a_nul_byte_is_binary(self, real: Mounted) -> None:
         change = only(report(real, write("f", b"\0" * 9))).branches.values()
         [one] = change
@@ -315,7 +316,8 @@ def test_every_file_is_read_once_in_each_tree(
     real: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cost follows the changed files: what was there at the fork is not read for each branch
-    again."""
+    again. A step records originals for the merge in a thread of its own, which reads, too."""
+    monkeypatch.setattr(ForkFiles, "record_originals", lambda *_: None)
     (real.base / "gone").write_text("moved\n")
     read: Counter[tuple[Path, str]] = Counter()
     step = ConfinedDir.read

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -293,6 +294,34 @@ class TestMirror:
                     await runs(said)
 
         run(work())
+
+    def test_a_program_that_makes_warnings_errors_has_its_runs_go_on(
+        self, real: Mounted, place: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The event loop's exception handler is told, which logs; the merge lands."""
+
+        async def work() -> None:
+            (place / "file").write_text("in the way")
+            with Workspace(real.root) as workspace:
+                made = coordinator(
+                    workspace,
+                    {"a": writing(f="x")},
+                    materializer_root=place / "file",
+                    keep_artifacts=True,
+                )
+                await made.fork(specs("a"))
+                await all_ended(made)
+                await made.merge_or_select(f"pick:{branch_of(made, 'a').id}")
+                await made.aclose()
+                assert workspace.branches() == []
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            run(work())
+        assert (real.base / "f").read_text() == "x"
+        said = [each.getMessage() for each in caplog.records if each.name == "asyncio"]
+        assert said
+        assert all("the mirror of the fork is not up to date" in each for each in said), said
 
 
 class TestPerson:

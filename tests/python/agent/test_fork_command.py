@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def test_one_command_in_many_branches_one_is_merged(root: Path) -> None:
     script = "echo $BRANCHING_ATTEMPT $BRANCHING_LABEL > mine; test $BRANCHING_ATTEMPT -ge 1"
     done = called(root, "fork", "-n", "2", "--", "sh", "-c", script)
     assert done.code == 0, done.err
-    assert done.out.splitlines()[0] == "winner: 1"
+    assert "✓ branch 1 won · merged 1 path · undo: branching undo" in done.err
     assert "[0] failed (exit 1)" in done.out
     assert (root / "mine").read_text() == "1 1\n"
 
@@ -77,7 +78,7 @@ def test_a_branch_that_fails_the_tests_is_not_merged(root: Path, chooser: list[s
 def test_failed_tests_are_reported_with_the_next_commands(root: Path) -> None:
     done = called(root, "fork", "-c", "echo broken >made", "--test-command", "exit 1")
     assert done.code == 1
-    assert "no branch was merged" in done.out
+    assert "✗ no branch was merged" in done.err
     (hint,) = [line for line in done.out.splitlines() if line.startswith("the tests failed;")]
     fork = hint.partition("--drop ")[2].split()[0]
     assert called(root, "fork", "--drop", fork).code == 0
@@ -102,6 +103,22 @@ def test_select_takes_globs_as_run_does(root: Path, select: str, merged: list[st
     assert done.code == 0, done.err
     made = [name for name in ("a.md", "docs/b.md", "docs/c", "d") if (root / name).exists()]
     assert made == merged
+
+
+def test_what_was_not_selected_is_in_the_patch_of_the_winner(root: Path) -> None:
+    script = "echo a >a.md; echo rest >rest; mkdir d; echo deep >d/rest"
+    done = called(root, "fork", "-c", script, "--select", "*.md")
+    assert "not selected: d d/rest rest" in done.out.splitlines()
+    (how,) = [line for line in done.out.splitlines() if "branching log --patch " in line]
+    patch = called(root, *how.partition(": branching ")[2].split()).out
+    assert not (root / "rest").exists()
+    subprocess.run(
+        ["git", "apply", "--exclude=a.md", "-"], cwd=root, input=patch, text=True, check=True
+    )
+    assert (root / "rest").read_text() == "rest\n"
+    assert (root / "d" / "rest").read_text() == "deep\n"
+    done = branching(root, "fork", "--json", "-c", "echo b >b; echo c >c", "--select", "b")
+    assert done.document["unselected"] == ["c"]
 
 
 def test_a_selection_of_nothing_merges_nothing_and_keeps_the_fork(root: Path) -> None:
@@ -143,7 +160,7 @@ def test_pick_merges_the_one_that_was_named(root: Path) -> None:
     assert (root / "made").read_text() == "1\n"
     done = called(root, "fork", "-c", "true", "-c", "false", "--pick", "1")
     assert done.code == 1
-    assert done.out.splitlines()[0] == "no branch was merged"
+    assert "✗ no branch was merged" in done.err
 
 
 @pytest.mark.parametrize(
@@ -163,7 +180,7 @@ def test_conflicts_end_as_they_are_told_to(
     script = "sed -i 's/^1$/1 branch/' lines; touch begun; while [ ! -e go ]; do sleep 0.1; done"
     # The branch cannot see the base; it waits for a file that is put into the branch itself.
     run = Running(real.root, ["fork", "--on-conflict", policy, "-q", "-c", script])
-    branch = branch_with(real.root, "begun")
+    branch = branch_with(real.root, "begun", run)
     lines.write_text("1\n2\n3 base\n")
     (branch / "go").touch()
     done = run.done()
@@ -185,7 +202,7 @@ def test_a_merge_leaves_another_fork_live(driver: str, request: pytest.FixtureRe
         f"touch begun{n}; while [ ! -e go ]; do sleep 0.1; done; touch made{n}" for n in "ab"
     ]
     runs = [Running(top, ["fork", "-q", "-c", script]) for script in scripts]
-    branches = [branch_with(top, f"begun{n}") for n in "ab"]
+    branches = [branch_with(top, f"begun{n}", run) for n, run in zip("ab", runs, strict=True)]
     for branch, run in zip(branches, runs, strict=True):
         (branch / "go").touch()
         done = run.done()
@@ -205,7 +222,7 @@ def test_the_second_of_two_forks_of_one_file_keeps_the_first_and_its_own_as_a_pa
         for n in "ab"
     ]
     runs = [Running(top, ["fork", "-q", "-c", script]) for script in scripts]
-    branches = [branch_with(top, f"begun{n}") for n in "ab"]
+    branches = [branch_with(top, f"begun{n}", run) for n, run in zip("ab", runs, strict=True)]
     ended = []
     for branch, run in zip(branches, runs, strict=True):
         (branch / "go").touch()
@@ -238,7 +255,7 @@ def test_no_success_and_no_time(root: Path) -> None:
 
 def test_a_signal_ends_all_and_leaves_nothing(root: Path) -> None:
     run = Running(root, ["fork", "-c", "touch begun; sleep 3600"])
-    branch_with(root, "begun")
+    branch_with(root, "begun", run)
     run.signal(signal.SIGTERM)
     assert run.done().code == 128 + signal.SIGTERM
     with Workspace(root) as space:
@@ -256,7 +273,7 @@ def test_what_is_printed_is_shown_by_label_and_kept(root: Path) -> None:
     assert won["label"] == "one: echo first; printf second"
     assert (failed["index"], failed["state"]) == (1, "failed")
     assert called(root, "log", won["branch"]).out == "first\nsecond\n"
-    assert called(root, "fork", "-q", *candidates).err == ""
+    assert called(root, "fork", "-q", *candidates).err == "✓ branch one won · merged 0 paths\n"
 
 
 class Steered:

@@ -26,8 +26,8 @@ def killed(real: Mounted, *words: str) -> str:
     """Runs a fork of two branches, one of which is done when the command is killed; its id."""
     words = (*words, "-c", "echo 0 > made; echo said", "-c", CUT_OFF)
     run = Running(real.root, ["fork", "-q", *words])
-    branch_with(real.root, "made")
-    branch_with(real.root, "half")
+    branch_with(real.root, "made", run)
+    branch_with(real.root, "half", run)
     until(lambda: "done" in _states(real), "the first is done")
     run.signal(signal.SIGKILL)
     run.done()
@@ -109,7 +109,7 @@ def test_one_that_was_left_is_dropped(real: Mounted) -> None:
     done = called(real.root, "fork", "-c", "true")
     assert f"--drop {fork_id}" in done.err, "the next fork names it"
     assert done.code == 0
-    assert called(real.root, "fork", "--drop", fork_id).out == f"dropped: fork {fork_id}\n"
+    assert called(real.root, "fork", "--drop", fork_id).err == f"✓ dropped fork {fork_id}\n"
     assert sorted(path.name for path in real.root.iterdir()) == [NAME_FROM]
     nothing_is_left(real)
     again = called(real.root, "fork", "--drop", fork_id)
@@ -121,7 +121,7 @@ def test_one_that_runs_is_not_taken(real: Mounted) -> None:
     """Nor touched: its runs go on."""
     script = "touch begun; until [ -e go ]; do sleep 0.05; done"
     run = Running(real.root, ["fork", "-q", "-c", script])
-    branch = branch_with(real.root, "begun")
+    branch = branch_with(real.root, "begun", run)
     fork_id = branch.name.rpartition("-")[0].removeprefix("@")
     assert called(real.root, "ls").err == "", "it is attended"
     for what in ("--resume", "--drop"):
@@ -152,7 +152,7 @@ def test_a_merge_that_is_refused_can_be_made_later(real: Mounted, refusal: str) 
     else:
         script = "echo 1 > made; touch begun; until [ -e go ]; do sleep 0.05; done; rm go begun"
         run = Running(real.root, ["fork", "-q", "--on-conflict", "fail", "-c", script])
-        branch = branch_with(real.root, "begun")
+        branch = branch_with(real.root, "begun", run)
         (real.base / "made").write_text("others\n")
         (branch / "go").touch()
         done = run.done()

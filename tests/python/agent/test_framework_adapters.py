@@ -398,6 +398,79 @@ def test_a_session_of_the_sdk_holds_the_winners_conversation(real_workspace: Wor
     in_time(work())
 
 
+def test_a_run_of_the_sdk_and_its_branches_are_streamed(real_workspace: Workspace) -> None:
+    """The result and the session are those of the winner, as without streaming."""
+    framework = FRAMEWORKS["openai-agents"]
+    director = Director(fork(one="say: I won", two="say: lost"), pick("one"), "it is over")
+    heard: list[tuple[str, str]] = []
+
+    def hear(branch: Any, event: Any) -> None:
+        heard.extend((branch.spec.label, word) for word in words_of(event))
+
+    async def work() -> None:
+        session = SQLiteSession("conversation")
+        async with forks_of(framework, director, real_workspace, on_branch_event=hear) as forks:
+            assert isinstance(forks, openai_agents.LiveFork)
+            streamed = forks.run_streamed("begin", session=session)
+            said = [word async for event in streamed.stream_events() for word in words_of(event)]
+            assert said == ["it", "is", "over"]
+            assert streamed.final_output == "it is over"
+            assert heard.count(("one", "won")) == 1
+            items = framework.read(streamed.to_input_list())
+            assert [each.text for each in items[:3]] == ["begin", "say: I won", "I won"]
+            assert framework.read(await session.get_items()) == items
+            with pytest.raises(ForkStateError, match="conversation_id"):
+                forks.run_streamed("more", conversation_id="conv_1")
+        session.close()
+
+    in_time(work())
+
+
+def test_messages_of_the_branches_of_a_graph_are_streamed(real_workspace: Workspace) -> None:
+    director = Director(fork(one="say: I won", two="say: lost"), pick("one"), "over")
+    heard: list[tuple[str, str, str]] = []
+
+    def hear(branch: Any, event: Any) -> None:
+        message, metadata = event
+        heard.append((branch.spec.label, str(message.content), metadata["langgraph_node"]))
+
+    async def work() -> None:
+        framework = FRAMEWORKS["langgraph"]
+        async with forks_of(framework, director, real_workspace, on_branch_event=hear) as forks:
+            await framework.turn(forks, "begin")
+
+    in_time(work())
+    assert heard.count(("one", "I won", "model")) == 1
+    assert {label for label, _, _ in heard} <= {"one", "two"}
+
+
+def test_a_stream_of_the_sdk_that_is_not_read_to_its_end_ends_its_fork(
+    real_workspace: Workspace,
+) -> None:
+    framework = FRAMEWORKS["openai-agents"]
+    director = Director(fork(one="run: sleep 600"), "on and on")
+
+    async def work() -> None:
+        async with forks_of(framework, director, real_workspace) as forks:
+            assert isinstance(forks, openai_agents.LiveFork)
+            events = forks.run_streamed("begin").stream_events()
+            async for event in events:
+                if words_of(event):
+                    break
+            assert not forks.coordinator.is_resolved
+            await events.aclose()  # type: ignore[attr-defined]
+            assert forks.coordinator.is_resolved
+            assert real_workspace.branches() == []
+
+    in_time(work())
+
+
+def words_of(event: Any) -> list[str]:
+    """Returns the piece of text in an event of a stream, if there is one."""
+    data: Any = getattr(event, "data", None)
+    return [data.delta] if getattr(data, "type", "") == "response.output_text.delta" else []
+
+
 def test_a_conversation_on_the_server_is_refused() -> None:
     async def work() -> None:
         async with forks_of(FRAMEWORKS["openai-agents"], Director()) as forks:

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from branching.agent.checkpoint import InMemoryCheckpointStore
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.errors import ForkStateError
 from branching.agent.fork_store import SQLiteForkStateStore
+from branching.agent.kept_patches import keep_patches
 from branching.agent.pydantic_ai import LiveForkCapability
 
 from .scripted import call, model_of, prompts, returned, say, since_prompt, working_agent
@@ -145,6 +147,48 @@ def test_the_work_of_the_branches_of_an_interrupted_run_is_kept_as_patches(proje
         done = branching(project, *each[2].removeprefix("branching ").split())
         assert "+++ b/started\n@@ -0,0 +1 @@\n+work\n" in done.out, done.err
     assert not (project / "started").exists()
+
+
+@pytest.mark.parametrize("cancels", ["run", "all tasks"])
+def test_a_second_cancellation_cuts_no_clean_up_short(
+    project: Path, monkeypatch: pytest.MonkeyPatch, cancels: str
+) -> None:
+    """It comes while the work of the branches is being kept, as with a second Ctrl-C, at which the
+    event loop cancels all its tasks."""
+    kept: list[str] = []
+
+    async def work(program: Program) -> None:
+        ours = asyncio.all_tasks()
+        task = asyncio.create_task(program.agent.run("cancel"))
+        loop = asyncio.get_running_loop()
+        is_cancelled = threading.Event()
+
+        def cancel() -> None:
+            others = asyncio.all_tasks() - ours if cancels == "all tasks" else {task}
+            for each in others:
+                each.cancel()
+            is_cancelled.set()
+
+        def keep_meanwhile(*arguments: Any) -> list[str]:
+            if not is_cancelled.is_set():
+                loop.call_soon_threadsafe(cancel)
+                assert is_cancelled.wait(PROGRAM_SECONDS_MAX)
+            kept.extend(keep_patches(*arguments))
+            return kept
+
+        monkeypatch.setattr("branching.agent.coordinator.keep_patches", keep_meanwhile)
+        await program.is_ready.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with Workspace.open(project) as workspace:
+        run(work(Program(project, workspace)))
+        assert workspace.branches() == []
+    assert (project / "parent.txt").read_text() == "mine\n"
+    for name in set(kept):
+        assert "+work\n" in branching(project, "log", "--patch", name).out
+    assert len(set(kept)) >= 2
 
 
 def test_a_keyboard_interrupt_ends_the_fork_and_keeps_the_work(project: Path) -> None:

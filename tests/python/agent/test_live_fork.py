@@ -329,6 +329,31 @@ def test_a_branchs_model_is_told_what_a_person_changed_while_it_answered(
     assert seen == (["run: go", edits] if tells_edits else ["run: go"])
 
 
+@pytest.mark.parametrize("tells_edits", [True, False])
+def test_the_capability_decides_whether_a_branch_is_told_of_edits(
+    real_workspace: Workspace, tells_edits: bool
+) -> None:
+    told: list[list[str]] = []
+
+    def answer(messages: list[ModelMessage]) -> ModelResponse:
+        if "run: go" not in prompts(messages):
+            if not returned(messages, "fork_run"):
+                return call("fork_run", specs=[spec("one", "run: go")])
+            return call("merge_or_select", action=f"pick:{ids(messages)['one']}")
+        if not returned(messages, "shell"):
+            [branch] = [each for each in real_workspace.branches() if each.name.endswith("-one")]
+            (branch.path / "person").write_text("edited")
+            return call("shell", command="echo own > own")
+        told.append(prompts(messages))
+        return say("done")
+
+    forking = capability(real_workspace, tells_edits=tells_edits)
+    in_time(agent_of(answer, forking).run("hello"))
+    edits = "Somebody else has changed these files since your last step:\n- person"
+    in_the_branch = told[0]
+    assert (edits in in_the_branch) == tells_edits
+
+
 # C. The tools
 
 

@@ -9,8 +9,9 @@ import asyncio
 import errno
 import os
 import shutil
+import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ from branching.agent.branch_runtime import FORK_VARIABLE
 from branching.agent.coordinator import ForkCoordinator
 from branching.agent.copy_paths import TreeCopier
 from branching.agent.errors import ForkStateError, MergeConflictError
+from branching.agent.fork_files import ForkFiles
 from branching.agent.parent_workspace import ParentWorkspace
 from branching.agent.types import MergeOptions, MergeResult
 from branching.fs.confined_dir import ConfinedDir
@@ -46,7 +48,7 @@ async def picked(made: ForkCoordinator, label: str, **options: Any) -> MergeResu
     return await made.merge_or_select(f"pick:{branch_of(made, label).id}", MergeOptions(**options))
 
 
-@pytest.mark.contract("B11", "D10", "F10")
+@pytest.mark.contract("B11", "D10", "F10", "L20")
 def test_only_the_winners_files_are_merged(real: Mounted) -> None:
     """Writes, deletions and directories are merged; losers leave no file and no branch."""
     (real.base / "old").mkdir()
@@ -84,6 +86,56 @@ def test_only_the_winners_files_are_merged(real: Mounted) -> None:
     assert (real.base / SEED).read_text() == "changed"
     assert not (real.base / "old").exists()
     assert not (real.base / "other").exists()
+
+
+@pytest.mark.contract("L14")
+def test_branches_that_run_do_not_see_each_others_files(real: Mounted) -> None:
+    """Each writes, waits until the other has written, and looks."""
+    seen: dict[str, tuple[str, list[str]]] = {}
+    written: list[str] = []
+
+    def looking(label: str) -> Callable[[ScriptedRunner], Awaitable[None]]:
+        async def script(runner: ScriptedRunner) -> None:
+            runner.write(SEED, label)
+            runner.write(f"only-{label}", label)
+            written.append(label)
+            while len(written) < 2:
+                await asyncio.sleep(0.01)
+            path = runner.branch.path
+            assert path is not None
+            names = sorted(each.name for each in path.glob("only-*"))
+            seen[label] = (path / SEED).read_text(), names
+            await runner.say("looked")
+
+        return script
+
+    async def work() -> None:
+        with Workspace(real.root) as workspace:
+            made = coordinator(workspace, {each: looking(each) for each in ("a", "b")})
+            await made.fork(specs("a", "b"), parent_history=[])
+            await all_ended(made)
+            await made.aclose()
+
+    run(work())
+    assert seen == {"a": ("a", ["only-a"]), "b": ("b", ["only-b"])}
+
+
+async def makes_setuid(runner: ScriptedRunner) -> None:
+    """A run that makes a program that gives the rights of its owner to all users."""
+    runner.write("tool", "#!/bin/sh")
+    assert runner.branch.path is not None
+    (runner.branch.path / "tool").chmod(0o4755)
+    runner.write("other", "x")
+
+
+@pytest.mark.parametrize("only", [(), ("tool",)], ids=["all", "a part"])
+def test_a_merged_program_with_privileges_is_warned_of(forked: Forked, only: tuple[str]) -> None:
+    result = forked.merge(makes_setuid, only=only)
+    assert [(change.path, change.privileges) for change in result.privileged] == [
+        ("tool", ("set-user-ID",))
+    ]
+    assert "warning: the commit has 'tool' with set-user-ID" in result.notice
+    assert forked.base.joinpath("tool").stat().st_mode & 0o4000
 
 
 PARENT = [{"role": "user", "content": "hi"}]
@@ -257,6 +309,74 @@ def test_an_edit_between_the_fork_and_the_first_write_is_a_conflict(real: Mounte
 
     run(work())
     assert (real.base / SEED).read_text() == "third\n"
+
+
+def _touch(path: Path) -> None:
+    os.utime(path)
+
+
+def _link(path: Path) -> None:
+    path.with_name("other name").hardlink_to(path)
+
+
+def _make_executable(path: Path) -> None:
+    path.chmod(0o700)
+
+
+def _replace_by_a_copy(path: Path) -> None:
+    """As an editor does that saves without a change."""
+    copy = path.with_name("copy")
+    copy.write_bytes(path.read_bytes())
+    copy.replace(path)
+
+
+@pytest.mark.contract("F7")
+@pytest.mark.parametrize(
+    ("change", "deletes"),
+    [
+        *((change, False) for change in (_touch, _link, _replace_by_a_copy)),
+        (_make_executable, False),
+        (_touch, True),
+    ],
+    ids=["touch", "link", "copy", "chmod", "touch of a deleted file"],
+)
+def test_a_file_that_others_only_touched_is_no_conflict(
+    real: Mounted, change: Callable[[Path], object], deletes: bool
+) -> None:
+    """The bytes count. The mode that others set stays, and what they put beside the file, too."""
+
+    async def wins(runner: ScriptedRunner) -> None:
+        assert runner.branch.overlay is not None
+        if deletes:
+            runner.branch.overlay.delete(SEED)
+        else:
+            runner.write(SEED, "mine\n")
+        await runner.say("done")
+
+    async def work() -> MergeResult:
+        with Workspace(real.root) as workspace:
+            made = coordinator(workspace, {"a": wins})
+            await made.fork(specs("a"))
+            await all_ended(made)
+            assert made._session is not None
+            files = made._session.fork.files
+            assert files is not None
+            await until(lambda: SEED in files._originals)
+            change(real.base / SEED)
+            result = await picked(made, "a")
+            assert workspace.branches() == []
+            await made.aclose()
+            return result
+
+    before = stat.S_IMODE((real.base / SEED).stat().st_mode)
+    mode = change is _make_executable
+    result = run(work())
+    assert result.conflicts == ()
+    if deletes:
+        assert not (real.base / SEED).exists()
+        return
+    assert (real.base / SEED).read_text() == "mine\n"
+    assert stat.S_IMODE((real.base / SEED).stat().st_mode) == (0o700 if mode else before)
 
 
 class TestOwn:
@@ -748,6 +868,9 @@ class TestThirdAtEveryStep:
                 return step(self, *arguments, **options)
 
             monkeypatch.setattr(owner, name, stepping)
+
+        # A thread that records originals makes calls, too, at no certain time.
+        monkeypatch.setattr(ForkFiles, "record_originals", lambda *_: None)
 
         async def work() -> Any:
             with Workspace(real.root) as workspace:

@@ -242,16 +242,20 @@ class TestOverride:
             made = await forked(place, Picking("a"))
             assert made.parent_path is not None
             (made.parent_path / "own").write_text("parent")
+            b = branch_of(made, "b")
+            assert b.path is not None
+            (b.path / "b").chmod(0o4755)
             outcome = await made.resolve(MergeStrategy(kind="auto"))
             assert outcome.committed
             assert (top / "a").exists()
-            b = branch_of(made, "b")
             with pytest.raises(ForkStateError, match="is what was merged"):
                 await made.override(branch_of(made, "a").id)
             merged = await made.override(b.id)
             assert merged.winner_branch_id == b.id
             assert merged.applied_paths == ("b", SEED)
             assert merged.history_after_merge == b.history
+            # Only what is committed to the workspace itself is warned of.
+            assert [each.path for each in merged.privileged] == ([] if in_branch else ["b"])
             assert (top / SEED).read_text() == "b\n"
             assert not (top / "a").exists()
             assert (top / "own").read_text() == "parent"
@@ -380,13 +384,15 @@ class TestOverrideByAnotherProcess:
         died(
             real.root,
             f"""
-            from branching.agent import merge_override
             from branching.agent.coordinator import ForkCoordinator
+            from branching.fs import Branch
             place = workspace.reopen("session") if {in_branch} else workspace
-            report_of = merge_override.report_of
-            def dying(*arguments):
-                now()
-            merge_override.report_of = dying
+            commit, prepared = Branch.commit, []
+            def dying(self, **options):
+                if prepared: now()  # both archives are loaded, and nothing has landed
+                if self.name.endswith(".branch"): prepared.append(self)
+                return commit(self, **options)
+            Branch.commit = dying
             async def main():
                 made = await ForkCoordinator.resume(
                     {fork_id!r}, store=store, runner=Runners({{}}), place=place

@@ -78,6 +78,11 @@ class Running:
             process.communicate(timeout=SECONDS_MAX)
         return [process.args for process in left]
 
+    def assert_running(self) -> None:
+        """Fails with the output of a command that has ended too early."""
+        if self.process.poll() is not None:
+            raise AssertionError(f"it ended too early: {self.done()}")
+
     def wait_for_line(self, text: str) -> None:
         """Waits until a line on stderr has the text."""
         assert self.process.stderr

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from branching import Workspace
 from branching.cli.app import app
 from support import waiting
-from support.command import Done
+from support.command import Done, Running
 
 SECONDS_MAX = 100
 
@@ -18,13 +18,15 @@ SECONDS_MAX = 100
 until = partial(waiting.until, seconds_max=SECONDS_MAX)
 
 
-def branch_with(root: Path, name: str) -> Path:
-    """Waits until a branch has a file of that name; returns the branch's directory."""
+def branch_with(root: Path, name: str, run: Running) -> Path:
+    """Waits until a branch of a run has a file of that name; returns the branch's directory."""
     found: list[Path] = []
 
     def look() -> bool:
         with Workspace(root) as space:
             found.extend(each.path for each in space.branches() if (each.path / name).exists())
+        if not found:
+            run.assert_running()
         return bool(found)
 
     until(look, f"a branch has {name}")

@@ -20,10 +20,15 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from openai.types.responses import (
+    Response,
+    ResponseCompletedEvent,
     ResponseFunctionToolCall,
     ResponseOutputMessage,
     ResponseOutputText,
+    ResponseTextDeltaEvent,
+    ResponseUsage,
 )
+from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 
 from branching.agent import langgraph, openai_agents
 from branching.agent.live_fork import LiveFork
@@ -181,8 +186,47 @@ class _AgentsModel(Model):
         )
         return ModelResponse(output=output, usage=usage, response_id=None)
 
-    def stream_response(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
-        raise NotImplementedError
+    async def stream_response(
+        self,
+        system_instructions: Any,
+        input: Any,  # noqa: A002
+        *_: Any,
+        **__: Any,
+    ) -> AsyncIterator[Any]:
+        answer = await self.get_response(system_instructions, input)
+        for number, item in enumerate(answer.output):
+            if isinstance(item, ResponseOutputMessage):
+                for word in item.content[0].text.split(" "):  # type: ignore[union-attr]
+                    yield ResponseTextDeltaEvent(
+                        type="response.output_text.delta",
+                        item_id=item.id,
+                        output_index=number,
+                        content_index=0,
+                        delta=word,
+                        logprobs=[],
+                        sequence_number=number,
+                    )
+        usage = ResponseUsage(
+            input_tokens=SENT_TOKENS,
+            output_tokens=RECEIVED_TOKENS,
+            total_tokens=SENT_TOKENS + RECEIVED_TOKENS,
+            input_tokens_details=InputTokensDetails(cached_tokens=0, cache_write_tokens=0),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+        )
+        response = Response(
+            id=f"response-{self._calls}",
+            created_at=0,
+            model=self.model,
+            object="response",
+            output=answer.output,
+            parallel_tool_calls=True,
+            tool_choice="auto",
+            tools=[],
+            usage=usage,
+        )
+        yield ResponseCompletedEvent(
+            type="response.completed", response=response, sequence_number=99
+        )
 
 
 def _of_item(item: Any) -> Said:

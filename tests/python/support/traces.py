@@ -84,6 +84,16 @@ def processes_in(directory: Path) -> list[str]:
     return found
 
 
+def processes_in_namespace(name: str) -> list[str]:
+    """Returns the pids in a process namespace, named as /proc/PID/ns/pid does."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if str((path / "ns" / "pid").readlink()) == name:
+                found.append(path.name)
+    return found
+
+
 def _children(pid: int | str = "self") -> list[int]:
     pids: list[int] = []
     with suppress(OSError):  # the process has ended

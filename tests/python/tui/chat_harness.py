@@ -29,7 +29,9 @@ class ChatHarness:
         self.judge = ScriptedJudge()
         self.session: ChatSession
 
-    def run(self, act: Callable[[Pilot[Any]], Awaitable[None]]) -> None:
+    def run(
+        self, act: Callable[[Pilot[Any]], Awaitable[None]], size: tuple[int, int] = (80, 24)
+    ) -> None:
         """Opens the chat, acts in it, and closes it."""
         self.session = new_session(self.space, self.settings, self.script, self.judge)
 
@@ -39,7 +41,7 @@ class ChatHarness:
             finally:
                 await self.session.close()
 
-        piloted(Chat(self.session), whole)
+        piloted(Chat(self.session), whole, size=size)
 
     async def fork(self, *specs: BranchSpec) -> None:
         assert await self.session.fork(specs)

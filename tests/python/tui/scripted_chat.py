@@ -110,13 +110,16 @@ class ScriptedJudge:
 
     label: str = "one"
     confidence: float = 0.9
+    reasoning: str = "is best"
     asked: int = 0
 
     async def __call__(self, question: Question) -> Judgement:
         self.asked += 1
         [winner] = [o.branch_id for o in question.outcomes if o.label == self.label]
         verdict = Choice(
-            winner_branch_id=winner, confidence=self.confidence, reasoning=f"{self.label} is best"
+            winner_branch_id=winner,
+            confidence=self.confidence,
+            reasoning=f"{self.label} {self.reasoning}",
         )
         return Judgement(verdict=verdict, effective_confidence=self.confidence)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -270,8 +271,11 @@ def test_a_second_chat_says_that_its_fork_is_not_kept(root: Path, place: Path) -
 def test_a_chat_says_what_it_lacks(root: Path) -> None:
     done = branching(root, "chat")
     assert (done.code, "draws on a terminal" in done.err) == (2, True)
-    with Tmux(root, branching_argv("chat")) as terminal:
+    # tmux may lose the last output of a program that has ended: the shell waits for a key.
+    command = f"{shlex.join(branching_argv('chat'))}; code=$?; read -r _; exit $code"
+    with Tmux(root, ["sh", "-c", command]) as terminal:
         terminal.until_shown("name a model")
+        terminal.press("Enter")
         assert terminal.until_ended() == 2
 
 

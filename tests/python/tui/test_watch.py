@@ -501,6 +501,59 @@ def test_a_message_goes_after_a_while(
     piloted(app, act)
 
 
+def test_the_files_of_a_branch_that_is_gone_are_those_of_its_patch(
+    real: Mounted, app: Watch
+) -> None:
+    """Also of a candidate that was cancelled, whose changes nothing else has counted."""
+    slow = f"echo mine > {NAME_FROM}; touch ready; sleep 600"
+    call = race(real.root, slow, WAITS)
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "+1 ~1")
+        await pilot.press("2", "s", *"go", "enter")
+        await until_shown(pilot, "★ won", "⊘ cancelled")
+        await until(pilot, lambda: "+1 ~1" in row_of(app, "⊘ cancelled"), "its changes")
+        await pilot.press("2")
+        await until(pilot, lambda: "f files" not in shown(app), "no key for files: it has none")
+        await pilot.press("1")
+        await until_shown(pilot, "f files")
+        await pilot.press("f")
+        await until_shown(pilot, f"M {NAME_FROM}  +1 -", "A ready")
+        await pilot.press("down", "enter")
+        await until_shown(pilot, "before │ speculate-", "mine")
+
+    piloted(app, act)
+    assert call.done().code == 0
+
+
+def test_the_name_of_a_call_and_its_states_are_on_one_line(real: Mounted, app: Watch) -> None:
+    call = race(real.root, "exit 1", "sleep 600", f"echo x > made; {WAITS}")
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "1 failed, 2 running")
+        await pilot.press("3", "s", *"go", "enter")
+        await until_shown(pilot, "★ won", "⊘ cancelled")
+        table = [line for line in shown(app).splitlines() if line][1:5]
+        assert table[0] == "speculate: 1 failed, 1 cancelled, 1 won", table
+        assert [line[:1] for line in table[1:]] == ["1", "2", "3"]
+
+    piloted(app, act, size=(40, 16))
+    assert call.done().code == 0
+
+
+def test_a_question_shows_its_keys_at_any_size(space: Workspace, app: Watch) -> None:
+    kept(space, "mine", {f"f{n}": "1" for n in range(30)})
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "○ open")
+        for key, words in (("?", ("Keys",)), ("c", ("A f0", "[y] commit"))):
+            await pilot.press("question_mark" if key == "?" else key)
+            await until_shown(pilot, *words, "[escape] back")
+            await pilot.press("escape")
+
+    piloted(app, act, size=(40, 10))
+
+
 def test_losers_and_the_winner_can_be_compared_after_the_race(real: Mounted, app: Watch) -> None:
     done = race(real.root, f"echo mine > {NAME_FROM}; exit 1", "echo x > made; sleep 0.3").done()
     assert done.code == 0

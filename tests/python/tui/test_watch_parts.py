@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
-from branching.tui.background_calls import WAITING_MAX, BackgroundCalls
+from branching._threads import WAITING_MAX, QueueThread
 from branching.tui.diff.diff_view import row_text
 from branching.tui.diff.line_diff import LINES_MAX, compare
 from branching.tui.diff.syntax import syntax_colours
@@ -204,10 +204,10 @@ class TestTail:
         assert (found.is_kept, found.lines) == (False, ())
 
 
-class TestErrands:
+class TestQueueThread:
     def test_values_and_errors_come_back_in_order(self) -> None:
         async def run() -> None:
-            background = BackgroundCalls("test")
+            background = QueueThread("test", WAITING_MAX)
             values = await asyncio.gather(*(background.do(abs, -n) for n in range(3)))
             assert values == [0, 1, 2]
             with pytest.raises(ZeroDivisionError):
@@ -223,7 +223,7 @@ class TestErrands:
             goes_on.wait()
 
         async def run() -> None:
-            background = BackgroundCalls("test")
+            background = QueueThread("test", WAITING_MAX)
             hanging = asyncio.ensure_future(background.do(hang))
             while not begun.is_set():
                 await asyncio.sleep(0)

@@ -1,0 +1,273 @@
+"""Attempts on a Dask cluster. Needs the extra `dask`.
+
+    from branching.cluster import DaskRunner
+
+    BestOfN(task, n=200, runner=DaskRunner("tcp://scheduler:8786"))(workspace)
+
+An attempt is a task whose result has the reply and the layer, and stays at its worker. The parts
+that are needed are read there by the worker's event loop: a task for it would wait for a free
+thread, behind other attempts.
+
+Dask computes a result that was lost with its worker again. A second run would have another result
+than the one that was chosen, so a run sets an event, and a later one ends when it finds it set.
+What this program puts is replicated to all workers, and cannot be lost with one of them.
+"""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import secrets
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from branching.cluster.cluster_runner import ClusterRunner
+from branching.cluster.engine import EngineError, Function
+from branching.errors import ClusterError
+from branching.fs import Branch, Workspace
+from branching.patterns.runner import Runner
+
+if TYPE_CHECKING:
+    from distributed import Client, Future, Worker
+
+    from branching.process import ResourceLimits
+
+
+class DaskRunner:
+    """Runs the attempts of a pattern on a Dask cluster: the pattern's option `runner`.
+
+    The same as `RayRunner`, but for these differences. A worker runs as many attempts at once as it
+    has threads. An `evaluate` runs in a thread of the worker, and is not killed when its attempt is
+    cancelled.
+
+    Args:
+        address: Address of the scheduler. Default: that of the client which this program uses, else
+            a cluster that is started on this machine.
+        limits: Resource limits of each attempt, unless the pattern has its own.
+        exclude: Glob patterns of paths that do not travel, with everything below them.
+        dask_options: More options of each task, as for `Client.submit`: `resources`, `workers`,
+            `priority`.
+
+    Raises:
+        ImportError: Dask is not installed.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        limits: ResourceLimits | None = None,
+        exclude: Sequence[str] = (),
+        dask_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        try:
+            import distributed  # noqa: F401
+        except ImportError as error:
+            raise ImportError(
+                'DaskRunner needs its extra: pip install ".[dask]" in the source tree'
+            ) from error
+        self._address = address
+        self._limits = limits
+        self._exclude = tuple(exclude)
+        self._options = dict(dask_options or {})
+        self._client: Client | None = None
+        self._lock = threading.Lock()
+
+    def open_runner(self, parent: Workspace | Branch, **options: Any) -> Runner:
+        """Connects to the cluster and returns the runner of one call."""
+        options["limits"] = options["limits"] or self._limits
+        engine = _DaskEngine(self._connected(), self._options)
+        return ClusterRunner(parent, engine=engine, exclude=self._exclude, **options)
+
+    def _connected(self) -> Client:
+        from distributed import Client, default_client
+
+        with self._lock:
+            if self._client is not None and self._client.status == "running":
+                return self._client
+            if self._address is None:
+                try:
+                    found: Client = default_client()
+                    return found
+                except ValueError:
+                    pass  # there is none
+            try:
+                self._client = Client(self._address, set_as_default=False)
+            except (OSError, ValueError) as error:  # OSError: also a timeout
+                raise ClusterError(
+                    f"cannot connect to the Dask cluster at {self._address or 'this machine'}: "
+                    f"{error}; nothing was run"
+                ) from error
+            return self._client
+
+
+class _DaskStore:
+    """The object store in a worker, for one attempt."""
+
+    def __init__(self, given: Mapping[str, bytes], key: str) -> None:
+        from distributed import get_worker
+
+        self._worker = get_worker()
+        self._given = given
+        self._key = key
+        self.pieces: list[bytes] = []
+        self.node = f"{socket.gethostname()}/{self._worker.address.rpartition(':')[2]}"
+
+    def put(self, data: bytes) -> object:
+        self.pieces.append(data)
+        return self._key, len(self.pieces) - 1
+
+    def get(self, reference: object) -> bytes:
+        assert isinstance(reference, str)
+        return self._given[reference]
+
+    def is_cancelled(self, token: str) -> bool:  # noqa: ARG002  (the scheduler says it by the task)
+        # The scheduler takes a task away when it is cancelled, and when its client has gone.
+        task = self._worker.state.tasks.get(self._key)
+        return task is None or task.state in ("cancelled", "released", "forgotten")
+
+
+class _DaskEngine:
+    def __init__(self, client: Client, options: Mapping[str, Any]) -> None:
+        self._client = client
+        self._options = options
+        self._put: dict[str, Future[bytes]] = {}
+        self._tasks: dict[str, Future[Any]] = {}
+        self._lock = threading.Lock()
+        """Guards what follows against tasks that are submitted and cancelled at once."""
+        self._by_token: dict[str, list[Future[Any]]] = {}
+        self._cancelled: set[str] = set()
+        self._workers: dict[str, str] = {}
+        """By key of a task, the address of the worker that runs it."""
+        self._messages: dict[str, queue.SimpleQueue[bytes | None]] = {}
+        self._topic = f"branching-{secrets.token_hex(8)}"
+        client.subscribe_topic(self._topic, self._on_event)
+
+    def put(self, data: bytes) -> object:
+        try:
+            (future,) = self._client.scatter([data], broadcast=True, hash=False)
+        except Exception as error:  # TimeoutError if there is no worker, and what Dask raises
+            raise ClusterError(
+                f"the base could not be sent to the workers: {_said(error)}; nothing was run"
+            ) from error
+        self._put[future.key] = future
+        return future.key
+
+    def get(self, reference: object) -> bytes:
+        assert isinstance(reference, tuple)
+        key, number = reference
+        data = self._result(key, 1)[number]
+        assert isinstance(data, bytes)
+        return data
+
+    def pickle(self, value: object) -> bytes:
+        import cloudpickle
+
+        data: bytes = cloudpickle.dumps(value)
+        return data
+
+    def submit(
+        self, function: Function, argument: object, *, needs: Sequence[object], token: str
+    ) -> object:
+        key = f"{self._topic}-{len(self._tasks)}"
+        self._messages[key], self._workers[key] = queue.SimpleQueue(), ""
+        task = self._client.submit(
+            _run,
+            function,
+            pickle.dumps(argument),
+            {each: self._put[each] for each in needs},  # type: ignore[index]
+            key,
+            self._topic,
+            key=key,
+            pure=False,
+            retries=0,
+            **self._options,
+        )
+        with self._lock:
+            self._tasks[key] = task
+            self._by_token[token].append(task)
+            if token in self._cancelled:
+                task.cancel(force=True)
+        task.add_done_callback(lambda _: self._messages[key].put(None))
+        return key
+
+    def receive(self, task: object) -> Iterator[Any]:
+        assert isinstance(task, str)
+        while (message := self._messages[task].get()) is not None:
+            yield pickle.loads(message)
+        yield from map(pickle.loads, self._result(task, 0))
+
+    def give_up(self, task: object) -> None:
+        """A task that was cancelled is not waited for."""
+
+    def new_token(self) -> str:
+        token = secrets.token_hex(8)
+        self._by_token[token] = []
+        return token
+
+    def cancel(self, token: str) -> None:
+        with self._lock:
+            self._cancelled.add(token)
+            self._client.cancel(self._by_token[token], force=True)
+
+    def close(self) -> None:
+        from distributed import Event
+
+        self._client.unsubscribe_topic(self._topic)
+        for key in self._tasks:
+            Event(key, client=self._client).clear()
+        self._put.clear()
+        self._tasks.clear()
+
+    def _result(self, key: str, part: int) -> list[bytes]:
+        """Returns a part of the result of a task, which has ended."""
+        from distributed import CancelledError
+
+        worker = self._workers[key]
+        try:
+            task = self._tasks[key]
+            if task.status != "finished":
+                task.result(timeout=0)  # raises what it ended with
+            found = self._client.run(_part_of_result, key, part, workers=[worker])
+            data: list[bytes] = found[worker]
+        except (Exception, CancelledError) as error:  # Dask has no base class for what it raises
+            raise EngineError(_said(error)) from error
+        return data
+
+    def _on_event(self, event: tuple[float, Any]) -> None:
+        key, worker, message = event[1]
+        if key in self._messages:
+            self._workers[key] = worker
+            self._messages[key].put(message)
+
+
+def _run(
+    function: Function, argument: bytes, given: Mapping[str, bytes], key: str, topic: str
+) -> tuple[list[bytes], list[bytes]]:
+    """Returns what the function yields, but for its first message, and the pieces of its layer."""
+    from distributed import Event, get_client, get_worker
+
+    has_run = Event(key, client=get_client())
+    if has_run.is_set():
+        raise EngineError("its worker has died; it is not repeated")
+    has_run.set()
+    store = _DaskStore(given, key)
+    messages = map(pickle.dumps, function(store, pickle.loads(argument)))
+    worker = get_worker()
+    worker.log_event(topic, (key, worker.address, next(messages)))
+    return list(messages), store.pieces
+
+
+def _said(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    if isinstance(error, EngineError):
+        return str(error)
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _part_of_result(key: str, part: int, dask_worker: Worker) -> list[bytes]:
+    result: Any = dask_worker.data[key]
+    found: list[bytes] = result[part]
+    return found

@@ -1,0 +1,288 @@
+"""Files that are open in the workspace while the interpreter changes its branch. In the sandbox.
+
+A descriptor belongs to the branch in which it was opened. Before a fork or a commit the interpreter
+is parked: each descriptor of the workspace is noted (path, flags, offset), and its number is kept
+with /dev/null. Unparking opens the files again in the branch that is seen then, at the same numbers
+and offsets: Python's file objects, with what they have buffered, do not notice.
+
+What cannot be carried over is found before anything is changed (`obstacles`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+_REOPENED_FLAGS = (
+    os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_SYNC | os.O_DSYNC | os.O_DIRECT
+    | os.O_NOATIME | os.O_DIRECTORY | os.O_PATH
+)  # fmt: skip
+_MAPPING = re.compile(r"\S+ (\S{4}) \S+ \S+ \d+ *(.*)")
+"""A line of /proc/self/maps: permissions and path."""
+_GPU = "/dev/nvidia"
+_DELETED = " (deleted)"
+_COMMAND_CHARACTERS_MAX = 80
+_THREAD_END_MILLISECONDS_MAX = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Obstacles:
+    """What is in the way of a fork or a change of branch."""
+
+    refusals: list[str]
+    """It is not done."""
+    warnings: list[str]
+    """It is done, and parent and children share these things."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """An open file of the workspace: descriptors that share one offset."""
+
+    numbers: dict[int, bool]
+    """Each descriptor, and whether programs inherit it."""
+    path: str
+    flags: int
+    offset: int | None
+
+
+class Parked:
+    """A parked interpreter: what is to be opened again."""
+
+    def __init__(self, at: str, own: Collection[int]) -> None:
+        """Closes the files in the workspace at the path `at`, and leaves the directory.
+
+        The descriptors `own` are not touched. Raises OSError if a file could not be opened again;
+        nothing is changed then.
+        """
+        self._files = _files_in(at, own)
+        self._directory: str | None = None
+        for file in self._files:
+            _check_can_be_opened(file)
+        with suppress(FileNotFoundError):  # the directory was removed
+            directory = os.getcwd()
+            if _is_in(directory, at):
+                self._directory = directory
+                os.chdir("/")
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for file in self._files:
+            for number in file.numbers:
+                os.dup2(nothing, number, inheritable=False)
+        os.close(nothing)
+
+    def unpark(self) -> list[str]:
+        """Opens everything again. Returns what could not be opened, and why."""
+        failed = []
+        if self._directory is not None:
+            try:
+                os.chdir(self._directory)
+            except OSError as error:
+                failed.append(f"the directory {self._directory}: {error.strerror}")
+        for file in self._files:
+            try:
+                opened = os.open(file.path, file.flags)
+            except OSError as error:
+                failed.append(f"{file.path}: {error.strerror}")
+                continue
+            if file.offset is not None:
+                os.lseek(opened, file.offset, os.SEEK_SET)
+            for number, is_inheritable in file.numbers.items():
+                os.dup2(opened, number, inheritable=is_inheritable)
+            os.close(opened)
+        return failed
+
+
+def own_offsets(own: Collection[int]) -> None:
+    """Gives a forked child offsets of its own in the files that it only reads."""
+    for number in _descriptors():
+        if number in own:
+            continue
+        with suppress(OSError):
+            flags = fcntl.fcntl(number, fcntl.F_GETFL)
+            if not stat.S_ISREG(os.fstat(number).st_mode) or flags & os.O_ACCMODE != os.O_RDONLY:
+                continue
+            opened = os.open(f"/proc/self/fd/{number}", flags & _REOPENED_FLAGS | os.O_CLOEXEC)
+            os.lseek(opened, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(opened, number, inheritable=os.get_inheritable(number))
+            os.close(opened)
+
+
+def obstacles(at: str, own: Collection[int], *, allows_threads: bool) -> Obstacles:
+    """Finds what a fork, or a change of branch, would lose, break or share."""
+    refusals: list[str] = []
+    warnings: list[str] = []
+    names = python_threads()
+    if names and not allows_threads:
+        refusals.append(f"running threads, which a fork does not copy: {', '.join(names)}")
+    if others := _library_threads(len(names)):
+        warnings.append(f"{others} threads of libraries: they end in the children")
+    with open("/proc/self/maps") as table:
+        refusals += shared_mappings(table)
+    refusals += [f"a running child process: {name}" for name in _children()]
+    for number in _descriptors():
+        if number in own or number in (0, 1, 2):
+            continue
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+            found = os.fstat(number)
+            flags = fcntl.fcntl(number, fcntl.F_GETFL)
+        except OSError:
+            continue  # that of the listing itself
+        if refusal := refused_file(at, target, found, flags, is_locked=_is_locked(number)):
+            refusals.append(refusal)
+        elif warning := shared_file(number, target):
+            warnings.append(warning)
+    return Obstacles(refusals=list(dict.fromkeys(refusals)), warnings=warnings)
+
+
+def python_threads() -> list[str]:
+    """Returns the names of the threads that run Python code, without the main thread."""
+    known = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    return [known.get(ident, f"thread {ident}") for ident in sys._current_frames() if ident != main]
+
+
+def _library_threads(python_threads: int) -> int:
+    """Returns the number of other threads. One that Python has joined needs a moment to end."""
+    for _ in range(_THREAD_END_MILLISECONDS_MAX):
+        others = len(os.listdir("/proc/self/task")) - 1 - python_threads
+        if others <= 0:
+            return 0
+        time.sleep(0.001)
+    return others
+
+
+def shared_mappings(table: Iterable[str]) -> list[str]:
+    """Returns the writable mappings that a child would share, of a /proc/PID/maps."""
+    found = []
+    for line in table:
+        match = _MAPPING.match(line)
+        if match and match[1][1] == "w" and match[1][3] == "s" and not match[2].startswith(_GPU):
+            found.append(f"shared writable memory: {match[2].strip() or 'without a name'}")
+    return found
+
+
+def refused_file(
+    at: str, target: str, found: os.stat_result, flags: int, *, is_locked: bool = False
+) -> str | None:
+    """Says why an open file cannot be carried over; None if it can."""
+    if target.startswith(_GPU):
+        return f"a CUDA context: {target} is open"
+    is_regular = stat.S_ISREG(found.st_mode)
+    if is_regular and is_locked:
+        return f"a lock on {target}, which would be lost"
+    if _is_in(target.removesuffix(_DELETED), at):
+        if found.st_nlink == 0:
+            return f"an open file of the workspace that was deleted: {target}"
+        if not is_regular and not stat.S_ISDIR(found.st_mode):
+            return f"an open special file of the workspace: {target}"
+        return None
+    if is_regular and flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_PATH:
+        return f"a file that is open for writing outside of the workspace: {target}"
+    return None
+
+
+def shared_file(number: int, target: str) -> str | None:
+    """Says what parent and children share of an open file; None if it is nothing."""
+    kind = target.partition(":")[0]
+    if kind in ("socket", "pipe", "anon_inode"):
+        return f"descriptor {number} ({target}) is shared by all"
+    return None
+
+
+def _files_in(at: str, own: Collection[int]) -> list[_File]:
+    files: list[_File] = []
+    for number in _descriptors():
+        if number in own:
+            continue
+        try:
+            path = os.readlink(f"/proc/self/fd/{number}")
+            flags = fcntl.fcntl(number, fcntl.F_GETFL) & _REOPENED_FLAGS
+        except OSError:
+            continue  # that of the listing itself
+        if not _is_in(path, at):
+            continue
+        is_regular = stat.S_ISREG(os.fstat(number).st_mode) and not flags & os.O_PATH
+        offset = os.lseek(number, 0, os.SEEK_CUR) if is_regular else None
+        file = _File(
+            numbers={number: os.get_inheritable(number)},
+            path=path,
+            flags=flags | os.O_CLOEXEC | os.O_NOFOLLOW,
+            offset=offset,
+        )
+        for other in files:
+            if _is_one_open_file(other, file):
+                other.numbers.update(file.numbers)
+                break
+        else:
+            files.append(file)
+    return files
+
+
+def _is_one_open_file(one: _File, other: _File) -> bool:
+    """Whether two descriptors are duplicates: moving the offset of one moves that of the other."""
+    if (one.path, one.flags, one.offset) != (other.path, other.flags, other.offset):
+        return False
+    if one.offset is None:
+        return False
+    first, second = next(iter(one.numbers)), next(iter(other.numbers))
+    os.lseek(first, one.offset + 1, os.SEEK_SET)
+    is_moved = os.lseek(second, 0, os.SEEK_CUR) != one.offset
+    os.lseek(first, one.offset, os.SEEK_SET)
+    return is_moved
+
+
+def _check_can_be_opened(file: _File) -> None:
+    """Raises OSError if the path does not lead to the open file any more, or not to us."""
+    opened = os.open(file.path, file.flags)
+    try:
+        number = next(iter(file.numbers))
+        if not os.path.samestat(os.fstat(opened), os.fstat(number)):
+            raise FileExistsError(0, "another file has taken the place of the open one", file.path)
+    finally:
+        os.close(opened)
+
+
+def _children() -> list[str]:
+    """Returns the command lines of this process's children."""
+    found = []
+    me = str(os.getpid()).encode()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with suppress(OSError):
+            with open(f"/proc/{name}/stat", "rb") as file:
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+            if parent == me and state not in (b"Z", b"X"):
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    line = os.fsdecode(file.read().replace(b"\0", b" ").strip())
+                found.append(line[:_COMMAND_CHARACTERS_MAX] or f"process {name}")
+    return found
+
+
+def _is_locked(number: int) -> bool:
+    """Whether this process holds a lock on an open file.
+
+    /proc/locks tells the same, and waits for all processors to let it read (10 to 25 ms).
+    """
+    try:
+        with open(f"/proc/self/fdinfo/{number}", "rb") as facts:
+            return b"\nlock:" in facts.read()
+    except OSError:
+        return False  # that of a listing
+
+
+def _descriptors() -> list[int]:
+    return [int(name) for name in os.listdir("/proc/self/fd")]
+
+
+def _is_in(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(f"{directory}/")

@@ -1,0 +1,43 @@
+"""The SQLite database of the agents, opened several times and by several processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from branching.agent.database import Database
+
+SCHEMA = "CREATE TABLE IF NOT EXISTS words (word TEXT)"
+READ = f"""
+import sys
+from pathlib import Path
+from branching.agent.database import Database
+
+database = Database(Path(sys.argv[1]), {SCHEMA!r})
+with database.reading() as connection:
+    print(connection.execute("SELECT count(*) FROM words").fetchone()[0])
+database.close()
+"""
+
+
+def test_a_second_connection_of_a_process_leaves_the_locks_of_the_first(tmp_path: Path) -> None:
+    """Another process that finds no lock resets the shared memory of the first, which is mapped.
+
+    The first process then dies of SIGBUS, or loses what it writes. Closing any descriptor of a file
+    releases all locks that the process has on the file, so opening must not open it to look at it.
+    """
+    path = tmp_path / "store" / "forks.sqlite"
+    path.parent.parent.mkdir(exist_ok=True)
+    connections = [Database(path, SCHEMA) for _ in range(2)]
+    shared_memory = path.with_name(f"{path.name}-shm").stat()
+    for count, database in enumerate(connections, start=1):
+        with database.writing() as connection:
+            connection.execute("INSERT INTO words VALUES ('x')")
+        read = [sys.executable, "-c", READ, str(path)]
+        found = subprocess.run(read, capture_output=True, text=True, timeout=120, check=True)
+        assert found.stdout == f"{count}\n"
+        after = path.with_name(f"{path.name}-shm").stat()
+        assert (after.st_ino, after.st_size) == (shared_memory.st_ino, shared_memory.st_size)
+    for database in connections:
+        database.close()

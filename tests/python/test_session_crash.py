@@ -1,0 +1,522 @@
+"""Sessions whose interpreters or caller are killed at each step of a fork and of a pick."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from conftest import Mounted
+from support.branchfs import mounted
+from support.traces import processes_in_namespace
+from support.waiting import until
+
+from branching import Branch, BranchingError, MemoryBranchError, Session, Workspace
+from branching.session import parking
+from branching.session.branch_mounts import BranchMounts
+from branching.session.interpreter import Interpreter
+
+STEPS = ((Interpreter, "ask"), (Interpreter, "await_here"), (BranchMounts, "_ask"))
+BRANCH_STEPS = ("__enter__", "commit", "abort")
+STEPS_MAX = 60
+
+
+class Killer:
+    """Counts the steps of a session, and kills a process before one of them."""
+
+    def __init__(self, at: int, pid: Callable[[], int]) -> None:
+        self.count = 0
+        self._at = at
+        self._pid = pid
+
+    def step(self) -> None:
+        if self.count == self._at:
+            os.kill(self._pid(), signal.SIGKILL)
+        self.count += 1
+
+
+@contextmanager
+def watched(killer: Killer) -> Iterator[None]:
+    """Calls the killer before each message to a process, and each change of a branch."""
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in (*STEPS, *((Branch, name) for name in BRANCH_STEPS)):
+            original = getattr(owner, name)
+
+            def call(
+                *words: object, original: Callable[..., object] = original, **options: object
+            ) -> object:
+                killer.step()
+                return original(*words, **options)
+
+            patch.setattr(owner, name, call)
+        yield
+
+
+def files(base: Path) -> list[str]:
+    return sorted(path.name for path in base.iterdir() if path.name != ".branching")
+
+
+def namespace(session: Session) -> str:
+    value = session.run("import os; os.readlink('/proc/self/ns/pid')").result()
+    assert isinstance(value, str)
+    return value
+
+
+def test_a_session_that_is_killed_at_any_step_of_a_fork_leaves_nothing(
+    real_workspace: Workspace,
+) -> None:
+    for at in range(STEPS_MAX):
+        with Session(real_workspace) as session:
+            space = namespace(session)
+            session.run("open('made', 'w').close()")
+            killer = Killer(at, lambda: session.pid)
+            with watched(killer):
+                try:
+                    children = session.fork(2)
+                except BranchingError:
+                    children = []
+            if children:  # it was killed afterwards, or they can go on without it
+                children[0].run("x = 1")
+                session.pick(children[0])
+                assert session.run("x").result() == 1
+            inside = set(processes_in_namespace(space))
+            session.abort()
+        # A new namespace may have the number of one that is gone.
+        until(lambda: inside.isdisjoint(processes_in_namespace(space)), "all are dead")  # noqa: B023
+        assert real_workspace.branches() == []
+        if killer.count <= at:
+            break
+    assert 10 < killer.count == at
+    assert files(real_workspace.base) == ["seed.txt"]
+
+
+@pytest.mark.parametrize("who", ["the winner", "the loser", "the session"])
+def test_a_process_that_is_killed_at_any_step_of_a_pick_leaves_a_session_that_goes_on(
+    real_workspace: Workspace, who: str
+) -> None:
+    for at in range(STEPS_MAX):
+        with Session(real_workspace) as session:
+            space = namespace(session)
+            session.run("x = 0")
+            children = session.fork(2)
+            for child in children:
+                child.run(f"x = {child.index + 1}; open('made', 'w').write('{child.index}')")
+            pids = {
+                "the winner": children[0].pid,
+                "the loser": children[1].pid,
+                "the session": session.pid,
+            }
+            killer = Killer(at, lambda: pids[who])  # noqa: B023
+            with watched(killer), pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, "kill", tolerant(os.kill))
+                try:
+                    session.pick(children[0])
+                    is_picked = True
+                except BranchingError:
+                    is_picked = False
+            if who != "the winner":
+                assert is_picked
+                assert session.run("x, open('made').read()").result() == (1, "0")
+            elif not is_picked and session.is_forked and at % 2:
+                session.none()
+                assert session.run("x").result() == 0
+            elif not is_picked and session.is_forked:
+                session.pick(children[1])
+                assert session.run("x, open('made').read()").result() == (2, "1")
+            inside = set(processes_in_namespace(space))
+            session.abort()
+        # A new namespace may have the number of one that is gone.
+        until(lambda: inside.isdisjoint(processes_in_namespace(space)), "all are dead")  # noqa: B023
+        assert real_workspace.branches() == []
+        if killer.count <= at:
+            break
+    assert 6 < killer.count == at
+    assert files(real_workspace.base) == ["seed.txt"]
+
+
+def tolerant(kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    def call(pid: int, number: int) -> None:
+        try:
+            kill(pid, number)
+        except ProcessLookupError:
+            pass  # the pick has killed it already
+
+    return call
+
+
+# System calls of the interpreters. The profiler of Python sees each call of a function in C before it
+# is made, and a forked child inherits it.
+
+TRACER = """
+import os, socket, sys
+NAMES = ("/session/worker.py", "/session/parking.py", "/_linux/fd_passing.py")
+MODULES = ("posix", "fcntl", "socket", "select")
+count, forks, number, is_armed = 0, 0, None, False
+
+def profile(frame, event, called):
+    global count, is_armed
+    code = frame.f_code
+    is_armed = is_armed or code.co_name == "_check"  # the first request of a fork, and of a pick
+    if event == "call":
+        is_step = code.co_filename.endswith("/_linux/syscalls.py")
+    else:
+        is_step = (
+            event == "c_call" and code.co_filename.endswith(NAMES)
+            and (called.__module__ in MODULES or isinstance(called.__self__, socket.socket))
+        )
+    if is_armed and is_step and number == WHO:
+        if count == AT:
+            os.kill(os.getpid(), 9)
+        count += 1
+
+def in_parent():
+    global forks
+    forks += 1
+
+def in_child():
+    global number
+    number = forks
+
+os.register_at_fork(after_in_parent=in_parent, after_in_child=in_child)
+"""
+SYSTEM_CALLS_MAX = 400
+
+
+@pytest.fixture(params=["fuse", "overlay"])
+def workspace(request: pytest.FixtureRequest, outside: Path) -> Iterator[Workspace]:
+    base = outside / "base"
+    base.mkdir()
+    (base / "seed.txt").write_text("seed\n")
+    with (
+        mounted(base, outside / "mount", driver=request.param) as root,
+        Workspace(root) as made,
+    ):
+        yield made
+
+    def is_removed() -> bool:  # the daemon removes layers beside us
+        shutil.rmtree(base, ignore_errors=True)
+        return not base.exists()
+
+    until(is_removed, "the base is removed")
+
+
+def traced(who: int | None, at: int) -> str:
+    return f"WHO, AT = {who}, {at}\n{TRACER}\nsys.setprofile(profile)"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("who", [None, 0, 1], ids=["the session", "child 0", "child 1"])
+def test_an_interpreter_that_is_killed_at_any_system_call_of_a_fork(
+    workspace: Workspace, who: int | None
+) -> None:
+    for at in range(SYSTEM_CALLS_MAX):
+        with Session(workspace) as session:
+            space = namespace(session)
+            session.run("log = open('log', 'a'); log.write('.'); log.flush(); x = 1")
+            session.run(traced(who, at)).result()
+            is_dead, pid = False, session.pid
+            try:
+                children = session.fork(2)
+            except MemoryBranchError:
+                is_dead, children = True, []
+            if who is not None and is_dead:  # the session has lost nothing
+                assert session.run("x, open('log').read()").result() == (1, ".")
+            ended = Path(f"/proc/{pid}/stat")
+            is_dead = is_dead or not ended.exists() or " Z " in ended.read_text()
+            for child in children:
+                if child.is_alive:
+                    with suppress(MemoryBranchError):  # it dies at the next call
+                        child.run("x += 1; log.write('.'); log.flush()")
+            left = [child for child in children if child.is_alive]
+            if left:
+                with suppress(MemoryBranchError):
+                    session.pick(left[-1])
+            inside = set(processes_in_namespace(space))
+            session.abort()
+        until(lambda: inside.isdisjoint(processes_in_namespace(space)), "all are dead")  # noqa: B023
+        assert workspace.branches() == []
+        assert files(workspace.base) == ["seed.txt"]
+        if len(left) == 2 and not is_dead:
+            break
+    assert 8 < at < SYSTEM_CALLS_MAX - 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_winner_that_is_killed_at_any_system_call_of_a_pick(workspace: Workspace) -> None:
+    for at in range(SYSTEM_CALLS_MAX):
+        with Session(workspace) as session:
+            space = namespace(session)
+            session.run("log = open('log', 'a'); log.write('.'); log.flush(); x = 1")
+            children = session.fork(2)
+            for child in children:
+                child.run(f"x = 2 + {child.index}; log.write('{child.index}'); log.flush()")
+            children[0].run(traced(None, at)).result()
+            is_picked = True
+            try:
+                session.pick(children[0])
+                state = session.run("x, open('log').read()").result()
+            except MemoryBranchError:
+                is_picked = False
+            if is_picked:
+                assert state == (2, ".0")
+            elif session.is_forked:
+                session.pick(children[1])
+                assert session.run("x, open('log').read()").result() == (3, ".1")
+            inside = set(processes_in_namespace(space))
+            session.abort()
+        until(lambda: inside.isdisjoint(processes_in_namespace(space)), "all are dead")  # noqa: B023
+        assert workspace.branches() == []
+        assert files(workspace.base) == ["seed.txt"]
+        if is_picked:
+            break
+    assert 8 < at < SYSTEM_CALLS_MAX - 1
+
+
+def supervisor(space: str, who: str, interpreters: set[int]) -> int:
+    """Returns the pid of init, or of the mount helper: the process that is neither."""
+    for pid in map(int, processes_in_namespace(space)):
+        rows = Path(f"/proc/{pid}/status").read_text().splitlines()
+        number = next(row for row in rows if row.startswith("NSpid:")).split()[-1]
+        if (number == "1") == (who == "init") and pid not in interpreters:
+            return pid
+    raise AssertionError(f"no {who} in {space}")
+
+
+@pytest.mark.parametrize("who", ["init", "the mount helper"])
+@pytest.mark.parametrize("what", ["fork", "pick"])
+def test_a_supervisor_that_is_killed_at_any_step_leaves_nothing(
+    real_workspace: Workspace, what: str, who: str
+) -> None:
+    for at in range(STEPS_MAX):
+        with Session(real_workspace) as session:
+            space = namespace(session)
+            session.run("open('made', 'w').close()")
+            children = session.fork(2) if what == "pick" else []
+            interpreters = {session.pid, *(child.pid for child in children)}
+            victim = supervisor(space, who, interpreters)
+            killer = Killer(at, lambda: victim)  # noqa: B023
+            with watched(killer), suppress(BranchingError):
+                if what == "fork":
+                    session.fork(2)
+                else:
+                    session.pick(children[0])
+            inside = set(processes_in_namespace(space))
+            session.abort()
+        until(lambda: inside.isdisjoint(processes_in_namespace(space)), "all are dead")  # noqa: B023
+        assert real_workspace.branches() == []
+        assert files(real_workspace.base) == ["seed.txt"]
+        if killer.count <= at:
+            break
+    assert 6 < killer.count == at
+
+
+CALLER = """
+import os, sys
+sys.path[:0] = {path!r}
+from branching import Branch, Session, Workspace
+from test_session_crash import Killer, namespace, watched
+
+with Session(Workspace({root!r})) as session:
+    print(namespace(session), flush=True)
+    session.run("open('made', 'w').close()")
+    killer = Killer({at}, os.getpid)
+    with watched(killer):
+        children = session.fork(2)
+        children[0].run("open('more', 'w').close()")
+        session.pick(children[0])
+        session.commit()
+print(killer.count)
+"""
+
+
+def test_a_caller_that_is_killed_at_any_step_leaves_no_process_and_a_whole_base(
+    real: Mounted,
+) -> None:
+    before, after = [["seed.txt"], ["made", "more", "seed.txt"]]
+    seen = []
+    for at in range(0, STEPS_MAX * 2, 3):
+        path = [str(Path(__file__).parent)]
+        code = CALLER.format(path=path, root=str(real.root), at=at)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
+        space = done.stdout.splitlines()[0]
+        until(lambda: not processes_in_namespace(space), "all are dead")  # noqa: B023
+        with Workspace(real.root) as workspace:
+            assert workspace.branches() == [] or done.returncode == 0, done.stderr
+        found = files(real.base)
+        assert found in (before, after)
+        seen.append(found)
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        for name in ("made", "more"):
+            (real.base / name).unlink(missing_ok=True)
+    assert seen[0] == before
+    assert seen[-1] == after
+    assert len(seen) > 8
+
+
+def test_a_refused_fork_names_a_killed_interpreter(real_workspace: Workspace) -> None:
+    with Session(real_workspace) as session:
+        os.kill(session.pid, signal.SIGKILL)
+        with pytest.raises(MemoryBranchError, match="the interpreter of the session has ended"):
+            session.fork(2)
+        session.abort()
+
+
+# States of programs that a fork must carry over, or refuse by name.
+
+ODD_STATES = {
+    "an open database": (
+        "import sqlite3; db = sqlite3.connect('d.db'); db.execute('create table t (x)')",
+        "db.execute('insert into t values (1)'); db.commit()",
+        "db.execute('select count(*) from t').fetchone()[0]",
+        1,
+    ),
+    "a handler of logging": (
+        "import logging; logging.basicConfig(filename='log', level=20, format='%(message)s')",
+        "logging.info('in the child')",
+        "logging.info('after'); open('log').read()",
+        "in the child\nafter\n",
+    ),
+    "a rotating handler": (
+        "import logging, logging.handlers; h = logging.handlers.RotatingFileHandler('log', maxBytes=10, backupCount=1)",
+        "h.emit(logging.LogRecord('n', 20, 'p', 1, 'a longer line', (), None))",
+        "h.emit(logging.LogRecord('n', 20, 'p', 1, 'second line', (), None)); sorted(__import__('os').listdir())",
+        ["log", "log.1", "seed.txt"],
+    ),
+    "a temporary file in the workspace": (
+        "import tempfile; f = tempfile.NamedTemporaryFile('w+', dir='.', delete=False); f.write('one\\n')",
+        "f.write('two\\n')",
+        "f.seek(0); f.read()",
+        "one\ntwo\n",
+    ),
+    "a temporary directory": (
+        "import tempfile, os; d = tempfile.TemporaryDirectory(dir='.')",
+        "open(os.path.join(d.name, 'x'), 'w').close()",
+        "os.listdir(d.name)",
+        ["x"],
+    ),
+    "a finished pool of processes": (
+        "import multiprocessing as m\nwith m.get_context('fork').Pool(2) as pool: found = pool.map(abs, [-1, -2])\npool.join(); del pool",
+        "found.append(3)",
+        "found",
+        [1, 2, 3],
+    ),
+    "an event loop that ran": (
+        "import asyncio\nasync def add(n): return n + 1\nx = asyncio.run(add(1))",
+        "x = asyncio.run(add(x))",
+        "asyncio.run(add(x))",
+        4,
+    ),
+    "a generator that is half read": (
+        "lines = (line for line in open('seed.txt')); counter = iter(range(10)); next(counter)",
+        "next(counter)",
+        "next(counter), next(lines)",
+        (2, "seed\n"),
+    ),
+    "a lock and a condition": (
+        "import threading; lock = threading.RLock(); lock.acquire()",
+        "lock.acquire()",
+        "lock.release(); lock.release(); lock.acquire(blocking=False)",
+        True,
+    ),
+    "numbers from random": (
+        "import random; random.seed(1); first = random.random()",
+        "drawn = random.random()",
+        "0 <= drawn < 1",
+        True,
+    ),
+    "a mapped file that is only read": (
+        "import mmap; f = open('seed.txt', 'rb'); m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)",
+        "n = len(m)",
+        "bytes(m[:4]), n",
+        (b"seed", 5),
+    ),
+    "a module of the workspace": (
+        "import sys; sys.path.insert(0, '.'); open('mine.py', 'w').write('value = 1\\n'); import importlib, mine",
+        "open('mine.py', 'w').write('value = 22\\n')",
+        "importlib.invalidate_caches(); importlib.reload(mine).value",
+        22,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ODD_STATES)
+def test_a_state_survives_fork_and_pick(real_workspace: Workspace, what: str) -> None:
+    before, in_child, after, expected = ODD_STATES[what]
+    with Session(real_workspace) as session:
+        session.run(before).result()
+        children = session.fork(2)
+        cell = children[1].run(in_child)
+        assert cell.success, cell.exception and cell.exception.__cause__
+        session.pick(children[1])
+        cell = session.run(after)
+        assert cell.success, cell.exception and cell.exception.__cause__
+        assert cell.value == expected
+        session.abort()
+
+
+REFUSED_STATES = {
+    "a running pool of processes": (
+        "import multiprocessing as m; pool = m.get_context('fork').Pool(1)",
+        "running threads|a running child process",
+    ),
+    "a pool of threads": (
+        "from concurrent.futures import ThreadPoolExecutor; p = ThreadPoolExecutor(1); p.submit(int)",
+        "running threads.*ThreadPoolExecutor",
+    ),
+    "a shared value": (
+        "import multiprocessing as m; v = m.Value('i', 1)",
+        "shared writable memory",
+    ),
+    "shared memory by name": (
+        "from multiprocessing.shared_memory import SharedMemory; s = SharedMemory(create=True, size=10)",
+        "shared writable memory: /dev/shm/",
+    ),
+    "a database in WAL mode": (
+        "import sqlite3; db = sqlite3.connect('d.db'); db.execute('pragma journal_mode=wal'); db.execute('create table t (x)')",
+        "shared writable memory: .*d.db-shm",
+    ),
+    "a handler that writes outside": (
+        "import logging; h = logging.FileHandler('/tmp/log'); h.emit(logging.LogRecord('n', 20, 'p', 1, 'm', (), None))",
+        "open for writing outside of the workspace: /tmp/log",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED_STATES)
+def test_a_state_that_cannot_survive_is_named(real_workspace: Workspace, what: str) -> None:
+    code, message = REFUSED_STATES[what]
+    with Session(real_workspace) as session:
+        session.run(code).result()
+        with pytest.raises(MemoryBranchError, match=message):
+            session.fork(2)
+        assert session.run("1").result() == 1
+        session.abort()
+
+
+@pytest.mark.filterwarnings("ignore:the interpreter of the session. descriptor:UserWarning")
+def test_an_event_loop_that_is_open_is_a_warning(real_workspace: Workspace) -> None:
+    with Session(real_workspace) as session:
+        session.run("import asyncio; loop = asyncio.new_event_loop()").result()
+        with pytest.warns(UserWarning, match="anon_inode:.eventpoll.* is shared by all"):
+            children = session.fork(1)
+        child = children[0]
+        value = child.run("loop.run_until_complete(asyncio.sleep(0, 5))").result()
+        assert value == 5
+        session.abort()
+
+
+def test_obstacles_name_memory_that_is_mapped() -> None:
+    line = "7f00-7f01 rw-s 00000000 00:01 12 /dev/shm/x\n"
+    assert parking.shared_mappings([line]) == ["shared writable memory: /dev/shm/x"]
