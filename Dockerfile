@@ -15,7 +15,9 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
 # First the dependencies, behind an empty program: they stay cached while only our own sources change.
 WORKDIR /build/branchfs
 COPY branchfs/Cargo.toml branchfs/Cargo.lock ./
+COPY branchfs/crates/core/Cargo.toml crates/core/
 COPY branchfs/crates/fuse/Cargo.toml crates/fuse/
+COPY branchfs/crates/sandbox/Cargo.toml crates/sandbox/
 RUN for crate in . crates/*; do mkdir "$crate/src" && touch "$crate/src/lib.rs"; done && \
     echo 'fn main() {}' > src/main.rs && cargo build --release --locked && rm -r src crates/*/src
 COPY branchfs/src src
@@ -54,7 +56,7 @@ ARG SOURCE_DATE_EPOCH=1767225600
 # make because the documented line runs it; tini because without an init signals hang and killed commands report success.
 # What the installation writes itself, beside the packages' own files, has the time of the clock: that goes, too. Emptied,
 # not removed, where the base has it: the mark of a removal has a time that nobody can set.
-RUN touch /begun && apt-get update && apt-get install -y --no-install-recommends bash git make python3 tini && \
+RUN touch /begun && apt-get update && apt-get install -y --no-install-recommends bash git less make python3 tini && \
     apt-get clean && find /var/cache/apt /var/lib/apt/lists -type f -size +0 -delete && \
     find /var/log /var/cache/ldconfig -type f -newer /begun -exec truncate --size=0 {} + && \
     find / -xdev -newer /begun -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} + && rm /begun
