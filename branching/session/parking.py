@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import signal
 import stat
 import sys
 import threading
@@ -31,6 +32,9 @@ _GPU = "/dev/nvidia"
 _DELETED = " (deleted)"
 _COMMAND_CHARACTERS_MAX = 80
 _THREAD_END_MILLISECONDS_MAX = 20
+_START_MILLISECONDS_MAX = 100
+_PF_EXITING = 0x4
+"""A flag in /proc/PID/stat: the process has left its program."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,20 +256,39 @@ def _check_can_be_opened(file: _File) -> None:
 
 
 def _children() -> list[str]:
-    """Returns the command lines of this process's children."""
-    found = []
+    """Returns the command lines of this process's children that still run.
+
+    A killed child of an earlier fork exits while its memory is freed, which takes milliseconds.
+    """
     me = str(os.getpid()).encode()
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
-            with open(f"/proc/{name}/stat", "rb") as file:
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
-            if parent == me and state not in (b"Z", b"X"):
-                with open(f"/proc/{name}/cmdline", "rb") as file:
-                    line = os.fsdecode(file.read().replace(b"\0", b" ").strip())
-                found.append(line[:_COMMAND_CHARACTERS_MAX] or f"process {name}")
+            state, parent, *_, flags = _read(pid, "stat").rpartition(b")")[2].split()[:7]
+            has_ended = state in (b"Z", b"X") or int(flags) & _PF_EXITING
+            if parent == me and not has_ended and not _is_killed(_read(pid, "status")):
+                found.append(_command_line(pid))
     return found
+
+
+def _is_killed(status: bytes) -> bool:
+    """Whether a process has a pending SIGKILL: it will run nothing more."""
+    pending = [int(line.split()[1], 16) for line in status.splitlines() if b"Pnd:" in line]
+    return any(signals >> signal.SIGKILL - 1 & 1 for signals in pending)
+
+
+def _command_line(pid: str) -> str:
+    """Returns a process's command line. It is empty for a moment while a program is started."""
+    for _ in range(_START_MILLISECONDS_MAX):
+        if words := os.fsdecode(_read(pid, "cmdline").replace(b"\0", b" ").strip()):
+            return words[:_COMMAND_CHARACTERS_MAX]
+        time.sleep(0.001)
+    return f"process {pid}"
+
+
+def _read(pid: str, name: str) -> bytes:
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()
 
 
 def _is_locked(number: int) -> bool:

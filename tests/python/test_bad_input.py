@@ -11,13 +11,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import NAME_FROM, Mounted
-from support.branchfs import find_program, mounted
+from support.branchfs import await_dead, daemon_of, find_program, mounted
 from support.command import Running, branching
 from typer.testing import CliRunner
 
@@ -227,11 +226,6 @@ def test_a_name_that_is_taken_is_said(root: Path) -> None:
         taken.abort()
 
 
-def daemon_of(root: Path) -> int:
-    with Workspace(root) as space:
-        return int(space._backend._control.request("info", {})["pid"])  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("command", ["run", "speculate"])
 def test_a_daemon_that_dies_in_the_middle(root: Path, real: Mounted, command: str) -> None:
     """The base is as it was, and the next mount finds no half of anything."""
@@ -290,14 +284,6 @@ def test_every_command_says_that_the_daemon_is_gone(root: Path, real: Mounted) -
     subprocess.run([find_program(), "mount", "--base", str(real.base), str(root)], check=True)
     with Workspace(root) as space:
         space.reopen("kept").abort()
-
-
-def await_dead(root: Path) -> None:
-    """Waits until the kernel has noticed that the daemon was killed."""
-    deadline = time.monotonic() + 60
-    while os.path.exists(root):  # noqa: PTH110  (Path.exists raises what is awaited)
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_daemon_that_dies_leaves_no_mount_of_ours(

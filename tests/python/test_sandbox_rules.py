@@ -23,15 +23,17 @@ from pathlib import Path
 
 import pytest
 from conftest import Mounted
+from support.branchfs import await_dead, daemon_of, find_program, mounted
 from support.sandbox import run_in
 from support.sandboxed_branch import OWNER, SandboxedBranch
 from support.waiting import until
 
 from branching import BranchContext, ProcessBranchError, Workspace
 from branching._linux import syscalls
-from branching.process.sandbox import fork_server_client, launcher, rootfs
+from branching.process.sandbox import fork_server_client, launcher, parent_state, rootfs
 from branching.process.sandbox import seccomp as call_filter
 
+COMMAND_OR_FUNCTION = pytest.mark.parametrize("is_command", [True, False])
 ROOT_ONLY = pytest.mark.parametrize("pair", ["root"], indirect=True)
 
 
@@ -143,6 +145,46 @@ def test_a_sandbox_keeps_no_mount_of_others_busy(real: Mounted, outside: Path) -
     said = run_in(outside, "cat /proc/self/mountinfo")
     assert said.code == 0
     assert f" {os.major(device)}:{os.minor(device)} " not in said.out
+
+
+@pytest.mark.parametrize("is_namespaced", [False, True])
+@COMMAND_OR_FUNCTION
+def test_a_dead_mount_keeps_no_sandbox_from_starting(
+    real: Mounted,
+    outside: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_namespaced: bool,
+    is_command: bool,
+) -> None:
+    """Another workspace's daemon was killed: nothing can reach its files, nor cover them."""
+    if is_namespaced:
+        monkeypatch.setattr(parent_state, "_may_make_namespaces", lambda _: False)
+    with mounted(outside / "base", outside / "dead"):
+        os.kill(daemon_of(outside / "dead"), signal.SIGKILL)
+        await_dead(outside / "dead")
+        with Workspace(real.root) as space, space.branch("b", on_success=None) as branch:
+            target = ["true"] if is_command else lambda _: None
+            with BranchContext(target, branch) as context:
+                context.wait(60)
+            branch.abort()
+        subprocess.run(["umount", outside / "dead"], check=True)
+        # Another daemon is there to be unmounted.
+        subprocess.run(
+            [find_program(), "mount", "--base", outside / "base", outside / "dead"], check=True
+        )
+
+
+def test_a_cover_is_sealed_unless_its_directory_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rmdir(2) unmounts the cover first: then there is a directory, but no mount (EINVAL)."""
+    numbers = iter((errno.EINVAL, errno.ENOENT))
+
+    def seal(place: str) -> None:
+        number = next(numbers)
+        raise OSError(number, os.strerror(number), place)
+
+    monkeypatch.setattr(rootfs, "_seal", seal)
+    rootfs._seal_cover("/going")
+    assert list(numbers) == []
 
 
 CALLS_OF_A_START = """
@@ -424,9 +466,6 @@ def kill_what_started(context: BranchContext) -> None:
         assert fork_server_client._server is not None
         pid = fork_server_client._server._process.pid
     os.kill(pid, signal.SIGKILL)
-
-
-COMMAND_OR_FUNCTION = pytest.mark.parametrize("is_command", [True, False])
 
 
 @COMMAND_OR_FUNCTION

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -761,6 +763,27 @@ def test_a_child_ends_when_a_hidden_file_of_its_branch_is_replaced_from_outside(
         session.pick(children[1])
         assert value(session, "2") == 2
         session.abort()
+
+
+@EVERYWHERE
+def test_a_child_lives_on_when_a_program_removes_its_own_socket(
+    space: Space, outside: Path
+) -> None:
+    """The sandbox covers sockets too, and those covers may go."""
+    (space.base / ".env").write_text("TOKEN=1\n")
+    os.chown(space.base / ".env", *space.owner)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(outside / "socket"))
+        listener.listen()
+        with Session(space.workspace, hide=["**/.env"]) as session:
+            (child,) = session.fork(1)
+            covers = "sum('.covered' in line for line in open('/proc/self/mountinfo'))"
+            before = value(child, covers)
+            (outside / "socket").unlink()
+            until(lambda: value(child, covers) != before, "the cover has gone with the socket")
+            time.sleep(0.2)
+            assert child.is_alive
+            session.abort()
 
 
 @pytest.mark.parametrize("hide", ["**/.env", ["/etc"], ["../x"], [""]])

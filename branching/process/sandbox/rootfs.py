@@ -27,6 +27,7 @@ import re
 import select
 import signal
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -54,15 +55,19 @@ _DEVICE_LINKS = {
     "ptmx": "pts/ptmx",
 }
 _COVER = "/dev/.covered"
-"""An empty file that cannot be opened. It covers hidden files."""
-_HIDDEN = "/dev/.hidden"
-"""An empty directory that cannot be opened. It covers hidden directories."""
+"""An empty file that cannot be opened. It covers sockets and system files."""
+_HIDDEN_FILE = "/dev/.hidden-file"
+"""Another one, which covers hidden files of the workspace."""
+_HIDDEN_DIRECTORY = "/dev/.hidden"
+"""An empty directory that cannot be opened. It covers hidden directories of the workspace."""
 _EMPTY = "/dev/.empty"
 """An empty directory that takes the place of others. A new file system for each takes longer."""
 _PROC_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _ANSWER_SECONDS_MAX = 1.0
 """How long another workspace's daemon may take to answer, of which a sandbox asks each."""
 _ANSWER_BYTES_MAX = 1 << 16
+_REMOVAL_MILLISECONDS_MAX = 1000
+"""How long the removal of a directory may take from its mounts to its name."""
 _MASKED = (
     "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys",
     "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list",
@@ -139,9 +144,7 @@ class RootFS:
             self.step = "masking system files"
             self._mask()
             for cover in self._covers:
-                # Who removes a directory takes along what others have mounted on it: rmdir(2).
-                with suppress(FileNotFoundError):
-                    _seal(cover)
+                _seal_cover(cover)
             workspace = self._at
             if self._isolate is not None:
                 self.step = "making the user namespace of the session"
@@ -292,10 +295,11 @@ class RootFS:
             "devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, options
         )
         syscalls.mount("tmpfs", "/dev/shm", "tmpfs", _ORDINARY, "mode=1777")
-        _touch(_COVER)
-        os.chmod(_COVER, 0)
+        for cover in (_COVER, _HIDDEN_FILE):
+            _touch(cover)
+            os.chmod(cover, 0)
         os.mkdir(_EMPTY, 0o755)
-        os.mkdir(_HIDDEN, 0)
+        os.mkdir(_HIDDEN_DIRECTORY, 0)
         _seal("/dev")
 
     def _make_home(self) -> list[str]:
@@ -339,14 +343,17 @@ def hide(at: str, globs: Sequence[str]) -> None:
     What a link leads to may be outside of the branch, and be covered since an earlier branch.
     """
     for place in masked_files.find(at, globs):
-        cover = _HIDDEN if os.path.isdir(place) else _COVER
+        cover = _HIDDEN_DIRECTORY if os.path.isdir(place) else _HIDDEN_FILE
         if not os.path.samefile(place, cover):
             syscalls.mount(cover, place, None, syscalls.MS_BIND)
 
 
 def is_cover(mount: mountinfo.Mount) -> bool:
-    """Whether a mount covers something that is hidden or masked."""
-    return mount.fstype == "tmpfs" and f"/dev{mount.root}" in (_COVER, _HIDDEN)
+    """Whether a mount covers something of the workspace that is hidden.
+
+    The covers of sockets go when those who have bound the sockets remove them.
+    """
+    return mount.fstype == "tmpfs" and f"/dev{mount.root}" in (_HIDDEN_FILE, _HIDDEN_DIRECTORY)
 
 
 def _cover_file(place: str) -> None:
@@ -490,12 +497,35 @@ def _is_mounted_read_only(path: str) -> bool:
 
 
 def _is_out_of_reach(place: str) -> bool:
-    """Returns whether the path is inaccessible to us, and so to the sandbox, which has our user."""
+    """Returns whether the path is inaccessible to us, and so to the sandbox, which has our user.
+
+    A FUSE mount whose daemon has died (ENOTCONN) is: its connection cannot be made again.
+    """
     try:
         os.lstat(place)
-    except PermissionError:
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOTCONN):
+            raise
         return True
     return False
+
+
+def _seal_cover(place: str) -> None:
+    """Makes a cover read-only, unless the directory below it is removed meanwhile.
+
+    rmdir(2) takes along what others have mounted on a directory, a moment before its name is gone:
+    in between, no mount is at the path (EINVAL).
+    """
+    for _ in range(_REMOVAL_MILLISECONDS_MAX):
+        try:
+            return _seal(place)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        time.sleep(0.001)
+    return _seal(place)
 
 
 def _seal(place: str) -> None:

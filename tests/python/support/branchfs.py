@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from branching import Workspace
 
 REPOSITORY = Path(__file__).parents[3]
 MOUNT_SECONDS_MAX = 120
@@ -42,7 +45,12 @@ def mounted(base: Path, mountpoint: Path, *options: str, driver: str = "fuse") -
     try:
         yield mountpoint
     finally:
-        run(program, "unmount", str(mountpoint))
+        try:
+            run(program, "unmount", str(mountpoint))
+        except AssertionError:  # the daemon has died: its mount would be in the way of later tests
+            subprocess.run(["umount", "--recursive", "--lazy", str(mountpoint)], check=False)
+            subprocess.run([program, "log", str(base)], check=False)
+            raise
 
 
 def run(*argv: str) -> None:
@@ -51,3 +59,16 @@ def run(*argv: str) -> None:
         argv, capture_output=True, text=True, timeout=MOUNT_SECONDS_MAX, check=False
     )
     assert done.returncode == 0, f"{' '.join(argv)}: exit {done.returncode}\n{done.stderr}"
+
+
+def daemon_of(root: Path) -> int:
+    with Workspace(root) as space:
+        return int(space._backend._control.request("info", {})["pid"])  # type: ignore[attr-defined]
+
+
+def await_dead(root: Path) -> None:
+    """Waits until the kernel has noticed that the daemon was killed."""
+    deadline = time.monotonic() + 60
+    while os.path.exists(root):  # noqa: PTH110  (Path.exists raises what is awaited)
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

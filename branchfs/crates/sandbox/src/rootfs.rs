@@ -32,6 +32,8 @@ use std::os::unix::fs::{
     DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt, chown, symlink,
 };
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
@@ -77,6 +79,8 @@ const PROC_READ_ONLY: [&str; 5] = ["bus", "fs", "irq", "sys", "sysrq-trigger"];
 /// How long another workspace's daemon may take to answer, of which a sandbox asks each.
 const ANSWER_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const ANSWER_BYTES_MAX: usize = 1 << 16;
+/// How long the removal of a directory may take from its mounts to its name.
+const REMOVAL_MILLISECONDS_MAX: u32 = 1000;
 /// Paths that Docker masks, and paths that only root can read: a branch of root must not.
 const MASKED: [&str; 16] = [
     "/proc/acpi",
@@ -185,10 +189,7 @@ impl<'a> RootFs<'a> {
         self.begin("masking system files");
         mask()?;
         for cover in &self.covers {
-            // Removing a directory unmounts what other namespaces have mounted on it: rmdir(2).
-            if !matches!(seal(cover), Err(Failure { errno: Errno::NOENT, .. }) | Ok(())) {
-                seal(cover)?;
-            }
+            seal_cover(cover)?;
         }
         let start = self.sandbox.start_directory(self.at.clone());
         self.step = format!("entering {}", start.display());
@@ -315,8 +316,14 @@ impl<'a> RootFs<'a> {
 
     fn cover_place(&mut self, place: &Path) -> Result<()> {
         match fs::symlink_metadata(place) {
-            // Paths that init cannot access cannot be accessed in the sandbox either.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => {
+            // Paths that init cannot access cannot be accessed in the sandbox either. Nor can a FUSE
+            // mount whose daemon has died (ENOTCONN): its connection cannot be made again.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EACCES | libc::EPERM | libc::ENOTCONN)
+                ) =>
+            {
                 return Ok(());
             }
             _ => {}
@@ -578,6 +585,21 @@ fn seal(place: &Path) -> Result<()> {
         flags |= MountFlags::NODEV;
     }
     mount_remount(place, flags | kept_flags(place)?, c"").at(place)
+}
+
+/// Makes a cover read-only, unless the directory below it is removed meanwhile.
+///
+/// rmdir(2) takes along what other namespaces have mounted on a directory, a moment before its name
+/// is gone: in between, no mount is at the path (EINVAL).
+fn seal_cover(place: &Path) -> Result<()> {
+    for _ in 0..REMOVAL_MILLISECONDS_MAX {
+        match seal(place) {
+            Err(Failure { errno: Errno::NOENT, .. }) => return Ok(()),
+            Err(Failure { errno: Errno::INVAL, .. }) => sleep(Duration::from_millis(1)),
+            sealed => return sealed,
+        }
+    }
+    seal(place)
 }
 
 fn make_proc() -> Result<()> {
