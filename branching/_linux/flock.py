@@ -10,7 +10,8 @@ file: a forked process shares it, a second open of the same file does not.
 All locks of the library are taken here. What they mean stands where they are taken: `fs.automount`
 (a mount is in use), `fs.in_use` (a branch is), `fs.branch_leases` (the program that is to end a
 branch is alive), `process.cgroup.cgroup_dir` (the same of a control group), `cli.fork_registry` and
-`tui.chat.fork_registry` (of a fork), `cluster.base_cache` (a base is in use).
+`tui.chat.fork_registry` (of a fork), `cluster.base_cache` (a base is in use), `fs.checkpoints` (the
+checkpoints are being changed).
 """
 
 from __future__ import annotations

@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from branching._linux.flock import open_lock
 from branching.errors import CommitError
 from branching.fs.store_files import KEPT, open_directory, open_file, read
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"
 """The file in the directory of the logs."""
+_DRAFT = f"{CHECKPOINTS}.new"
 CHECKPOINTS_MAX = 1000
 
 
@@ -90,11 +93,14 @@ class Checkpoints:
         # Of an emptied history, the last removed commit is the last one.
         last = done[-1] if done else self._workspace.newest_pruned()
         saved = Checkpoint(name=name, commit=last, created=time.time())
-        others = [each for each in self.all() if each.name != name]
-        if len(others) >= CHECKPOINTS_MAX:
-            raise CommitError(f"there are {CHECKPOINTS_MAX} checkpoints", hint="branching prune")
         try:
-            self._write([*others, saved])
+            with self._locked_logs() as directory:
+                others = [each for each in self.all() if each.name != name]
+                if len(others) >= CHECKPOINTS_MAX:
+                    raise CommitError(
+                        f"there are {CHECKPOINTS_MAX} checkpoints", hint="branching prune"
+                    )
+                self._write([*others, saved], directory)
         except OSError as error:
             raise CommitError(f"checkpoint {name!r} was not saved: {error.strerror}") from error
         return saved
@@ -131,26 +137,36 @@ class Checkpoints:
         later = [each for each in commits if each.id > checkpoint.commit and each.undone is None]
         return Route(undo=later[::-1], redo=[])
 
-    def _write(self, checkpoints: list[Checkpoint]) -> None:
-        owner = self._workspace.owner if os.geteuid() == 0 else None
-        with suppress(FileExistsError):
-            self._logs.mkdir(mode=0o700)
-        directory = open_directory(self._logs)
+    @contextmanager
+    def _locked_logs(self) -> Iterator[int]:
+        """Opens the directory of the logs, which is locked while its checkpoints are changed."""
+
+        def opened() -> int:
+            with suppress(FileExistsError):
+                self._logs.mkdir(mode=0o700)
+            return open_directory(self._logs)
+
+        directory = open_lock(opened, self._logs)
         try:
-            if owner:
-                os.fchown(directory, *owner)
-            content = json.dumps({each.name: asdict(each) for each in checkpoints}).encode()
-            draft = f"{CHECKPOINTS}.{os.getpid()}"
-            for name, text in ((KEPT, b""), (draft, content)):
-                flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if name == draft else 0)
-                file = open_file(name, flags, directory=directory)
-                with os.fdopen(file, "wb") as stream:
-                    if owner:
-                        os.fchown(file, *owner)
-                    stream.write(text)
-            os.rename(draft, CHECKPOINTS, src_dir_fd=directory, dst_dir_fd=directory)
+            yield directory
         finally:
             os.close(directory)
+
+    def _write(self, checkpoints: list[Checkpoint], directory: int) -> None:
+        content = json.dumps({each.name: asdict(each) for each in checkpoints}).encode()
+        owner = self._workspace.owner if os.geteuid() == 0 else (-1, -1)
+        os.fchown(directory, *owner)
+        try:
+            for name, text in ((KEPT, b""), (_DRAFT, content)):
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+                with os.fdopen(open_file(name, flags, directory=directory), "wb") as file:
+                    os.fchown(file.fileno(), *owner)
+                    file.write(text)
+            os.rename(_DRAFT, CHECKPOINTS, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(_DRAFT, dir_fd=directory)
+            raise
 
 
 def forget_checkpoints(logs: Path) -> None:

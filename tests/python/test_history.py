@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from conftest import NAME_FROM, Mounted
 from support.command import branching
 
 from branching import CommitError, ConflictError, RecoveryError, Workspace
+from branching.fs.checkpoints import Checkpoints
 
 
 @pytest.fixture
@@ -177,6 +180,52 @@ class TestCommands:
         listed = branching(root, "save", "--json").document["checkpoints"]
         assert [each["name"] for each in listed] == ["empty", "after-one"]
         assert branching(root, "restore", "none").code == 125
+
+    def test_processes_that_save_at_the_same_time_lose_no_checkpoint(self, root: Path) -> None:
+        script = """if True:
+            import sys
+            from branching import Workspace
+            from branching.fs.checkpoints import Checkpoints
+
+            with Workspace.open(sys.argv[1]) as space:
+                print("open", flush=True)
+                input()
+                for number in range(20):
+                    Checkpoints(space).save(f"{sys.argv[2]}{number}")
+        """
+        command = [sys.executable, "-c", script, root]
+        savers = [
+            subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for name in "ab"
+        ]
+        for each in savers:
+            assert each.stdout is not None
+            assert each.stdout.readline() == b"open\n"
+        for each in savers:
+            assert each.stdin is not None
+            each.stdin.write(b"\n")
+            each.stdin.flush()
+        for each in savers:
+            each.communicate()
+            assert each.returncode == 0
+        with Workspace.open(root) as space:
+            assert len(Checkpoints(space).all()) == 40
+
+    def test_a_checkpoint_that_cannot_be_written_leaves_no_file(
+        self, real_workspace: Workspace
+    ) -> None:
+        checkpoints = Checkpoints(real_workspace)
+        kept = checkpoints.save("first")
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))  # as a full disk, with EFBIG
+        try:
+            with pytest.raises(CommitError, match="'second' was not saved"):
+                checkpoints.save("second")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert real_workspace.store is not None
+        logs = {path.name for path in (real_workspace.store / "logs").iterdir()}
+        assert (logs, checkpoints.all()) == ({"checkpoints", "kept"}, [kept])
 
     def test_a_checkpoint_that_the_history_does_not_reach_is_refused(self, root: Path) -> None:
         for name in ("one", "two", "three"):
