@@ -38,7 +38,7 @@ CacheOption = Annotated[
 _SYSTEM = "/bin /boot /dev /etc /lib /lib32 /lib64 /proc /run /sbin /sys /usr"
 _SYSTEM_PLACES = tuple(map(Path, _SYSTEM.split()))
 _SHARED_TMP = (Path("/tmp"), Path("/var/tmp"))
-_OF_HOME = (".ssh", ".gnupg", ".aws", ".kube", ".docker", ".config", ".local/bin")
+KEYS_OF_HOME = (".ssh", ".gnupg", ".aws", ".kube", ".docker", ".config", ".local/bin")
 """Directories of a home with keys, or with files that the user's own programs obey."""
 _SOCKETS = Path("/proc/net/unix")
 _PARTS_MIN = 3
@@ -77,7 +77,7 @@ def _why_not(cache: Path, workspace: Workspace) -> str | None:
     for home in _homes(workspace):
         if home.is_relative_to(cache):
             return "it is the home directory, or contains it"
-        if any(cache.is_relative_to(home / name) for name in _OF_HOME):
+        if any(cache.is_relative_to(home / name) for name in KEYS_OF_HOME):
             return "it has keys or settings of the user"
     if cache in _SHARED_TMP or len(cache.parts) < _PARTS_MIN:
         return "it is a directory of the whole machine"

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.main import get_command
 
+from branching.cli import cache_option
 from branching.cli.app import app as branching
 from branching_docker.errors import WorkspaceError
 from branching_docker.fast_path import HOST_FILE_OPTIONS, NAMES_HOST_FILES
-from branching_docker.host_files import HOST_FILES, extract_host_file
+from branching_docker.host_files import HOST_FILES, KEYS_OF_HOME, extract_host_file
 from conftest import WRAPPER
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ def test_every_parameter_of_the_commands_that_names_a_file_is_known() -> None:
     by_option = {name for name, where in HOST_FILES.items() if where == ("--report",)}
     assert set(NAMES_HOST_FILES) == set(HOST_FILES) - by_option
     assert "--report" in HOST_FILE_OPTIONS
+
+
+def test_a_cache_may_not_be_in_the_same_directories_of_a_home_as_without_the_wrapper() -> None:
+    assert KEYS_OF_HOME == cache_option.KEYS_OF_HOME
 
 
 @pytest.mark.parametrize(
