@@ -172,7 +172,7 @@ class ProgressTable:
                     Text(row.state.replace("_", " "), style=_STYLES.get(row.state, "")),
                     row.clock(),
                     *([score] if with_scores else []),
-                    *([visible(row.node)] if with_nodes else []),
+                    *([Text.from_ansi(visible(row.node))] if with_nodes else []),
                     *([row.changes] if is_roomy else []),
                     # What a candidate prints may colour itself; here it must not colour the rest.
                     Text.from_ansi(visible(row.line)),

@@ -143,3 +143,17 @@ class TestOnARealTerminal:
             assert tmux.until_ended() == 130
             assert tmux.screen().count("last output") == 1, tmux.screen()
             assert "^C" not in tmux.screen()
+
+
+def test_the_node_of_each_candidate_is_shown_if_attempts_run_on_a_cluster() -> None:
+    board = ProgressTable(["make a", "make b"])
+    for index in range(2):
+        board.on_event(event("started", index))
+    assert "node" not in plain(board)[0].split()
+    board.on_event(event("placed", 1, node="worker-7/a\x1b[31m1"))
+    head, first, second = plain(board, 120)
+    assert head.split() == ["#", "candidate", "state", "time", "node", "changes", "last", "output"]
+    assert "worker-7" not in first
+    assert "worker-7" in second
+    assert "\x1b" not in second
+    assert "node" not in plain(board, 40)[0].split(), "a narrow terminal has no room for it"

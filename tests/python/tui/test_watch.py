@@ -19,6 +19,8 @@ from textual.pilot import Pilot
 from branching import Workspace
 from branching.fs import BranchRecord
 from branching.fs.branch_leases import drop_orphaned
+from branching.patterns import Event
+from branching.runlog import RunLog
 from branching.tui.watch import app as watch_module
 from branching.tui.watch.app import Watch
 
@@ -569,3 +571,16 @@ def test_losers_and_the_winner_can_be_compared_after_the_race(real: Mounted, app
         await until_shown(pilot, "A made", "1 x")
 
     piloted(app, act)
+
+
+def test_the_node_of_a_remote_attempt_is_said(space: Workspace, app: Watch) -> None:
+    """The log has it, from which other programs learn what a runner on a cluster says."""
+    with RunLog.of(space, "best-of-n") as log, space.branch("remote", on_success=None) as branch:
+        on_event = log.and_then(lambda _: None)
+        on_event(Event(kind="started", index=0, branch=branch.name, label="make"))
+        on_event(Event(kind="placed", index=0, branch=branch.name, node="worker-7/a1"))
+
+        async def act(pilot: Pilot[Any]) -> None:
+            await until_shown(pilot, "on node worker-7/a1")
+
+        piloted(app, act)
