@@ -193,7 +193,7 @@ class TestCommands:
                 for number in range(20):
                     Checkpoints(space).save(f"{sys.argv[2]}{number}")
         """
-        command = [sys.executable, "-c", script, root]
+        command = [sys.executable, "-c", script, str(root)]
         savers = [
             subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             for name in "ab"

@@ -20,7 +20,7 @@ from branching import Workspace
 from branching.fs import BranchRecord
 from branching.fs.branch_leases import drop_orphaned
 from branching.patterns import Event
-from branching.runlog import RunLog
+from branching.runlog.run_log import RunLog
 from branching.tui.watch import app as watch_module
 from branching.tui.watch.app import Watch
 
