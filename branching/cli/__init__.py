@@ -16,6 +16,7 @@ def main() -> None:
         # A name may be of any bytes, and a terminal know few characters: neither is a failure.
         is_utf8 = sys.stdout.encoding.lower() == "utf-8"
         sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
+    _run_short(sys.argv[1:])
     try:
         from branching.cli.app import app
     except ModuleNotFoundError as error:
@@ -36,6 +37,20 @@ def main() -> None:
     from branching._caller import command_name
 
     app(prog_name=command_name())
+
+
+def _run_short(words: list[str]) -> None:
+    """Does a common `branching run`, and exits; returns if Typer has to read the command line."""
+    from branching.cli.short_run import read_short_run
+
+    plan = read_short_run(words)
+    if plan is None:
+        return
+    from branching.cli.error_handling import handle_errors
+    from branching.cli.run_command import run_command
+
+    with handle_errors(json=plan.json):
+        sys.exit(run_command(plan))
 
 
 def _open_standard_streams() -> None:

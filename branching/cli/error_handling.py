@@ -13,8 +13,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import typer
-
 from branching._caller import for_caller, host_directory
 from branching._exit_codes import EXIT_OURS, EXIT_SIGNAL_BASE, EXIT_USAGE
 from branching._sanitize import line_for
@@ -71,7 +69,7 @@ def handle_errors(*, json: bool) -> Iterator[None]:
         # Who reads our output went away; there is nobody to tell. The rest of it is dropped here,
         # or the interpreter would try to write it again at exit.
         sys.stdout = None
-        raise typer.Exit(EXIT_SIGNAL_BASE + signal.SIGPIPE) from None
+        raise SystemExit(EXIT_SIGNAL_BASE + signal.SIGPIPE) from None
     except OSError as error:
         _fail(EXIT_OURS, _told(error), None, json=json)
     except ValueError as error:
@@ -101,4 +99,4 @@ def _fail(code: int, text: str, hint: str | None, *, json: bool) -> None:
         # The terminal was closed, or nobody reads. The exit code is the interpreter's own if it
         # fails to write again at exit.
         sys.stdout = sys.stderr = None
-    raise typer.Exit(code)
+    raise SystemExit(code)

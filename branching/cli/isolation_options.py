@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from branching._caller import START_VARIABLE, host_directory
 from branching.cli.cache_option import CacheOption, checked_caches
 from branching.cli.error_handling import UsageFault, note
 from branching.cli.options import not_blank
+from branching.cli.workspace import start_directory
 
 if TYPE_CHECKING:
     from branching.fs import Workspace
@@ -86,23 +85,6 @@ class IsolationOptions:
             "caches": checked_caches(self.cache or (), workspace),
             "directory": start_directory(workspace),
         }
-
-
-def start_directory(workspace: Workspace) -> str | None:
-    """Returns where in the workspace the caller is, relative to its root; None outside of it.
-
-    In a container that is where the caller is on the host.
-    """
-    if host_directory() is not None:
-        return os.environ.get(START_VARIABLE) or None
-    try:
-        place = Path.cwd()
-    except FileNotFoundError:
-        return None
-    for top in (workspace.path, workspace.base, workspace.seen_at):
-        if place != top and place.is_relative_to(top):
-            return str(place.relative_to(top))
-    return None
 
 
 def checked_globs(globs: list[str] | None) -> tuple[str, ...]:

@@ -12,8 +12,6 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-import typer
-
 from branching._exit_codes import EXIT_NOTHING_SUCCEEDED, EXIT_TIMEOUT
 from branching._sanitize import line_for
 from branching.cli.error_handling import JSON_VERSION, note
@@ -38,6 +36,9 @@ LETTERS = {
 }
 """How a change is marked in a list of paths."""
 _LETTER_COLOURS = {"A": "green", "M": "yellow", "D": "red", "R": "cyan", "T": "magenta"}
+_COLOURS = {"red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
+"""The parameter of the control sequence of each colour. Typer's own takes a long import."""
+_BOLD = "\x1b[1m"
 LISTED_PATHS_MAX = 20
 """Longer lists of paths are cut where they only accompany a result."""
 
@@ -50,6 +51,10 @@ def is_coloured(stream: TextIO) -> bool:
     """Returns whether output to `stream` may have colours: a terminal, and nobody objects."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return stream.isatty() and not is_plain
+
+
+def _style(text: str, colour: str, *, bold: bool = False) -> str:
+    return f"\x1b[{_COLOURS[colour]}m{_BOLD if bold else ''}{text}\x1b[0m"
 
 
 def note_result(*parts: str, good: bool = True) -> None:
@@ -66,7 +71,7 @@ def note_result(*parts: str, good: bool = True) -> None:
     except (UnicodeEncodeError, LookupError):
         mark, separator = word, _ASCII_SEPARATOR
     if is_coloured(sys.stderr):
-        mark = typer.style(mark, fg=colour, bold=True)
+        mark = _style(mark, colour, bold=True)
     note(f"{mark} {separator.join(filter(None, parts))}")
 
 
@@ -202,7 +207,7 @@ def finish(
         _note_outcome(outcome, kept, noun=noun, score=score)
         for hint in race_advice(search.refused) if outcome.winner is None else ():
             note(f"Hint: {hint}")
-    raise typer.Exit(exit_code(outcome))
+    raise SystemExit(exit_code(outcome))
 
 
 def _note_outcome(outcome: SpeculationOutcome, kept: list[str], *, noun: str, score: bool) -> None:
@@ -339,7 +344,7 @@ def coloured_change(line: str) -> str:
     colour = _LETTER_COLOURS.get(line[:1])
     if colour is None or not is_coloured(sys.stdout):
         return line
-    return typer.style(line[0], fg=colour) + line[1:]
+    return _style(line[0], colour) + line[1:]
 
 
 def exit_code(outcome: SpeculationOutcome) -> int:

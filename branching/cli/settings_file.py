@@ -16,11 +16,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from branching.cli.error_handling import UsageFault
+
+if TYPE_CHECKING:
+    import typer
 
 TEXT_VARIABLE = "BRANCHING_SETTINGS"
 """In a container: the content of the user's file on the host, which the wrapper passes on."""
@@ -46,7 +47,7 @@ def apply_settings(context: typer.Context) -> None:
     Raises:
         UsageFault: The file cannot be read, or has a setting that no command takes.
     """
-    path, text = _read()
+    path, text = read_settings()
     if not text:
         return
     try:
@@ -56,8 +57,12 @@ def apply_settings(context: typer.Context) -> None:
         raise UsageFault(f"{path}: {fault}") from fault
 
 
-def _read() -> tuple[str, str]:
-    """Returns the name of the file, and its content, empty if it is missing."""
+def read_settings() -> tuple[str, str]:
+    """Returns the name of the file, and its content, empty if it is missing.
+
+    Raises:
+        UsageFault: The file cannot be read.
+    """
     path = settings_path()
     if text := os.environ.get(TEXT_VARIABLE):
         return "the settings file", text
@@ -139,10 +144,12 @@ def _set(
         raise UsageFault(
             f"{key} = {value!r}: expected {'true or false' if option.is_flag else 'text'}"
         )
+    from typer import BadParameter
+
     text = value if option.is_flag else [str(word) for word in words] if is_list else str(value)
     try:
         processed = option.process_value(context, text)
-    except typer.BadParameter as error:
+    except BadParameter as error:
         raise UsageFault(f"{key} = {value!r}: {error.format_message()}") from error
     if option.name not in ours:
         defaults[command][option.name] = text

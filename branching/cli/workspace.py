@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from branching._caller import START_VARIABLE, host_directory
 from branching.cli.error_handling import note
 from branching.cli.signals import defer_signals
 from branching.errors import MountError
@@ -56,6 +57,23 @@ def owned_workspace(path: Path | None) -> Iterator[tuple[Workspace, Owner | None
     raise_open_files()
     with opened_workspace(path) as workspace, Owner.of(*workspace.owner) as owner:
         yield workspace, owner
+
+
+def start_directory(workspace: Workspace) -> str | None:
+    """Returns where in the workspace the caller is, relative to its root; None outside of it.
+
+    In a container that is where the caller is on the host.
+    """
+    if host_directory() is not None:
+        return os.environ.get(START_VARIABLE) or None
+    try:
+        place = Path.cwd()
+    except FileNotFoundError:
+        return None
+    for top in (workspace.path, workspace.base, workspace.seen_at):
+        if place != top and place.is_relative_to(top):
+            return str(place.relative_to(top))
+    return None
 
 
 def _open(path: Path | None) -> Workspace:

@@ -1,0 +1,118 @@
+"""`branching run` without Typer: the same options as with it, and little that is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Mounted
+from typer.testing import CliRunner
+
+import branching.cli.run
+from branching.cli.app import app
+from branching.cli.run_command import RunPlan
+from branching.cli.short_run import read_short_run
+
+MODULES_MAX = 90
+"""Modules of `branching` that a short command loads."""
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+def plan_of_typer(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> RunPlan:
+    plans: list[RunPlan] = []
+
+    def note_plan(plan: RunPlan) -> int:
+        plans.append(plan)
+        return 0
+
+    monkeypatch.setattr(branching.cli.run, "run_command", note_plan)
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    return plans[0]
+
+
+def facts(plan: RunPlan) -> dict[str, Any]:
+    """Returns what a plan asks for. Arguments of a command that are its defaults are left out."""
+    found = {name: value for name, value in vars(plan).items() if name != "place"}
+    defaults = {"hide": (), "network": True, "clean_env": False, "env": {}}
+    own = {name: value for name, value in plan.isolation.items() if value != defaults[name]}
+    return found | {"isolation": own}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run true",
+        "run -- true",
+        "run -q -- make test",
+        "run --quiet -v --json --no-log --drop-rest make -q --json -- x",
+        "run -w . -b fix --branch other --workspace /tmp/x -- sh -c -q",
+        "run -w a -- -x",
+        "run a -- b",
+    ],
+)
+def test_common_lines_are_read_as_typer_reads_them(
+    monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    plan = read_short_run(line.split())
+    assert plan is not None
+    assert facts(plan) == facts(plan_of_typer(monkeypatch, line.split()))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["undo"],
+        ["--driver", "fuse", "run", "--", "true"],
+        ["run"],
+        ["run", "--"],
+        ["run", "--", ""],
+        ["run", "--help"],
+        ["run", "-qv", "--", "true"],
+        ["run", "-wx", "--", "true"],
+        ["run", "--branch=x", "--", "true"],
+        ["run", "--timeout", "5m", "--", "true"],
+        ["run", "-b"],
+        ["run", "-b", "", "--", "true"],
+        ["run", "-b", "--", "true"],
+    ],
+)
+def test_all_other_lines_are_for_typer(words: list[str]) -> None:
+    assert read_short_run(words) is None
+
+
+def test_settings_are_for_typer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "branching").mkdir()
+    settings = tmp_path / "branching" / "config.toml"
+    settings.touch()
+    assert read_short_run(["run", "true"]) is not None
+    settings.write_text("quiet = true\n")
+    assert read_short_run(["run", "true"]) is None
+    settings.unlink()
+    settings.mkdir()
+    assert read_short_run(["run", "true"]) is None, "Typer's way reports what cannot be read"
+    settings.rmdir()
+    monkeypatch.setenv("BRANCHING_SETTINGS", "quiet = true")
+    assert read_short_run(["run", "true"]) is None
+
+
+def test_a_short_command_loads_little(real: Mounted) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "branching", "run", "--", "true"],
+        cwd=real.root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not loaded & {"typer", "click", "rich", "pydantic", "asyncio"}
+    ours = {name for name in loaded if name.split(".")[0] == "branching"}
+    assert len(ours) <= MODULES_MAX, sorted(ours)
