@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import struct
 from collections.abc import Mapping, Sequence
 
@@ -81,7 +80,7 @@ _waiting_libc.syscall.restype = ctypes.c_long
 _libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
-MACHINE = platform.machine()
+MACHINE = os.uname().machine
 
 
 def is_known_machine() -> bool:

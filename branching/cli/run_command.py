@@ -6,7 +6,6 @@ Neither this module nor what it imports needs Typer: `short_run` runs common com
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 import sys
 from contextlib import ExitStack
@@ -116,7 +115,7 @@ def run_command(plan: RunPlan) -> int:
     """Runs the command, ends its branch, prints the result, and returns the exit code."""
     if plan.ask and not sys.stdin.isatty():
         raise UsageFault("--ask needs a terminal to ask on, and standard input is none")
-    name = f"run-{secrets.token_hex(4)}" if plan.branch is None else _checked(plan.branch)
+    name = f"run-{os.urandom(4).hex()}" if plan.branch is None else _checked(plan.branch)
     code, action, how, outcome, hints = _run(plan, name)
     changes = outcome.changes
     note_privileges(changes)

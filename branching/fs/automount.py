@@ -25,7 +25,6 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -312,6 +311,8 @@ def _run(program: Path, *words: str) -> None:
 
 def _make_point(base: Path) -> Path:
     """Creates a temporary mount point that the owner of the base can reach."""
+    import tempfile  # a mounted directory does not need it
+
     places = [tempfile.gettempdir(), "/var/tmp"]
     if os.geteuid() != 0 and (runtime := os.environ.get("XDG_RUNTIME_DIR")):
         places.insert(0, runtime)

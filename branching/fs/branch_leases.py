@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -90,7 +89,7 @@ class BranchLeases:
             os.write(self._file, line.encode())
 
     def _made(self) -> tuple[Path, int]:
-        name = f"{self._prefix}{secrets.token_hex(4)}"
+        name = f"{self._prefix}{os.urandom(4).hex()}"
         with made_agents_directory(self._space) as (directory, here):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
             file = open_file(f".{name}", flags, directory=here)

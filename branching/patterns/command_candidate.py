@@ -37,7 +37,6 @@ from branching.patterns.attempt import Task
 from branching.patterns.results import CandidateResult
 from branching.process import (
     OWN_TMP,
-    CallLimits,
     Command,
     Ended,
     Isolation,
@@ -53,6 +52,7 @@ from branching.runlog.events import SETUP_INDEX
 from branching.runlog.run_controller import RunController
 
 if TYPE_CHECKING:
+    from branching.process import CallLimits
     from branching.process.pty_proxy import PtyProxy
 
 FEEDBACK_BYTES_MAX = 100_000

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from branching._exit_codes import EXIT_CANNOT_EXECUTE, EXIT_KILLED, EXIT_NOT_FOUND
 from branching._standard_streams import NUMBERS, is_stream, open_closed
 from branching.errors import ForkError
-from branching.process.cgroup import Cgroup
 from branching.process.job_control import JobControl
 from branching.process.pipes import Pipes, Sink
 from branching.process.process_result import Ended, ended_by
@@ -32,9 +31,9 @@ from branching.process.sandbox import Sandbox
 from branching.process.sandbox.launcher import LaunchRefused
 from branching.process.sandboxed_process import SandboxedProcess
 from branching.process.supervisor import Process, Supervisor
-from branching.process.unsandboxed import UnsandboxedProcess
 
 if TYPE_CHECKING:
+    from branching.process.cgroup import Cgroup
     from branching.process.pty_proxy import PtyProxy
 
 SCORE_FD = 3
@@ -190,6 +189,8 @@ class Command:
         if self._scope is not None or self._pty_proxy is not None:
             # Its start must wait until its limits apply, or another process must lead its session.
             return self._start_sandboxed(Sandbox.of(self._cwd, at=self._cwd), pipes)
+        from branching.process.unsandboxed import UnsandboxedProcess
+
         try:
             return UnsandboxedProcess(
                 self._argv,

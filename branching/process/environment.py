@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +54,8 @@ def scratch_directory(owner: Owner | None) -> Iterator[Path]:
     Raises:
         ForkError: The directory could not be created.
     """
+    import tempfile
+
     try:
         path = Path(tempfile.mkdtemp(prefix="branching-tmp-"))
     except OSError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import KW_ONLY, dataclass
-from fractions import Fraction
 
 CPU_MIN = 0.001
 """One millisecond per second, the smallest share that the kernel's bandwidth control supports."""
@@ -81,6 +80,8 @@ def parse_memory_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a size; write 512M or 1.5G (units K, M, G, T)")
+    from fractions import Fraction
+
     return int(Fraction(match[1]) * _UNIT_BYTES[(match[2] or "").upper()])
 
 

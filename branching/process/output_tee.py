@@ -16,10 +16,14 @@ import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from branching.errors import ProcessBranchError
-from branching.process.pty_proxy import PtyProxy, write_all
+from branching.process.pipes import write_all
 from branching.process.run_as import Owner
+
+if TYPE_CHECKING:
+    from branching.process.pty_proxy import PtyProxy
 
 _READ_BYTES = 65536
 
@@ -55,6 +59,8 @@ class OutputTee:
         terminals = [number for number in (stdout, stderr) if os.isatty(number)]
         self.terminal: PtyProxy | None = None
         if is_input or terminals:
+            from branching.process.pty_proxy import PtyProxy
+
             number = 0 if is_input else 1 if os.isatty(stdout) else 2
             self.terminal = PtyProxy(
                 (terminals or [0])[0], keep(), owner, number=number, takes_keys=is_input

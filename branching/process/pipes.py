@@ -7,6 +7,7 @@ are non-blocking. After the end of the process, `drain` reads the data that is l
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Callable, Mapping
 
 from branching.process.bounded_output import OutputTail
@@ -114,3 +115,13 @@ class Pipes:
             # Opening /dev/stdout or /proc/self/fd/N checks the permissions of the pipe.
             os.fchown(childs, self._owner.uid, self._owner.gid)
         return childs
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Writes all data; waits as long as the descriptor is not writable."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:
+            select.select([], [descriptor], [])  # another process has set O_NONBLOCK

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from branching.process.job_control import stop_own_group, without_stops
+from branching.process.pipes import write_all
 from branching.process.run_as import Owner
 
 FRONT_POLL_SECONDS = 0.1
@@ -230,13 +231,3 @@ class PtyProxy:
                 termios.tcsetattr(self._ours, termios.TCSADRAIN, self._settings)
             except termios.error:
                 pass  # it is gone
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    """Writes all data; waits as long as the descriptor is not writable."""
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(descriptor, view) :]
-        except BlockingIOError:
-            select.select([], [descriptor], [])  # another process has set O_NONBLOCK

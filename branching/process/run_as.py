@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +44,8 @@ class Owner:
         if entry is not None and _is_home_of(uid, Path(entry.pw_dir)):
             yield Owner(uid=uid, gid=gid, name=entry.pw_name, home=Path(entry.pw_dir))
             return
+        import tempfile
+
         home = Path(tempfile.mkdtemp(prefix="branching-home-"))
         try:
             os.chown(home, uid, gid)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import socket
 import stat
@@ -59,7 +58,7 @@ class ControlServer:
             "tell": controller.tell,
             "keep": lambda branch, _: controller.keep(branch),
         }
-        self.name = f"{secrets.token_hex(4)}{SUFFIX}"
+        self.name = f"{os.urandom(4).hex()}{SUFFIX}"
         self._steer_name = self.name.replace(SUFFIX, STEER_SUFFIX)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextvars
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -106,7 +105,8 @@ class RunController:
         if self.directory is None:
             yield None
             return
-        own = Path(tempfile.mkdtemp(prefix=f"{branch}-", dir=self.directory))
+        own = self.directory / f"{branch}-{os.urandom(4).hex()}"
+        own.mkdir(0o700)
         try:
             words = own / "steer"
             words.touch()

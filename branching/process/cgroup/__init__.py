@@ -16,7 +16,14 @@ must not inherit them. They are close-on-exec; code that forks without exec clos
 
 from __future__ import annotations
 
-from branching.process.cgroup.cgroup import Cgroup
-from branching.process.cgroup.interface import Usage
+from typing import TYPE_CHECKING
+
+from branching._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from branching.process.cgroup.cgroup import Cgroup
+    from branching.process.cgroup.interface import Usage
 
 __all__ = ["Cgroup", "Usage"]
+
+__getattr__ = lazy_exports(__name__, {"Cgroup": ".cgroup", "Usage": ".interface"})

@@ -21,6 +21,10 @@ _USERNS_SWITCHES = {
 """Below /proc/sys: which value forbids user namespaces, and how they are allowed."""
 
 
+class ServerGone(Exception):
+    """The fork server ended before it read the request."""
+
+
 def named(words: dict[str, Any]) -> ProcessBranchError:
     """Returns a message about the missing feature, with a hint."""
     number, step = int(words["errno"]), str(words["failed"])

@@ -19,15 +19,12 @@ from collections.abc import Sequence
 from branching._linux import fd_passing, rlimits
 from branching.errors import ForkError
 from branching.process.sandbox import fork_server
+from branching.process.sandbox.errors import ServerGone
 
 _BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP}
 
 _NEEDED_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOCPATH")
 """How names are encoded, and where the loader finds libraries."""
-
-
-class ServerGone(Exception):
-    """The server ended before it heard us."""
 
 
 _lock = threading.Lock()

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from branching.process.sandbox.config import Sandbox
 
+HERE = b"here"
+"""What a process that is ready says at the gate; anything else is why it is not."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:

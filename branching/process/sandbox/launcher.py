@@ -6,8 +6,6 @@ import array
 import errno
 import json
 import os
-import pickle
-import platform
 import select
 import signal
 import socket
@@ -21,8 +19,8 @@ from typing import Any
 from branching._linux import rlimits, syscalls
 from branching._programs import find_branchfs
 from branching.errors import ForkError, MountError, NamespaceError, ProcessBranchError
-from branching.process.sandbox import errors, fork_server_client, pre_exec, seccomp
-from branching.process.sandbox.launch_request import Request
+from branching.process.sandbox import errors, seccomp
+from branching.process.sandbox.launch_request import HERE, Request
 
 START_SECONDS_MAX = 60.0
 """A sandbox starts in milliseconds. This limits the wait if a mount of another program hangs."""
@@ -147,7 +145,7 @@ def start(
     for is_last_try in (False, True):
         try:
             return _start(request, descriptors, admit)
-        except fork_server_client.ServerGone as gone:
+        except errors.ServerGone as gone:
             # It was about to end, for want of work, when we asked.
             if is_last_try:
                 raise ForkError(
@@ -211,7 +209,7 @@ def _packed(request: Request, line: int, gate: int, descriptors: Sequence[int]) 
         "terminal": request.terminal,
         "is_terminal_own": request.is_terminal_own,
         "wall_seconds": request.wall_seconds,
-        "filter": seccomp.program(platform.machine()).decode("latin-1"),
+        "filter": seccomp.program(syscalls.MACHINE).decode("latin-1"),
         "open_files": rlimits.open_files_before(),
         "sandbox": {
             "view": _text(sandbox.view),
@@ -294,7 +292,7 @@ def _start(
                     "the program that starts sandboxes (branchfs sandbox) has failed; nothing ran",
                     hint=f"is {find_branchfs()} of this version?",
                 )
-            raise fork_server_client.ServerGone
+            raise errors.ServerGone
         started = SandboxHandle(line, _only(ends), is_sandboxed=request.is_sandboxed)
         started.launcher = launcher
         _pass_gate(started, line, gate, deadline, admit)
@@ -314,6 +312,10 @@ def _start(
 
 
 def _ask_server(request: Request, line: int, gate: int, descriptors: Sequence[int]) -> None:
+    import pickle
+
+    from branching.process.sandbox import fork_server_client
+
     blob = os.memfd_create("request", os.MFD_CLOEXEC)
     with open(blob, "wb") as file:
         pickle.dump(request, file)
@@ -334,7 +336,7 @@ def _pass_gate(
     if pid is None:
         _raise_ended(started)
     assert pid is not None
-    if word != pre_exec.HERE:
+    if word != HERE:
         reason = os.fsdecode(word.partition(b" ")[2])
         raise ProcessBranchError(f"the process could not be made ready: {reason}; nothing ran")
     started.pid = pid

@@ -15,10 +15,8 @@ from typing import NoReturn
 
 from branching._exit_codes import EXIT_CANNOT_EXECUTE
 from branching._linux import syscalls
-from branching.process.sandbox.launch_request import Request
+from branching.process.sandbox.launch_request import HERE, Request
 
-HERE = b"here"
-"""What is said at the gate by a process that is ready; anything else is why it is not."""
 _STANDARD = (0, 1, 2)
 
 
