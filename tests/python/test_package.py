@@ -79,6 +79,7 @@ ARROWS: dict[str, set[str]] = {
         *("cluster", "agent", "mcp", "tui"),
     },
     "jupyter": {"_threads", "cli", "errors", "session"},
+    "swerex": {"errors", "fs", "process"},
 }
 """Which layer may import which. `branching` itself (its version) may be named by the command."""
 
@@ -262,9 +263,8 @@ FRAMEWORKS = (
 
 def _needs_an_extra(file: Path) -> bool:
     place = file.relative_to(PACKAGE).parts[:2]
-    return place in (("cluster", "dask_runner.py"), ("cluster", "ray_runner.py")) or (
-        place[0] == "agent" and place[1] in FRAMEWORKS
-    )
+    faces = (("cluster", "dask_runner.py"), ("cluster", "ray_runner.py"), ("swerex.py",))
+    return place in faces or (place[0] == "agent" and place[1] in FRAMEWORKS)
 
 
 def test_the_core_of_agents_imports_no_face_of_its_own() -> None:
