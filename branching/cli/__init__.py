@@ -41,14 +41,15 @@ def main() -> None:
 
 def _run_short(words: list[str]) -> None:
     """Does a common `branching run`, and exits; returns if Typer has to read the command line."""
-    from branching.cli.short_run import read_short_run
-
-    plan = read_short_run(words)
-    if plan is None:
+    if words[:1] != ["run"]:
         return
     from branching.cli.error_handling import handle_errors
     from branching.cli.run_command import run_command
+    from branching.cli.short_run import read_short_run
 
+    plan = read_short_run(words[1:])
+    if plan is None:
+        return
     with handle_errors(json=plan.json):
         sys.exit(run_command(plan))
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from branching.cli.error_handling import UsageFault
+from branching.cli.run_command import End, RunPlan
 from branching.cli.settings_file import read_settings
-
-if TYPE_CHECKING:
-    from branching.cli.run_command import RunPlan
 
 _FLAGS = {
     "-q": "quiet",
@@ -28,6 +26,8 @@ _FLAGS = {
     "--no-log": "no_log",
 }
 _VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "--on-success": ("on_success", End),
+    "--on-error": ("on_error", End),
     "-w": ("workspace", Path),
     "--workspace": ("workspace", Path),
     "-b": ("branch", str),
@@ -39,12 +39,12 @@ def read_short_run(words: Sequence[str]) -> RunPlan | None:
     """Returns what the command line asks for, or None if Typer must read it.
 
     Args:
-        words: The command line without the program's name.
+        words: The command line after `run`.
     """
-    if not words or words[0] != "run" or _has_settings():
+    if _has_settings():
         return None
     values: dict[str, Any] = {}
-    rest = iter(words[1:])
+    rest = iter(words)
     command: list[str] = []
     for word in rest:
         if word in _FLAGS:
@@ -54,7 +54,10 @@ def read_short_run(words: Sequence[str]) -> RunPlan | None:
             value = next(rest, "")
             if not value or value.startswith("-"):
                 return None
-            values[name] = convert(value)
+            try:
+                values[name] = convert(value)
+            except ValueError:
+                return None
         elif word == "--":
             command = list(rest)
         elif word.startswith("-"):
@@ -63,8 +66,6 @@ def read_short_run(words: Sequence[str]) -> RunPlan | None:
             command = [word, *rest]
     if not command or not command[0]:
         return None
-    from branching.cli.run_command import RunPlan
-
     return RunPlan(command=command, **values)
 
 

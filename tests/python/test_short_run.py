@@ -18,7 +18,7 @@ from branching.cli.short_run import read_short_run
 
 MODULES_MAX = 77
 """Modules of `branching` that a short command loads."""
-THREADS_MAX = 10
+THREADS_MAX = 9
 """Threads that it starts one after the other, in a mounted workspace."""
 NOT_NEEDED = {
     *("typer", "click", "rich", "pydantic", "asyncio"),
@@ -64,12 +64,13 @@ def facts(plan: RunPlan) -> dict[str, Any]:
         "run -w . -b fix --branch other --workspace /tmp/x -- sh -c -q",
         "run -w a -- -x",
         "run a -- b",
+        "run --on-success keep --on-error none -- true",
     ],
 )
 def test_common_lines_are_read_as_typer_reads_them(
     monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    plan = read_short_run(line.split())
+    plan = read_short_run(line.split()[1:])
     assert plan is not None
     assert facts(plan) == facts(plan_of_typer(monkeypatch, line.split()))
 
@@ -78,19 +79,17 @@ def test_common_lines_are_read_as_typer_reads_them(
     "words",
     [
         [],
-        ["undo"],
-        ["--driver", "fuse", "run", "--", "true"],
-        ["run"],
-        ["run", "--"],
-        ["run", "--", ""],
-        ["run", "--help"],
-        ["run", "-qv", "--", "true"],
-        ["run", "-wx", "--", "true"],
-        ["run", "--branch=x", "--", "true"],
-        ["run", "--timeout", "5m", "--", "true"],
-        ["run", "-b"],
-        ["run", "-b", "", "--", "true"],
-        ["run", "-b", "--", "true"],
+        ["--"],
+        ["--", ""],
+        ["--help"],
+        ["-qv", "--", "true"],
+        ["-wx", "--", "true"],
+        ["--branch=x", "--", "true"],
+        ["--timeout", "5m", "--", "true"],
+        ["-b"],
+        ["-b", "", "--", "true"],
+        ["-b", "--", "true"],
+        ["--on-error", "comit", "--", "true"],
     ],
 )
 def test_all_other_lines_are_for_typer(words: list[str]) -> None:
@@ -101,15 +100,15 @@ def test_settings_are_for_typer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     (tmp_path / "branching").mkdir()
     settings = tmp_path / "branching" / "config.toml"
     settings.touch()
-    assert read_short_run(["run", "true"]) is not None
+    assert read_short_run(["true"]) is not None
     settings.write_text("quiet = true\n")
-    assert read_short_run(["run", "true"]) is None
+    assert read_short_run(["true"]) is None
     settings.unlink()
     settings.mkdir()
-    assert read_short_run(["run", "true"]) is None, "Typer's way reports what cannot be read"
+    assert read_short_run(["true"]) is None, "Typer's way reports what cannot be read"
     settings.rmdir()
     monkeypatch.setenv("BRANCHING_SETTINGS", "quiet = true")
-    assert read_short_run(["run", "true"]) is None
+    assert read_short_run(["true"]) is None
 
 
 REPORT = """
