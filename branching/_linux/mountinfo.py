@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -61,15 +61,20 @@ def read_mounts() -> list[Mount]:
     return list(visible.values())
 
 
-def mounts_around(path: Path) -> list[Mount]:
-    """Returns the mounts that `path` lies in, the deepest first. `path` need not exist."""
+def mounts_around(path: Path, mounts: Sequence[Mount] | None = None) -> list[Mount]:
+    """Returns the mounts that `path` lies in, the deepest first. `path` need not exist.
+
+    Args:
+        path: The path.
+        mounts: The visible mounts. Default: those of the table as it is now.
+    """
     # realpath needs no permission beyond the path's own and swallows a dead mount's ENOTCONN.
-    return _around(os.path.realpath(path))
+    return _around(os.path.realpath(path), mounts)
 
 
-def mounts_named(path: Path) -> list[Mount]:
-    """Returns the mounts around an absolute path by its text alone: nothing is looked up."""
-    return _around(os.path.abspath(path))  # noqa: PTH100  (`absolute` leaves `..`)
+def mounts_named(path: Path, mounts: Sequence[Mount] | None = None) -> list[Mount]:
+    """Does the same by the text of an absolute path alone: nothing is looked up."""
+    return _around(os.path.abspath(path), mounts)  # noqa: PTH100  (`absolute` leaves `..`)
 
 
 def parse(line: bytes) -> Mount:
@@ -86,9 +91,10 @@ def ids(table: int, wanted: Callable[[Mount], bool] | None = None) -> set[int]:
         }
 
 
-def _around(path: str) -> list[Mount]:
+def _around(path: str, mounts: Sequence[Mount] | None) -> list[Mount]:
     place = Path(path)
-    around = [mount for mount in read_mounts() if place.is_relative_to(mount.point)]
+    visible = read_mounts() if mounts is None else mounts
+    around = [mount for mount in visible if place.is_relative_to(mount.point)]
     return sorted(around, key=lambda mount: len(mount.directory.parts), reverse=True)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
-from branching._linux.mountinfo import Mount, mounts_around, mounts_named
+from branching._linux.mountinfo import Mount, mounts_around, mounts_named, read_mounts
 from branching._signals import defer_sigint
 from branching._threads import run_in_thread
 from branching.errors import BranchNotFoundError, MountError, add_note
@@ -64,12 +64,15 @@ class Workspace:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._begin(Path(path), find_mount(Path(path)))
+
+    def _begin(self, path: Path, mount: Mount | None) -> None:
         self._held: MountLease | None = None
-        self._backend = _open(Path(path))
+        self._backend = _backend(path, mount)
         sweep(self._backend)
         self.dropped = [record.name for record in drop_leased(self)]
         """Names of orphaned branches that were dropped when this object was created."""
-        self._branch = _branch_around(Path(path), self._backend)
+        self._branch = _branch_around(path, self._backend)
 
     @classmethod
     def open(
@@ -105,8 +108,10 @@ class Workspace:
             is_directory = True
         if not is_directory:
             raise MountError(f"{place} is not a directory", path=str(place))
-        if find_mount(place) is not None:
-            workspace = cls(place)
+        mount = find_mount(place)
+        if mount is not None:
+            workspace = cls.__new__(cls)
+            workspace._begin(place, mount)
         else:
             from branching.fs.automount import acquire_mount
 
@@ -535,8 +540,7 @@ class Workspace:
         return f"Workspace({str(self.path)!r})"
 
 
-def _open(path: Path) -> Backend:
-    mount = find_mount(path)
+def _backend(path: Path, mount: Mount | None) -> Backend:
     if mount is not None:
         for backend in _BACKENDS:
             if backend.serves(mount):
@@ -560,11 +564,12 @@ def find_mount(path: Path) -> Mount | None:
     Raises:
         MountError: The path cannot be resolved because a daemon does not respond.
     """
-    for mount in mounts_named(path):
+    mounts = read_mounts()
+    for mount in mounts_named(path, mounts):
         if any(backend.serves(mount) for backend in _BACKENDS):
             answered(mount.directory, lambda: os.path.realpath(path))
             break
-    for mount in mounts_around(path):
+    for mount in mounts_around(path, mounts):
         if any(backend.serves(mount) for backend in _BACKENDS):
             return mount
     return None
