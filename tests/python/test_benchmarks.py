@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 from xml.etree import ElementTree
 
 import pytest
 from support.branchfs import find_program
 
-from benchmarks import headline
+from benchmarks import attempts, headline
 from benchmarks.__main__ import main
 from benchmarks.cluster import Costs, simulate
 from benchmarks.field.contestant import Cannot, Contestant
@@ -251,3 +252,27 @@ def test_a_simulated_call_waits_for_its_bottleneck() -> None:
     base = simulate(costs, attempts=3, nodes=3, slots=1)
     assert base.bottleneck == "the base's way to the nodes"
     assert base.seconds <= 3.0
+
+
+def test_the_costs_of_attempts_are_measured_in_turn(
+    monkeypatch: pytest.MonkeyPatch, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without containers, which take an image."""
+
+    def no_containers(_base: Path, _scratch: Path) -> NoReturn:
+        raise Cannot("no containers here")
+
+    monkeypatch.setattr(attempts, "containers", no_containers)
+    monkeypatch.setattr("benchmarks.__main__.FILES", 20)
+    monkeypatch.setenv("BRANCHFS", find_program())
+    assert main(["--mode", "attempts", "--runs", "2", "--place", str(place), "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert re.findall(r"^\| ([^|]*?) \| \d", shown, re.MULTILINE) == [
+        *("cp -a", "git worktree"),
+        *("branching run, fuse", "branching, library, fuse"),
+        *("branching run, overlay", "branching, library, overlay"),
+    ]
+    assert "| cp -a |" in shown
+    assert "1.000 (1.000 to 1.000)" in shown
+    assert "- missing: no containers here" in shown
+    assert [*place.iterdir()] == []
