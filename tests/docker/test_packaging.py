@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import json
 import os
 import re
 import shutil
@@ -66,6 +67,7 @@ def test_the_version_is_one() -> None:
         "branching/__init__.py": r'^__version__ = "(.*)"',
         "branchfs/Cargo.toml": r'^version = "(.*)"',
         "branchfs/Cargo.lock": r'^name = "branchfs"\nversion = "(.*)"',
+        "devcontainer/branching/devcontainer-feature.json": r'"version": "(.*)"',
         "Dockerfile": r'org\.opencontainers\.image\.version="(.*?)"',
     }
     for place, pattern in places.items():
@@ -165,3 +167,67 @@ def test_branchfs_is_a_wheel_whose_program_mounts(tmp_path: Path) -> None:
         assert (mounted / "file").read_text() == "as it was\n"
     finally:
         run(program, "unmount", mounted)
+
+
+FEATURE = ROOT / "devcontainer" / "branching"
+
+
+@pytest.fixture
+def feature(tmp_path: Path) -> Path:
+    """The feature for dev containers, in a directory of its own."""
+    return shutil.copytree(FEATURE, tmp_path / "branching", ignore=shutil.ignore_patterns("*.whl"))
+
+
+def install(feature: Path, prefix: Path, extras: str) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {"EXTRAS": extras, "PIP_NO_INDEX": "1"}
+    return subprocess.run(
+        [feature / "install.sh", prefix], env=environ, capture_output=True, text=True, timeout=SECONDS_MAX
+    )
+
+
+def program_wheel(place: Path) -> Path:
+    """Makes a wheel of branchfs of the program that is compiled; another test has one of `pip wheel ./branchfs`."""
+    path = place / f"branchfs-{__version__}-py3-none-any.whl"
+    facts = f"branchfs-{__version__}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(ROOT / "branchfs/target/release/branchfs", f"branchfs-{__version__}.data/scripts/branchfs")
+        archive.writestr(f"{facts}/METADATA", f"Metadata-Version: 2.1\nName: branchfs\nVersion: {__version__}\n")
+        archive.writestr(f"{facts}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-any\n")
+        archive.writestr(f"{facts}/RECORD", "")
+    return path
+
+
+def test_the_feature_for_dev_containers_installs_both_programs_offline(
+    built: Path, feature: Path, tmp_path: Path
+) -> None:
+    """Without extras: their packages are not among the wheels."""
+    shutil.copy(next(built.glob("branching_workspaces-*.whl")), feature)
+    program_wheel(feature)
+    done = install(feature, tmp_path / "prefix", "")
+    assert done.returncode == 0, done.stderr
+    programs = tmp_path / "prefix" / "bin"
+    assert run(programs / "branchfs", "--version") == f"branchfs {__version__}\n"
+    python = programs.parent / "lib/branching/bin/python"
+    assert run(python, "-c", "import branching; print(branching.__version__)", cwd=tmp_path) == f"{__version__}\n"
+    needs_extra = subprocess.run([programs / "branching"], capture_output=True, text=True, cwd=tmp_path)
+    assert "pip install" in needs_extra.stderr
+    assert ".[cli]" in needs_extra.stderr
+
+
+def test_the_feature_without_wheels_says_how_they_are_made(feature: Path, tmp_path: Path) -> None:
+    done = install(feature, tmp_path / "prefix", "")
+    assert done.returncode == 1
+    assert f"Hint: pip wheel --no-deps -w {feature} . ./branchfs" in done.stderr
+    assert not (tmp_path / "prefix").exists()
+
+
+def test_the_feature_has_the_rights_and_the_extras_that_exist() -> None:
+    described = json.loads((FEATURE / "devcontainer-feature.json").read_text())
+    assert described["id"] == FEATURE.name
+    options = described["options"]
+    assert {name.upper() for name in options} == {"EXTRAS"}
+    extras = re.findall(r"^(\w[\w-]*) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert set(options["extras"]["default"].split(",")) <= set(extras)
+    line = (ROOT / "README.md").read_text()
+    rights = [f"--cap-add {name}" for name in described["capAdd"]]
+    assert all(words in line for words in [*rights, *(f"--security-opt {name}" for name in described["securityOpt"])])

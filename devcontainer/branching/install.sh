@@ -1,0 +1,34 @@
+#!/bin/sh
+# Installs `branching` and `branchfs` from the wheels beside this file, in /usr/local or in the directory given.
+# The build of a dev container runs it as root; EXTRAS is the option of the feature.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+prefix=${1:-/usr/local}
+extras=${EXTRAS-cli,mcp}
+
+fail() { echo "branching: $1" >&2; echo "Hint: $2" >&2; exit 1; }
+
+wheel() {
+    for found in "$here/$1"-*.whl; do
+        [ -f "$found" ] || fail "there is no wheel of $1 in $here." "pip wheel --no-deps -w $here . ./branchfs, in the source tree"
+        echo "$found"
+        return
+    done
+}
+library=$(wheel branching_workspaces)
+program=$(wheel branchfs)
+
+complete() {
+    command -v fusermount3 >/dev/null && python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
+}
+if ! complete; then
+    command -v apt-get >/dev/null || fail "Python 3.10 with venv, or fusermount3, is missing." "install them before this feature"
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends fuse3 python3-venv >/dev/null
+    complete || fail "$(python3 --version) is too old." "use an image with Python 3.10 or newer"
+fi
+
+python3 -m venv "$prefix/lib/branching"
+"$prefix/lib/branching/bin/pip" install --quiet --disable-pip-version-check --no-cache-dir "$library${extras:+[$extras]}" "$program"
+mkdir -p "$prefix/bin"
+ln -sf "$prefix/lib/branching/bin/branching" "$prefix/lib/branching/bin/branchfs" "$prefix/bin"
