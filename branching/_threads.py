@@ -1,23 +1,28 @@
-"""The bridge between threads and asyncio: the one place where a thread answers an event loop.
+"""The bridge between threads and asyncio: the one place where they call each other.
 
     run_in_thread       awaits a blocking function in a thread of its own
     thread_future       a future that any thread may settle, for what a thread answers later
     QueueThread         a thread that calls functions in order
+    call_soon           calls a function in an event loop, from any thread
+    start_in_loop       starts a coroutine in an event loop, from any thread
+    run_in_loop         waits for it, too
 
 The threads are daemons, and no pool is used: the interpreter waits for the threads of a pool when
 it exits, and one that hangs in a dead mount would keep it. `branching.mcp` runs on anyio, whose
-cancellation is raised again at every await, so it has its own (`branching.mcp.worker_threads`).
+cancellation is raised again at every await. So it waits in its own way
+(`branching.mcp.worker_threads`), for a future of this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
     import queue
     import threading
+    from concurrent import futures
 
 WAITING_MAX = 64
 """How many calls of a person may wait for a thread that hangs."""
@@ -61,10 +66,48 @@ class Settle(Generic[R]):
             if not self._future.done():
                 settle()
 
-        try:
-            self._loop.call_soon_threadsafe(step)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
+        call_soon(self._loop, step)
+
+
+def call_soon(
+    loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object
+) -> None:
+    """Has an event loop call a function. Does not wait, and does nothing if the loop is closed."""
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+
+
+def start_in_loop(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, R]
+) -> futures.Future[R]:
+    """Starts a coroutine in the event loop of another thread. Does not wait."""
+    import asyncio
+
+    return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+
+def run_in_loop(
+    loop: asyncio.AbstractEventLoop,
+    coroutine: Coroutine[Any, Any, R],
+    *,
+    seconds_max: float | None = None,
+) -> R:
+    """Runs a coroutine in the event loop of another thread, and returns its value.
+
+    Raises:
+        TimeoutError: It took longer than `seconds_max`, and was cancelled.
+    """
+    from concurrent import futures
+
+    future = start_in_loop(loop, coroutine)
+    try:
+        return future.result(seconds_max)
+    except futures.TimeoutError as error:  # not yet the built-in one in Python 3.10
+        future.cancel()
+        raise TimeoutError(f"the event loop did not answer within {seconds_max} s") from error
 
 
 def thread_future() -> tuple[asyncio.Future[R], Settle[R]]:

@@ -14,12 +14,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
-from concurrent import futures
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from branching._threads import QueueThread
+from branching._threads import QueueThread, run_in_loop, start_in_loop
 from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.coordinator import ForkCoordinator
 from branching.errors import BranchError
@@ -192,9 +191,7 @@ class _Run:
         self._loop = loop
 
     def kill(self, grace_seconds: float = 0.0) -> None:  # noqa: ARG002  (a run ends immediately)
-        asyncio.run_coroutine_threadsafe(
-            self._coordinator.terminate_branch(self._branch.id), self._loop
-        )
+        start_in_loop(self._loop, self._coordinator.terminate_branch(self._branch.id))
 
     def pause(self, *, is_on: bool = True) -> None:
         if not getattr(self._branch.runner, "can_pause", False):
@@ -213,9 +210,7 @@ class _Run:
         self._await(steer())
 
     def _await(self, step: Coroutine[Any, Any, None]) -> None:
-        future = asyncio.run_coroutine_threadsafe(step, self._loop)
         try:
-            future.result(ANSWER_SECONDS_MAX)
-        except futures.TimeoutError as error:  # not yet the built-in one in Python 3.10
-            future.cancel()
+            run_in_loop(self._loop, step, seconds_max=ANSWER_SECONDS_MAX)
+        except TimeoutError as error:
             raise BranchError("the program that runs it does not answer") from error

@@ -14,7 +14,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from branching._threads import run_in_thread
+from branching._threads import call_soon, run_in_thread
 from branching.agent.branch_runtime import BranchRuntime, RunnerFactory, make_runner
 from branching.agent.checkpoint_manager import CheckpointManager
 from branching.agent.errors import ForkStateError
@@ -204,10 +204,10 @@ class ForkSession:
 
     def changed(self) -> None:
         """Something happened to a branch, in whatever thread: it is kept, once for many."""
-        if self._is_noticing or self._loop.is_closed():
+        if self._is_noticing:
             return
         self._is_noticing = True
-        self._loop.call_soon_threadsafe(self._noticed)
+        call_soon(self._loop, self._noticed)
 
     def _noticed(self) -> None:
         self._is_noticing = False
@@ -258,4 +258,4 @@ class ForkSession:
             warnings.warn(text, stacklevel=3)
         except Warning as error:
             context = {"message": f"fork {self.fork.fork_id}: {text}", "exception": error}
-            self._loop.call_soon_threadsafe(self._loop.call_exception_handler, context)
+            call_soon(self._loop, self._loop.call_exception_handler, context)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from branching._caller import for_caller
 from branching._cancellation import CancelScope
-from branching._threads import run_in_thread
+from branching._threads import call_soon, run_in_thread
 from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.checkpoint import InMemoryCheckpointStore
 from branching.agent.command import CommandJudge, CommandRunner, best_tested
@@ -323,7 +323,7 @@ class ForkCommand:
             if text and is_program:
                 self._room.acquire()
             if text:
-                loop.call_soon_threadsafe(heard, text, is_program)
+                call_soon(loop, heard, text, is_program)
 
         return hear
 
@@ -442,7 +442,7 @@ class ForkCommand:
             assert scope is not None, "interruptible makes one"
 
             def stop(_: float) -> None:
-                loop.call_soon_threadsafe(task.cancel)
+                call_soon(loop, task.cancel)
 
             scope.on_cancel(stop)
             return await work()

@@ -6,15 +6,15 @@ times a second. Without events it gets a periodic notification, so that it does 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
-import anyio.from_thread
-import anyio.lowlevel
 from mcp.server.mcpserver import Context
 
+from branching._threads import call_soon
 from branching.patterns import Event
 
 INTERVAL_SECONDS = 0.1
@@ -42,7 +42,7 @@ async def report_progress(ctx: Context) -> AsyncIterator[Callable[[Event], None]
 class _Progress:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._token = anyio.lowlevel.current_token()
+        self._loop = asyncio.get_running_loop()
         self._arrived = anyio.Event()
         self._is_awake = False
         self._newest = ""
@@ -50,11 +50,11 @@ class _Progress:
         self._started = time.monotonic()
 
     def take(self, event: Event) -> None:
-        """Takes an event; called in any thread but the event loop's."""
+        """Takes an event; in any thread."""
         self._newest = _words(event)
         if not self._is_awake:  # of a thousand lines one wakes the loop
             self._is_awake = True
-            anyio.from_thread.run_sync(self._wake, token=self._token)
+            call_soon(self._loop, self._wake)
 
     def _wake(self) -> None:
         self._arrived.set()

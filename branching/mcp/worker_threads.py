@@ -1,8 +1,8 @@
 """Awaits blocking functions: short ones in the shared thread pool, long ones in their own thread.
 
-It is what `branching._threads` is to asyncio, for anyio, on which the MCP package runs: anyio
-raises a cancellation again at every await until it is shielded, so a loop that catches it and
-waits on, as that one has, would never rest.
+The MCP package runs on anyio, which raises a cancellation again at every await until it is
+shielded. A loop that catches it and waits on, as `branching._threads.run_in_thread` has, would
+never rest; the hand-over from a thread is of that module.
 
 When a request is cancelled, or its client has disconnected, the cancellation is raised after the
 function has returned. The scope of a long one is cancelled, which ends the processes it started.
@@ -10,17 +10,17 @@ function has returned. The scope of a long one is cancelled, which ends the proc
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 import anyio
-import anyio.from_thread
-import anyio.lowlevel
 import anyio.to_thread
 
 from branching._cancellation import STOP_GRACE_SECONDS, CancelScope
+from branching._threads import call_soon, thread_future
 
 R = TypeVar("R")
 
@@ -41,40 +41,33 @@ async def run_long(function: Callable[[], R], *, name: str, scope: CancelScope |
         scope: Cancelled when the request is cancelled. Default: a new one.
     """
     scope = scope or CancelScope()
-    ended = anyio.Event()
-    values: list[R] = []
-    errors: list[BaseException] = []
+    future: asyncio.Future[R]
+    future, settle = thread_future()
     context = contextvars.copy_context()
-
-    def call() -> None:
-        try:
-            values.append(context.run(scope.run, function))
-        except BaseException as error:  # raised again by the task
-            errors.append(error)
-
-    start_thread(call, name=name, on_end=ended.set)
+    threading.Thread(
+        target=settle, args=(lambda: context.run(scope.run, function),), name=name, daemon=True
+    ).start()
     try:
-        await ended.wait()
+        await asyncio.wait([future])
     except BaseException:
         scope.cancel(STOP_GRACE_SECONDS)
         with anyio.CancelScope(shield=True):
-            await ended.wait()
+            await asyncio.wait([future])
+        future.exception()  # seen: the cancellation is raised
         raise
-    if errors:
-        raise errors[0]
-    return values[0]
+    return future.result()
 
 
 def start_thread(
     work: Callable[[], object], *, name: str, on_end: Callable[[], object], is_daemon: bool = True
 ) -> None:
     """Calls `work` in a new thread, and then `on_end` in the event loop's, whatever it raises."""
-    token = anyio.lowlevel.current_token()
+    loop = asyncio.get_running_loop()
 
     def call() -> None:
         try:
             work()
         finally:
-            anyio.from_thread.run_sync(on_end, token=token)
+            call_soon(loop, on_end)
 
     threading.Thread(target=call, name=name, daemon=is_daemon).start()

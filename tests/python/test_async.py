@@ -19,6 +19,7 @@ from branching import (
     Speculate,
     Workspace,
 )
+from branching._threads import call_soon, run_in_loop, run_in_thread
 
 
 def test_a_branch_is_committed_on_a_clean_exit_and_aborted_on_an_exception(
@@ -224,3 +225,22 @@ def test_an_iteration_that_ends_in_a_callback_is_an_error_and_no_hang(workspace:
 
     with pytest.raises(RuntimeError, match="StopIteration"):
         asyncio.run(main())
+
+
+def test_a_thread_waits_for_a_coroutine_in_an_event_loop_or_cancels_it() -> None:
+    async def wait_for_ever(cancelled: asyncio.Event) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def main() -> asyncio.AbstractEventLoop:
+        loop, cancelled = asyncio.get_running_loop(), asyncio.Event()
+        assert await run_in_thread(lambda: run_in_loop(loop, asyncio.sleep(0, "slept"))) == "slept"
+        with pytest.raises(TimeoutError):
+            coroutine = wait_for_ever(cancelled)
+            await run_in_thread(lambda: run_in_loop(loop, coroutine, seconds_max=0.01))
+        await asyncio.wait_for(cancelled.wait(), 10)
+        return loop
+
+    call_soon(asyncio.run(main()), pytest.fail)  # the loop is closed: not called, and no error

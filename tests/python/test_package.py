@@ -57,7 +57,8 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "fs", "process", "runlog", "patterns"),
     },
     "mcp": {
-        *("_caller", "_cancellation", "errors", "fs", "process", "runlog", "patterns", "session"),
+        *("_caller", "_cancellation", "_threads"),
+        *("errors", "fs", "process", "runlog", "patterns", "session"),
     },
     "tui": {
         *("_caller", "_exit_codes", "_difftool", "_linux", "_threads"),

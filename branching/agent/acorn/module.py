@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
+from branching._threads import run_in_loop
 from branching.agent.acorn.module_run import ModuleRun
 from branching.agent.acorn.result_text import Merge
 from branching.agent.acorn.tools import own_tools
@@ -138,7 +139,7 @@ class Module:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run_coroutine_threadsafe(work, self._run.loop).result()
+            return run_in_loop(self._run.loop, work)
         return work
 
     def on_step(self, step: Any) -> Any:

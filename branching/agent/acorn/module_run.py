@@ -142,6 +142,7 @@ class Ear(AbstractCapability[Any]):
         if inspect.iscoroutinefunction(on_step):
             await on_step(step)
         else:
+            # Not `run_in_thread`: a cancelled run does not wait for the branch of a callback.
             await asyncio.to_thread(on_step, step)
 
 

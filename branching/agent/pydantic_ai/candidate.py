@@ -20,6 +20,7 @@ from pydantic_ai import Agent, AgentRunResult, RunContext
 from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.usage import UsageLimits
 
+from branching._threads import call_soon
 from branching.agent.pause import Pause
 from branching.agent.pydantic_ai.workspace import BranchWorkspace
 from branching.agent.sandbox import BranchSandbox
@@ -131,7 +132,7 @@ class _Run:
 
     def __call__(self) -> Any:
         """Returns when the run has really ended, also when it was cancelled."""
-        self._loop.call_soon_threadsafe(self._start)
+        call_soon(self._loop, self._start)
         self._ended.wait()
         assert self._task is not None, "it has ended"
         if self._task.cancelled():
@@ -150,18 +151,18 @@ class _Run:
         with self._lock:
             self._is_cancelled = True
             if self._task is not None:
-                self._loop.call_soon_threadsafe(self._task.cancel)
+                call_soon(self._loop, self._task.cancel)
 
     kill = cancel
 
     def pause(self, *, is_on: bool = True) -> None:
         """Pauses the run before its next request, or resumes it."""
         pause = self._hook.pause
-        self._loop.call_soon_threadsafe(pause.begin if is_on else pause.end)
+        call_soon(self._loop, pause.begin if is_on else pause.end)
 
     def tell(self, text: str) -> None:
         """Says something to the run, before its next request."""
-        self._loop.call_soon_threadsafe(self._hook.tell, text)
+        call_soon(self._loop, self._hook.tell, text)
 
 
 _starting = threading.Lock()
