@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,9 @@ from branching.cli.limit_options import LimitOptions
 from branching.cli.option_groups import expand_option_groups
 from branching.cli.options import WorkspaceOption, parse_duration
 from branching.cli.workspace import owned_workspace
+
+TOKEN_VARIABLE = "BRANCHING_MCP_TOKEN"
+TOKEN_CHARACTERS_MIN = 16
 
 
 @expand_option_groups
@@ -123,14 +128,13 @@ def mcp(
             return
         if dry_run or _is_given(context, "scope"):
             raise UsageFault("--dry-run and --scope are for branching mcp install AGENT")
-        from branching.cli.mcp_token import read_token
         from branching.cli.signals import run_interruptible
 
         if token_file is not None and http is None:
             raise UsageFault("--token-file is for --http: on standard input there is no token")
         hidden = checked_globs(hide)
         try:
-            token = read_token(token_file)
+            token = _read_token(token_file)
         except ValueError as error:
             raise UsageFault(str(error)) from error
         # Only now: the protocol's library takes a second to load.
@@ -209,3 +213,17 @@ def _server_options(context: typer.Context) -> list[str]:
             text = f"{each:g}" if isinstance(each, float) else str(each)
             words += [parameter.opts[0], text]
     return words
+
+
+def _read_token(file: Path | None) -> str | None:
+    """Returns the token of the file, or of the environment, from which it is taken: commands in
+    branches must not find it there. ValueError for one that protects nothing.
+    """
+    told = os.environ.pop(TOKEN_VARIABLE, None)
+    if file is not None:
+        if stat.S_IMODE(file.stat().st_mode) & 0o077:
+            raise ValueError(f"others may read {file}, which has the token: chmod 600 it")
+        told = file.read_text(encoding="utf-8").strip()
+    if told is not None and len(told) < TOKEN_CHARACTERS_MIN:
+        raise ValueError(f"the token has less than {TOKEN_CHARACTERS_MIN} characters")
+    return told

@@ -13,9 +13,12 @@ the message being received ten times a second, and only if they have changed.
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual import events, work
 from textual.app import App, ComposeResult
@@ -36,7 +39,6 @@ from branching.tui.diff.diff_sources import ReportSource
 from branching.tui.fork_picker import ForkPicker
 from branching.tui.formatting import filled, mark, money, plain, shortened, style, word
 from branching.tui.merge_picker import Acceptance, Choice, MergePicker
-from branching.tui.tab_bar import Tab, TabBar
 from branching.tui.terminal import TerminalDriver, leave_on_signals, suspended_terminal
 from branching.tui.transcript_view import TranscriptView
 
@@ -68,6 +70,39 @@ class Prompt(Input):
             self.post_message(event)
         elif event.key == "backspace":
             self.action_delete_left()
+
+
+@dataclass(frozen=True)
+class Tab:
+    """One branch in the row."""
+
+    name: str
+    state: str
+
+
+def chips_text(tabs: Sequence[Tab], chosen: int, width: int) -> Text:
+    """Draws as many chips as there is room for, the chosen one among them."""
+    drawn = [f" {index + 1} {mark(tab.state)} {tab.name} " for index, tab in enumerate(tabs)]
+    first = 0
+    while first < chosen and sum(map(cell_len, drawn[first : chosen + 1])) > width - 2:
+        first += 1
+    text = Text(no_wrap=True, overflow="ellipsis")
+    if first:
+        text.append("<", "dim")
+    for index in range(first, len(drawn)):
+        look = style(tabs[index].state)
+        text.append(drawn[index], f"{look} reverse".strip() if index == chosen else look)
+    return text
+
+
+class TabBar(Static):
+    """The row as a widget."""
+
+    DEFAULT_CSS = "TabBar { height: 1; width: 1fr; }"
+
+    def show(self, tabs: Sequence[Tab], chosen: int) -> None:
+        """Draws the chips anew."""
+        self.update(chips_text(tabs, chosen, self.size.width or 80))
 
 
 class Chat(App[None]):

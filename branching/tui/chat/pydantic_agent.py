@@ -32,13 +32,13 @@ from branching.agent.project_tests import BranchTester
 from branching.agent.pydantic_ai import AgentRunner, MessagesCodec, RunnerOptions, model_judge
 from branching.agent.pydantic_ai.runner import host_coordinator
 from branching.agent.pydantic_ai.workspace import MovingWorkspace
-from branching.errors import BranchingError
+from branching.agent.run_program import RunSettings, run_program
+from branching.errors import BranchError, BranchingError
 from branching.fs import Workspace
 from branching.tui.chat.fork_registry import ForkRegistry, opened
 from branching.tui.chat.protocols import Ask, Hear, Reply
 from branching.tui.chat.session import ChatSession
 from branching.tui.chat.settings import SettingsFile
-from branching.tui.chat.shell import Shell
 
 INSTRUCTIONS = """\
 You work on the files of a directory by its shell. Do what you are asked, check that it works, and
@@ -46,6 +46,9 @@ say in a few words what you did.
 """
 ARGUMENTS_MAX = 200
 """Of a tool's arguments so many characters are shown."""
+SHELL_OUTPUT_BYTES_MAX = 64 << 10
+SHELL_SECONDS_MAX = 600.0
+"""A line that takes longer is a program; it has a terminal of its own."""
 
 
 def default_agent(model: Any) -> Agent[Any, Any]:
@@ -232,3 +235,29 @@ def said_in(event: Any) -> str:
     if isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
         return event.delta.content_delta
     return ""
+
+
+class Shell:
+    """`!command`: runs a shell command where the open tab works, in the sandbox of that place."""
+
+    def __init__(self, coordinator: ForkCoordinator, *, seen_at: Path | None) -> None:
+        self._coordinator = coordinator
+        self._seen_at = seen_at
+
+    async def __call__(self, line: str, branch: BranchRuntime | None) -> str:
+        """Runs it; returns what it printed, and its exit code unless that is 0."""
+        directory = self._coordinator.parent_path if branch is None else branch.path
+        if directory is None:
+            raise BranchError("this chat has no files")
+        printed = bytearray()
+
+        def take(arrived: bytes) -> None:
+            printed.extend(arrived[: SHELL_OUTPUT_BYTES_MAX - len(printed)])
+
+        environment = {} if branch is None else branch.environment
+        place = RunSettings(directory=directory, seen_at=self._seen_at, environment=environment)
+        ended = await run_program(line, place, stdout=take, stderr=take, timeout=SHELL_SECONDS_MAX)
+        text = printed.decode("utf-8", "replace")
+        if len(printed) >= SHELL_OUTPUT_BYTES_MAX:
+            text += f"\n[what follows {SHELL_OUTPUT_BYTES_MAX} bytes is left out]\n"
+        return text if ended.success else f"{text}[{ended.reason}]"

@@ -16,9 +16,9 @@ from branching.agent.protocols import Judgement, Question, RunOutcome
 from branching.agent.types import Usage
 from branching.fs import Workspace
 from branching.tui.chat.protocols import Ask, Hear, Reply
+from branching.tui.chat.pydantic_agent import Shell
 from branching.tui.chat.session import ChatSession
 from branching.tui.chat.settings import SettingsFile
-from branching.tui.chat.shell import Shell
 
 REQUEST = Usage(usd=0.02, tokens=100)
 

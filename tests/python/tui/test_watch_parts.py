@@ -11,11 +11,11 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from branching._threads import WAITING_MAX, QueueThread
+from branching.tui.chat.app import Tab, chips_text
 from branching.tui.diff.diff_view import row_text
 from branching.tui.diff.line_diff import LINES_MAX, compare
 from branching.tui.diff.syntax import syntax_colours
 from branching.tui.formatting import coloured, duration, filled, money, plain, shortened
-from branching.tui.tab_bar import Tab, chips_text
 from branching.tui.watch import workspace_monitor
 from branching.tui.watch.workspace_monitor import OUTPUT_BYTES_MAX, OUTPUT_LINES_MAX, Tail
 
